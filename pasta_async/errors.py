@@ -1,0 +1,101 @@
+"""The errors of pasta_async, one tree.
+
+::
+
+    PastaError
+    ├── ParseError                 strict reading met something malformed
+    ├── InvalidRequest             a value was refused before any work started (also a ValueError)
+    ├── GenerationTimeout          the answer's time limit passed (also a TimeoutError)
+    ├── ThreadFailed               one thread of an answer failed, with its cause
+    └── BackendError               the place where tokens come from
+        ├── BackendConnectError    nothing usable answers at that address
+        ├── BackendStatusError     the server refused or failed (4xx, 5xx)
+        ├── BackendProtocolError   the server's words made no sense, or broke off
+        └── UnsupportedModel       the model folder cannot be used, and why
+
+Every error that ends an answer carries what was generated so far in ``partial``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pasta_async.lang.diagnostics import Diagnostic
+    from pasta_async.results import Generation
+
+__all__ = [
+    "BackendConnectError",
+    "BackendError",
+    "BackendProtocolError",
+    "BackendStatusError",
+    "GenerationTimeout",
+    "InvalidRequest",
+    "ParseError",
+    "PastaError",
+    "ThreadFailed",
+    "UnsupportedModel",
+]
+
+
+class PastaError(Exception):
+    """Base of every error that pasta_async raises."""
+
+    partial: Generation | None = None
+    """The answer up to the error, where one had begun."""
+
+
+class ParseError(PastaError):
+    """Strict reading met a malformed document."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(str(diagnostic))
+        self.diagnostic = diagnostic
+
+
+class InvalidRequest(PastaError, ValueError):
+    """A value was refused before any request was sent."""
+
+
+class GenerationTimeout(PastaError, TimeoutError):
+    """The answer took longer than ``Limits.timeout``."""
+
+
+class BackendError(PastaError):
+    """A backend could not do what it was asked to."""
+
+    retryable: bool = False
+    """Whether sending the same request again may succeed."""
+
+
+class BackendConnectError(BackendError):
+    """Nothing usable answers at the backend's address."""
+
+    retryable = True
+
+
+class BackendStatusError(BackendError):
+    """The server answered with an error status."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retryable = status in (408, 425, 429) or status >= 500
+
+
+class BackendProtocolError(BackendError):
+    """The server's answer was malformed or broke off."""
+
+    retryable = True
+
+
+class UnsupportedModel(BackendError):
+    """The model cannot be used by this backend."""
+
+
+class ThreadFailed(PastaError):
+    """A thread of the answer failed; ``__cause__`` is its own error."""
+
+    def __init__(self, message: str, *, thread: int) -> None:
+        super().__init__(message)
+        self.thread = thread

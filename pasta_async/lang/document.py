@@ -1,0 +1,173 @@
+"""Documents of PASTA-LANG: what an annotated answer is, written form and visible text.
+
+The language is that of the paper (arXiv 2502.11517, section 2); docs/language.md describes it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pasta_async.lang.diagnostics import Diagnostic
+
+__all__ = [
+    "ASYNC_CLOSE",
+    "ASYNC_OPEN",
+    "MAX_TAG",
+    "PROMISE_CLOSE",
+    "PROMISE_OPEN",
+    "PROMISE_TOKENS",
+    "SYNC",
+    "TAG_TOKENS",
+    "Chunk",
+    "ClosedBy",
+    "Document",
+    "Ignored",
+    "Node",
+    "Promise",
+    "Sync",
+    "Text",
+    "escape",
+]
+
+PROMISE_OPEN = '<promise topic="'
+PROMISE_TOKENS = '" tokens="'
+PROMISE_CLOSE = '"/>'
+ASYNC_OPEN = "<async>"
+ASYNC_CLOSE = "</async>"
+SYNC = "<sync/>"
+TAG_TOKENS = (PROMISE_OPEN, PROMISE_TOKENS, PROMISE_CLOSE, ASYNC_OPEN, ASYNC_CLOSE, SYNC)
+"""The tokens that are added to a trained model's vocabulary, in this order."""
+
+MAX_TAG = 512
+"""Characters a tag may have from `<` to `>`, backslashes included; longer ones are text."""
+
+ClosedBy = Literal["writer", "budget", "end", "interrupted"]
+"""What ended a chunk: its `</async>`, its token cap, the end of the text, a failure or a cancellation."""
+
+_TAG_IN_TEXT = re.compile(r"<(?=\\*/?(?:promise|async|sync)(?=[\s/>])[^<>]*>)")
+
+
+def escape(text: str) -> str:
+    r"""Write text so that no tag is read in it: `<sync/>` becomes `<\sync/>`."""
+    return _TAG_IN_TEXT.sub(r"<\\", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Plain text, with literal tags bare."""
+
+    text: str
+
+    def format(self) -> str:
+        """The written form."""
+        return escape(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A tag that has no effect where it stands; later contexts keep it."""
+
+    source: str
+
+    def format(self) -> str:
+        """The tag as it was written."""
+        return self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """`<sync/>`: joins the promises that are open."""
+
+    source: str = SYNC
+
+    def format(self) -> str:
+        """The tag as it was written."""
+        return self.source
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`<async>...</async>`: what a thread wrote to keep its promise."""
+
+    nodes: tuple[Text | Ignored, ...] = ()
+    opened: str = ASYNC_OPEN
+    """The opening tag as it was written."""
+    closed_by: ClosedBy = field(default="writer", compare=False)
+
+    @property
+    def text(self) -> str:
+        """The chunk without its tags."""
+        return "".join(node.text for node in self.nodes if isinstance(node, Text))
+
+    def format(self) -> str:
+        """The written form; always closed."""
+        return self.opened + "".join(node.format() for node in self.nodes) + ASYNC_CLOSE
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`<promise topic= tokens=/>`, with the chunk that keeps it."""
+
+    topic: str
+    tokens: int | None
+    """Estimated length of the chunk in tokens; None where it is missing or bad."""
+    chunk: Chunk | None = None
+    """None while nothing keeps the promise."""
+    source: str = ""
+    """The tag as it was written; made from topic and tokens when empty."""
+    gap: str = ""
+    """White space a writer left between the tag and `<async>`."""
+
+    def __post_init__(self) -> None:
+        if not self.source:
+            tokens = "" if self.tokens is None else self.tokens
+            object.__setattr__(
+                self, "source", f"{PROMISE_OPEN}{self.topic}{PROMISE_TOKENS}{tokens}{PROMISE_CLOSE}"
+            )
+
+    def format(self) -> str:
+        """The written form: the tag, and its chunk right behind it."""
+        return self.source + (self.gap + self.chunk.format() if self.chunk else "")
+
+
+Node = Text | Promise | Sync | Ignored
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An annotated answer: nodes in reading order."""
+
+    nodes: tuple[Node, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = field(default=(), compare=False)
+
+    @property
+    def text(self) -> str:
+        """What a reader sees: the written form with its tags removed."""
+        return "".join(visible(self.nodes))
+
+    @property
+    def promises(self) -> tuple[Promise, ...]:
+        """The promises in document order; the k-th is thread k (from 1)."""
+        return tuple(node for node in self.nodes if isinstance(node, Promise))
+
+    def format(self) -> str:
+        """The written form. `parse(document.format()) == document`."""
+        return "".join(node.format() for node in self.nodes)
+
+
+def visible(nodes: Iterable[Node]) -> Iterator[str]:
+    """The visible text of nodes, piece by piece."""
+    for node in nodes:
+        match node:
+            case Text(text):
+                yield text
+            case Promise(chunk=Chunk() as chunk):
+                yield node.gap
+                yield chunk.text
+            case _:
+                pass

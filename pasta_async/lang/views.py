@@ -1,0 +1,118 @@
+"""What each thread sees and writes: the one rule of PASTA-LANG as code.
+
+A thread sees the document so far, minus the chunks that are not joined yet. The interpreter's requests and
+the trainer's examples both come from here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pasta_async.lang.document import (
+    ASYNC_CLOSE,
+    PROMISE_CLOSE,
+    PROMISE_OPEN,
+    PROMISE_TOKENS,
+    TAG_TOKENS,
+    Chunk,
+    Ignored,
+    Promise,
+    Sync,
+    Text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pasta_async.lang.document import Document, Node
+
+__all__ = ["Segment", "View", "segments", "views"]
+
+_PROMISE = re.compile(f'{re.escape(PROMISE_OPEN)}([^"]*){re.escape(PROMISE_TOKENS)}([^"]*){re.escape(PROMISE_CLOSE)}')
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A tag token, or a run of text between tags that is encoded alone."""
+
+    text: str
+    """As the model reads it: literal tags bare, since text is encoded as data."""
+    is_tag: bool = False
+    """Whether this is one of `TAG_TOKENS`, to be encoded as its one id."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A stretch of decoding: what a thread had in its context, and what it then wrote."""
+
+    thread: int
+    """0 is the main thread, k the k-th promise of the document."""
+    context: tuple[Segment, ...]
+    """The answer so far (the prompt comes before it); what was forced is here."""
+    target: tuple[Segment, ...]
+    """What the thread generated."""
+    ends_answer: bool = False
+    """Whether end-of-text follows the target, as the last thing that main generates."""
+
+
+def views(document: Document) -> list[View]:
+    """Unroll a document into the views of its threads, in document order.
+
+    Covers every generated token once and no forced one (`<async>`; `</async>` where something else than the
+    writer closed the chunk). A promise that no chunk keeps has no view of its own.
+    """
+    result: list[View] = []
+    joined: list[Segment] = []  # the written form up to the last join
+    main: list[Segment] = []  # what main wrote since, bare promises
+    written: list[Segment] = []  # the same with the chunks in place
+    threads: list[View] = []
+    number = 0
+    for node in document.nodes:
+        bare = tuple(_bare(node))
+        main += bare
+        written += bare
+        if isinstance(node, Promise):
+            number += 1
+            if node.chunk is not None:
+                opened = (*segments(node.gap), *segments(node.chunk.opened))
+                body = tuple(_body(node.chunk))
+                generated = body if node.chunk.closed_by == "writer" else body[:-1]
+                threads.append(View(number, (*joined, *main, *opened), generated))
+                written += (*opened, *body)
+        elif isinstance(node, Sync):
+            result += (View(0, tuple(joined), tuple(main)), *threads)
+            joined += written
+            main, written, threads = [], [], []
+    return [*result, View(0, tuple(joined), tuple(main), ends_answer=True), *threads]
+
+
+def segments(source: str) -> tuple[Segment, ...]:
+    """Split a tag into its tag tokens and the text between them; anything else is text."""
+    if not source:
+        return ()
+    if source in TAG_TOKENS:
+        return (Segment(source, is_tag=True),)
+    if found := _PROMISE.fullmatch(source):
+        topic, tokens = found.groups()
+        parts = (PROMISE_OPEN, topic, PROMISE_TOKENS, tokens, PROMISE_CLOSE)
+        return tuple(Segment(part, is_tag=i % 2 == 0) for i, part in enumerate(parts) if part)
+    return (Segment(source),)
+
+
+def _bare(node: Node) -> Iterator[Segment]:
+    """A node as main writes it: a promise without its chunk."""
+    if isinstance(node, Text):
+        yield Segment(node.text)
+    else:
+        yield from segments(node.source)
+
+
+def _body(chunk: Chunk) -> Iterator[Segment]:
+    for node in chunk.nodes:
+        if isinstance(node, Ignored):
+            yield from segments(node.source)
+        else:
+            yield Segment(node.text)
+    yield Segment(ASYNC_CLOSE, is_tag=True)

@@ -1,0 +1,138 @@
+"""What the interpreter asks of a backend, and nothing more.
+
+The interpreter owns this protocol; `pasta_async.backends` implements it. Tokens travel as ids from end to
+end, because a fork must be a token prefix of its parent or the prefix cache misses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from pasta_async.sampling import Sampling
+
+__all__ = ["Backend", "DecodeRequest", "FinishReason", "Message", "ModelInfo", "Piece", "TagIds"]
+
+FinishReason = Literal["stop", "length", "abort"]
+"""Why a request ended: a stop id or text (or end-of-text), its token limit, an abort."""
+
+Message = dict[str, str]
+"""A chat message: ``{"role": ..., "content": ...}``."""
+
+
+class TagIds(NamedTuple):
+    """Ids of the six tag tokens, in the order of `pasta_async.lang.TAG_TOKENS`."""
+
+    promise: int
+    tokens: int
+    end: int
+    open_async: int
+    close_async: int
+    sync: int
+
+    def written(self, token: int) -> str:
+        """The written form of a tag id (ValueError if it is none)."""
+        return TAG_TOKENS[self.index(token)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a backend knows about its model."""
+
+    name: str
+    context_length: int
+    """Prompt and output tokens together."""
+    vocab_size: int
+    """Ids at or above this are refused before they are sent."""
+    end_ids: tuple[int, ...]
+    """End-of-text ids; generating one ends the thread. Their text is empty."""
+    tags: TagIds | None
+    """Ids of the tag tokens; None for a model that was not trained to annotate."""
+    honours_seeds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """Decode one thread (or one stretch of the main thread) from token ids."""
+
+    answer: str
+    """Identifies the answer: all its requests should meet the same prefix cache."""
+    thread: int
+    """0 is the main thread, k the k-th promise."""
+    ids: tuple[int, ...]
+    """The whole context."""
+    max_tokens: int
+    sampling: Sampling
+    """Temperature and the like. Its stop, seed and max_tokens belong to the answer: use the fields here."""
+    seed: int | None = None
+    """The thread's own seed."""
+    stop_ids: tuple[int, ...] = ()
+    """End after generating one of these, which is part of the output. End-of-text ids always end."""
+    stop_text: tuple[str, ...] = ()
+    """May end once the generated text contains one of these; the text is kept. A hint: the interpreter cuts."""
+    stream: bool = True
+    """Whether somebody watches: if not, the output may come in one piece."""
+
+
+class Piece(NamedTuple):
+    """Some newly decoded tokens.
+
+    A piece with a tag id holds that id alone, with the tag's written form as its text. Text may lag behind
+    the ids (an unfinished character), but is complete before a tag and at the end. End-of-text has no text.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finish: FinishReason | None = None
+    """Set on the last piece of a request (which may hold no ids), and only there."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
+    logprobs: tuple[float, ...] | None = None
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where tokens come from. Every coroutine may be cancelled at any await."""
+
+    async def connect(self) -> ModelInfo:
+        """Load or reach the model, once; later calls return the same.
+
+        Raises:
+            BackendError: What is wrong, where, and what to do.
+        """
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data: no special token, no tag id; decoding gives `text` back."""
+        ...
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages by the model's chat template, up to where the answer begins.
+
+        What stands in a message is data, as for `encode`. A model without a template takes one user message.
+        """
+        ...
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept, no spaces added between them."""
+        ...
+
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode; the last piece has `finish` set.
+
+        Closing the generator early, or cancelling a task that iterates it, aborts the request: when
+        `aclose()` returns nothing of it is left decoding.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release everything; open requests end."""
+        ...
+
+

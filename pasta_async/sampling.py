@@ -1,0 +1,28 @@
+"""How the next token is chosen: one model for every backend."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Sampling"]
+
+
+class Sampling(BaseModel):
+    """Sampling parameters of an answer. Unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: float = Field(0.0, ge=0.0, le=10.0, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    top_k: int | None = Field(None, ge=1)
+    """Keep the k likeliest tokens."""
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    """Keep tokens at least this likely, relative to the likeliest."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """Seed of the answer; every thread derives its own from it."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer when they appear in its visible text."""
+    max_tokens: int = Field(2048, ge=1)
+    """Tokens of the whole answer, all threads and tags counted."""
