@@ -1,0 +1,70 @@
+# Every command a developer needs; `make` lists them. They run in a virtual environment that is made on demand.
+#
+#   PYTHON       the Python to start from, 3.11 or later              make demo PYTHON=python3.12
+#   VENV         where the virtual environment lies                   make test VENV=/somewhere/else
+#   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
+#   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
+	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PROMPT ?= $(shell cat examples/prompt.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint type format check bench dist clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## a real model decodes one answer in parallel threads, here and now
+	$(BIN)/pasta-async generate --live --compare $(ARGS) "$(PROMPT)"
+
+test: $(VENV)/.test ## all tests, the real SGLang server on a CPU included
+	$(PY) -m pytest $(ARGS)
+
+lint: $(VENV)/.test ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(VENV)/.test ## pyright: strict, and the completeness of the public types
+	$(BIN)/pyright --pythonpath $(PY)
+	$(BIN)/pyright --pythonpath $(PY) --verifytypes pasta_async --ignoreexternal
+
+format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint type test ## what a change must pass
+
+bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
+	$(PY) -m pasta_async.evals $(ARGS)
+
+dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
+	$(PY) -m build --no-isolation
+
+clean: ## remove what building and testing leave behind; the virtual environment stays
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is missing or older than 3.11; name another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "$(PYTHON) has no venv; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
+	$(INSTALL) setuptools wheel
+	$(INSTALL) --no-build-isolation --editable '.[local,cli]'
+	@touch $@
+
+# SGLang goes in without its dependencies: they name another torch (requirements/sglang-cpu.txt).
+$(VENV)/.test: $(VENV)/.demo requirements/sglang-cpu.txt
+	$(INSTALL) --no-build-isolation --editable '.[local,cli,train,dev]' --requirement requirements/sglang-cpu.txt
+	$(INSTALL) --no-deps sglang xgrammar
+	@touch $@

@@ -1,0 +1,1 @@
+"""Measures speed and quality against the sequential answer."""

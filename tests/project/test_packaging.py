@@ -1,0 +1,106 @@
+"""What `pip install` puts where: wheel and source distribution, built and looked into."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKED = ("backends", "training", "evals")
+WHEEL_LIMIT = 14_000_000
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def project_files() -> list[str]:
+    """What git would publish: tracked and new files, without ignored ones."""
+    listing = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    return sorted(name for name in listing.split("\0") if name and (ROOT / name).exists())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, the wheel built from the sdist, and in `direct/` the wheel of the tree."""
+    base = tmp_path_factory.mktemp("packaging")
+    tree = base / "tree"
+    for name in project_files():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
+    build = (sys.executable, "-m", "build", "--no-isolation", ".", "--outdir")
+    run(*build, base / "dist", cwd=tree)
+    run(*build, base / "dist" / "direct", "--wheel", cwd=tree)
+    return base / "dist"
+
+
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {entry.filename for entry in archive.infolist() if not entry.is_dir()}
+
+
+def the(folder: Path, pattern: str) -> Path:
+    (found,) = folder.glob(pattern)
+    return found
+
+
+def test_the_wheel_puts_only_pasta_async_into_site_packages(built: Path) -> None:
+    tops = {name.split("/")[0] for name in wheel_names(the(built, "*.whl"))}
+    assert tops == {"pasta_async", "pasta_async-0.1.0.dist-info"}
+
+
+def test_the_wheel_holds_every_module_and_the_typing_marker(built: Path) -> None:
+    tree = [name for name in project_files() if name.endswith(".py")]
+    own = {name for name in tree if name.startswith("pasta_async/")}
+    linked = {f"pasta_async/{name}" for name in tree if name.startswith(LINKED)}
+    names = wheel_names(the(built, "*.whl"))
+    assert own and linked
+    assert {name for name in names if name.endswith(".py")} == own | linked
+    assert "pasta_async/py.typed" in names
+
+
+def test_linked_folders_are_real_files_in_the_wheel(built: Path) -> None:
+    with zipfile.ZipFile(the(built, "*.whl")) as archive:
+        links = [
+            entry.filename
+            for entry in archive.infolist()
+            if (entry.external_attr >> 16) & 0o170000 == 0o120000
+        ]
+    assert links == []
+
+
+def test_the_model_ships_in_the_wheel_which_stays_small(built: Path) -> None:
+    models = {name for name in project_files() if name.startswith("pasta_async/models/")}
+    wheel = the(built, "*.whl")
+    assert models <= wheel_names(wheel)
+    assert wheel.stat().st_size <= WHEEL_LIMIT
+
+
+def test_the_sdist_builds_the_same_wheel_as_the_tree(built: Path) -> None:
+    assert wheel_names(the(built, "*.whl")) == wheel_names(the(built / "direct", "*.whl"))
+
+
+def test_the_sdist_has_the_documents_and_no_second_copy_of_the_code(built: Path) -> None:
+    with tarfile.open(the(built, "*.tar.gz")) as archive:
+        names = {member.name.split("/", 1)[-1] for member in archive.getmembers()}
+        assert not any(member.issym() for member in archive.getmembers())
+    assert {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml"} <= names
+    assert not any(name.startswith(LINKED) for name in names)
+
+
+def test_an_installed_wheel_imports_by_itself(built: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    install = ("-m", "pip", "install", "--no-deps", "--no-index", "--target", target, the(built, "*.whl"))
+    run(sys.executable, *install, cwd=tmp_path)
+    program = "import pasta_async, pasta_async.backends as b; print(pasta_async.__file__); print(b.__file__)"
+    env = {"PYTHONPATH": str(target), "PATH": ""}
+    for line in run(sys.executable, "-c", program, cwd=tmp_path, env=env).splitlines():
+        assert Path(line).is_relative_to(target)

@@ -1,0 +1,62 @@
+"""House rules about the files themselves."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_MODULE = 500
+
+# Written in halves, so that this file keeps its own rule.
+ELSEWHERE = re.compile(
+    "|".join(
+        (
+            r"(?<![\w.:*-])/(?:work|root|tmp|home|opt)" + "/",
+            r"\.\./" + "shared",
+            "pypi" + r"\.org",
+            "pytorch" + r"\.org/whl",
+            "python" + "hosted",
+            "file" + ":///",
+        )
+    )
+)
+
+
+def text_files() -> list[tuple[str, str]]:
+    """Name and text of every file that git would publish and that is text."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found: list[tuple[str, str]] = []
+    for name in filter(None, listing.split("\0")):
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink() and b"\0" not in (raw := path.read_bytes()):
+            found.append((name, raw.decode("utf-8")))
+    return found
+
+
+def test_no_file_names_a_place_on_one_machine_or_a_package_registry() -> None:
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in text_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if ELSEWHERE.search(line)
+    ]
+    assert found == []
+
+
+def test_the_rule_above_finds_what_it_forbids() -> None:
+    assert ELSEWHERE.search("see /" + "tmp/x") and ELSEWHERE.search("https://" + "pypi" + ".org/simple")
+    assert not ELSEWHERE.search("sglang:/path, a/b and https://arxiv.org/abs/2502.11517")
+
+
+def test_modules_stay_short() -> None:
+    lengths = {name: text.count("\n") for name, text in text_files() if name.endswith(".py")}
+    assert lengths
+    assert {name: length for name, length in lengths.items() if length > LONGEST_MODULE} == {}

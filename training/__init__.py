@@ -1,0 +1,1 @@
+"""Makes models that write PASTA-LANG."""
