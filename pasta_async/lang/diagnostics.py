@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MESSAGES", "Code", "Diagnostic"]
+__all__ = ["MESSAGES", "MILD", "Code", "Diagnostic"]
 
 
 class Code(StrEnum):
@@ -20,6 +20,7 @@ class Code(StrEnum):
     ATTRIBUTES_BAD = "attributes-bad"
     TAG_FORM = "tag-form"
     TAG_CUT = "tag-cut"
+    TAG_BROKEN = "tag-broken"
     PROMISE_NESTED = "promise-nested"
     PROMISE_OPEN = "promise-open"
     ASYNC_STRAY = "async-stray"
@@ -33,14 +34,21 @@ class Code(StrEnum):
 
 MESSAGES: dict[Code, tuple[str, str]] = {
     Code.TOKENS_MISSING: ("promise without a tokens attribute", 'write tokens="60"; the default cap is used'),
-    Code.TOKENS_BAD: ("tokens is not a positive whole number", "write a multiple of ten; the default cap is used"),
+    Code.TOKENS_BAD: (
+        "tokens is not a positive whole number",
+        "write a multiple of ten; the default cap is used",
+    ),
     Code.TOKENS_NOT_TENS: ("tokens is not a multiple of ten", "round the estimate up to tens"),
     Code.TOPIC_MISSING: ("promise without a topic", 'write topic="at most three words"'),
     Code.TOPIC_LONG: ("topic has more than three words", "shorten it"),
-    Code.ATTRIBUTE_UNKNOWN: ("promise with an unknown attribute; the tag is ignored", "only topic and tokens exist"),
+    Code.ATTRIBUTE_UNKNOWN: ("unknown attribute; the tag is ignored", "a promise has topic and tokens"),
     Code.ATTRIBUTES_BAD: ("the attributes cannot be read; the tag is ignored", 'write name="value" pairs'),
     Code.TAG_FORM: ("the tag is not in its exact form", "it is read all the same"),
     Code.TAG_CUT: ("the text ends inside a tag, which is kept as text", "complete the tag"),
+    Code.TAG_BROKEN: (
+        'a tag that "<" or its length breaks off is kept as text',
+        "end it with > in good time",
+    ),
     Code.PROMISE_NESTED: ("promise inside a chunk; it is ignored", "promises belong to the main thread"),
     Code.PROMISE_OPEN: ("no chunk keeps this promise", "write <async>...</async> right behind it"),
     Code.ASYNC_STRAY: ("<async> that follows no promise; it is ignored", "put a promise right before it"),
@@ -53,6 +61,8 @@ MESSAGES: dict[Code, tuple[str, str]] = {
 }
 """Message and hint of each code."""
 
+MILD = frozenset({Code.TOKENS_NOT_TENS, Code.TOPIC_LONG})
+"""Advice about style: nothing was ignored, guessed or repaired, so strict reading lets it pass."""
 
 
 @dataclass(frozen=True, slots=True)

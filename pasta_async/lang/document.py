@@ -22,6 +22,7 @@ __all__ = [
     "PROMISE_OPEN",
     "PROMISE_TOKENS",
     "SYNC",
+    "TAG_START",
     "TAG_TOKENS",
     "Chunk",
     "ClosedBy",
@@ -44,17 +45,26 @@ TAG_TOKENS = (PROMISE_OPEN, PROMISE_TOKENS, PROMISE_CLOSE, ASYNC_OPEN, ASYNC_CLO
 """The tokens that are added to a trained model's vocabulary, in this order."""
 
 MAX_TAG = 512
-"""Characters a tag may have from `<` to `>`, backslashes included; longer ones are text."""
+"""Characters a tag may have from `<` to `>` (an escape's backslashes do not count); longer ones are text."""
+
+TAG_START = r"<(?P<escape>\\*)(?P<slash>/?)(?P<name>promise|async|sync)(?=[\s/>])(?P<rest>[^<>]*)"
+"""Pattern of a tag up to its `>`."""
 
 ClosedBy = Literal["writer", "budget", "end", "interrupted"]
 """What ended a chunk: its `</async>`, its token cap, the end of the text, a failure or a cancellation."""
 
-_TAG_IN_TEXT = re.compile(r"<(?=\\*/?(?:promise|async|sync)(?=[\s/>])[^<>]*>)")
+_TAG = re.compile(f"{TAG_START}>")
 
 
 def escape(text: str) -> str:
     r"""Write text so that no tag is read in it: `<sync/>` becomes `<\sync/>`."""
-    return _TAG_IN_TEXT.sub(r"<\\", text)
+    return _TAG.sub(_escaped, text)
+
+
+def _escaped(tag: re.Match[str]) -> str:
+    source = tag[0]
+    fits = len(source) - len(tag["escape"]) <= MAX_TAG
+    return f"<\\{source[1:]}" if fits else source
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Segment", "View", "segments", "views"]
 
-_PROMISE = re.compile(f'{re.escape(PROMISE_OPEN)}([^"]*){re.escape(PROMISE_TOKENS)}([^"]*){re.escape(PROMISE_CLOSE)}')
+_PROMISE = re.compile(
+    f'{re.escape(PROMISE_OPEN)}([^"]*){re.escape(PROMISE_TOKENS)}([^"]*){re.escape(PROMISE_CLOSE)}'
+)
 
 
 @dataclass(frozen=True, slots=True)

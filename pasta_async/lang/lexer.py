@@ -1,0 +1,146 @@
+"""From pieces of text to tags and the text between them, however the text was cut into pieces.
+
+A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and everything up to
+the first `>`. It holds no second `<` and is at most `MAX_TAG` characters long. Backslashes behind the `<` make
+it text, which is written with one backslash more than is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pasta_async.lang.document import MAX_TAG, TAG_START
+
+__all__ = ["Lexeme", "Lexer", "Place", "Tag"]
+
+
+class Place(NamedTuple):
+    """Where something starts. Among lexemes: a tag starts there that is broken off, and so is text."""
+
+    offset: int
+    line: int
+    column: int
+
+
+class Tag(NamedTuple):
+    """A complete tag."""
+
+    source: str
+    name: str
+    closing: bool
+    """Whether it starts with `</`."""
+    rest: str
+    """What stands between the name and `>`."""
+    place: Place
+    end: int
+    """Offset just behind it."""
+
+
+Lexeme = str | Tag | Place
+
+_CANDIDATE = re.compile(f"{TAG_START}(?P<end>>?)")
+_PREFIXES = "|".join(name[:size] for name in ("promise", "async", "sync") for size in range(len(name), 0, -1))
+_UNFINISHED = re.compile(rf"<(?P<escape>\\*)/?(?P<name>(?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
+
+
+class Lexer:
+    """Cuts what is fed into lexemes and holds back only what may still become a tag.
+
+    At most `MAX_TAG` characters are held, so the work is linear in the text for any cut.
+    """
+
+    __slots__ = ("_line", "_line_start", "_shown", "_walked", "held", "offset")
+
+    def __init__(self) -> None:
+        self.held = ""
+        """The beginning of what may become a tag, or an escaped one (then with one backslash)."""
+        self.offset = 0
+        """Characters fed so far."""
+        self._shown = 0  # how many held characters came out as text already: 1 in an escape
+        self._line = 1
+        self._line_start = 0
+        self._walked = 0  # index in the buffer up to which lines are counted
+
+    def plain(self, piece: str) -> None:
+        """Count a piece that is nothing but text, while nothing is held."""
+        if "\n" in piece:
+            self._line += piece.count("\n")
+            self._line_start = self.offset + piece.rindex("\n") + 1
+        self.offset += len(piece)
+
+    def feed(self, piece: str, *, literal: bool = False) -> list[Lexeme]:
+        """Cut one more piece. No tag starts in a literal one, but a held tag goes on."""
+        base = self.offset - len(self.held)
+        starts = len(self.held) if literal else len(self.held) + len(piece)
+        buffer = self.held + piece
+        self.offset += len(piece)
+        self._walked = 0
+        lexemes, done = self._complete(buffer, base, starts)
+        self._hold(buffer, base, done, buffer.rfind("<", done - self._shown, starts), lexemes)
+        return lexemes
+
+    def close(self) -> tuple[str, Place | None, Place]:
+        """End the text.
+
+        Returns:
+            What was held, as text; where it starts if it is a tag that was cut (more than a stray `<`); where
+            the text ends.
+        """
+        held, base = self.held, self.offset - len(self.held)
+        self._walked = 0
+        start = self._place(held, base, 0)
+        found = _UNFINISHED.fullmatch(held)
+        cut = start if found and found["name"] and not found["escape"] else None
+        text, self.held, self._shown = held[self._shown :], "", 0
+        return text, cut, self._place(held, base, len(held))
+
+    def _complete(self, buffer: str, base: int, starts: int) -> tuple[list[Lexeme], int]:
+        """Take the tags that are complete (or broken) and the text before them; also the index behind."""
+        lexemes: list[Lexeme] = []
+        done = self._shown
+        for found in _CANDIDATE.finditer(buffer):
+            start, end = found.span()
+            complete, escapes = found["end"], len(found["escape"])
+            if start >= starts or (end == len(buffer) and not complete):
+                break
+            if not complete or end - start - escapes > MAX_TAG:
+                if not escapes:
+                    lexemes.append(self._place(buffer, base, start))
+            elif escapes:
+                lexemes.append(buffer[done : start + 1])
+                done = start + 2  # one backslash is dropped; the rest is text like any other
+            else:
+                lexemes.append(buffer[done:start])
+                place = self._place(buffer, base, start)
+                tag = Tag(found[0], found["name"], bool(found["slash"]), found["rest"], place, base + end)
+                lexemes.append(tag)
+                done = end
+        return lexemes, done
+
+    def _hold(self, buffer: str, base: int, done: int, last: int, lexemes: list[Lexeme]) -> None:
+        """Hold the end of the buffer from its last `<` if it may become a tag; what comes before is text."""
+        unfinished = _UNFINISHED.fullmatch(buffer, last) if last >= 0 else None
+        escapes = len(unfinished["escape"]) if unfinished else 0
+        if unfinished and len(buffer) - last - escapes >= MAX_TAG:
+            if not escapes:
+                lexemes.append(self._place(buffer, base, last))
+            unfinished = None
+        if unfinished is None:
+            self.held, text, self._shown = "", buffer[done:], 0
+        elif escapes:  # whatever follows, `<` and all backslashes but one are text
+            self.held = "<\\" + buffer[last + escapes + 1 :]
+            text, self._shown = buffer[done : last + escapes], 1
+        else:
+            self.held, text, self._shown = buffer[last:], buffer[done:last], 0
+        self._place(buffer, base, len(buffer) - len(self.held))
+        lexemes.append(text)
+
+    def _place(self, buffer: str, base: int, index: int) -> Place:
+        """The place of an index in the buffer; indexes only grow within one buffer."""
+        lines = buffer.count("\n", self._walked, index)
+        if lines:
+            self._line += lines
+            self._line_start = base + buffer.rindex("\n", self._walked, index) + 1
+        self._walked = index
+        return Place(base + index, self._line, base + index - self._line_start + 1)

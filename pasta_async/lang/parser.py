@@ -1,0 +1,367 @@
+"""The incremental reader of PASTA-LANG: pieces of text in, events and nodes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from pasta_async.errors import ParseError
+from pasta_async.lang.attributes import read_attributes, read_promise
+from pasta_async.lang.diagnostics import MILD, Code, Diagnostic
+from pasta_async.lang.document import (
+    ASYNC_CLOSE,
+    ASYNC_OPEN,
+    SYNC,
+    Chunk,
+    Document,
+    Ignored,
+    Promise,
+    Sync,
+    Text,
+)
+from pasta_async.lang.lexer import Lexer, Place, Tag
+
+if TYPE_CHECKING:
+    from pasta_async.lang.document import ClosedBy, Node
+
+__all__ = [
+    "MAX_DIAGNOSTICS",
+    "ChunkClosed",
+    "ChunkOpened",
+    "Event",
+    "IgnoredTag",
+    "Parser",
+    "PromiseOpened",
+    "SyncReached",
+    "TextDelta",
+]
+
+MAX_DIAGNOSTICS = 1000
+"""A parser records no more than this; what a hostile text costs stays in proportion to the text."""
+
+_SHARED = 256  # equal ignored tags share one node, up to this many different ones
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """Visible text: of the chunk while one is open, of main otherwise."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class PromiseOpened:
+    """A promise that counts."""
+
+    promise: Promise
+    end: int
+    """Offset in the fed characters just behind the tag (as in every event)."""
+
+
+@dataclass(slots=True)
+class ChunkOpened:
+    """The writer itself starts to keep the promise just made."""
+
+    end: int
+    gap: str = ""
+    """White space between the promise and `<async>`; it is visible, and comes in no `TextDelta`."""
+
+
+@dataclass(slots=True)
+class ChunkClosed:
+    """The chunk ends by `</async>`."""
+
+    end: int
+
+
+@dataclass(slots=True)
+class SyncReached:
+    """A `<sync/>` with open promises."""
+
+    end: int
+    source: str
+
+
+@dataclass(slots=True)
+class IgnoredTag:
+    """A tag without effect."""
+
+    source: str
+    end: int
+
+
+Event = TextDelta | PromiseOpened | ChunkOpened | ChunkClosed | SyncReached | IgnoredTag
+
+
+class Parser:
+    """Reads one thread's text, or a whole document, piece by piece.
+
+    Args:
+        inside_chunk: The text starts inside a chunk, and is over with its `</async>`.
+        strict: Raise `ParseError` at the first diagnostic that is not mild.
+        thread: Put on the diagnostics.
+        whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
+    """
+
+    __slots__ = (
+        "_gap",
+        "_ignored",
+        "_in_chunk",
+        "_inside",
+        "_lexer",
+        "_nodes",
+        "_open",
+        "_opened",
+        "_opened_gap",
+        "_place",
+        "_plain",
+        "_strict",
+        "_target",
+        "_text",
+        "_thread",
+        "_whole",
+        "_write",
+        "diagnostics",
+        "end",
+    )
+
+    def __init__(
+        self, *, inside_chunk: bool = False, strict: bool = False, thread: int = 0, whole: bool = False
+    ) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
+        self.end: int | None = None
+        """With `inside_chunk`: the offset behind the `</async>` that ended the text. No more is read."""
+        self._inside = inside_chunk
+        self._strict = strict
+        self._thread = thread
+        self._whole = whole
+        self._lexer = Lexer()
+        self._nodes: list[Node] = []
+        self._target = self._nodes  # where nodes go: these, or those of the open chunk
+        self._in_chunk = inside_chunk
+        self._opened = ASYNC_OPEN  # how the open chunk starts, and what stood before that
+        self._opened_gap = ""
+        self._gap = False  # whether nothing but white space came since the last promise
+        self._place = Place(0, 1, 1)  # of that promise
+        self._open = False  # whether a promise was made since the last sync
+        self._plain = True  # whether text simply goes on: no gap, no end
+        self._ignored: dict[str, Ignored] = {}
+        self._start_text()
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are finished: all of them after `close()`."""
+        return tuple(self._nodes)
+
+    def document(self) -> Document:
+        """The nodes so far as a document, its diagnostics in the order of the text."""
+        return Document(self.nodes, tuple(sorted(self.diagnostics, key=lambda found: found.offset)))
+
+    def chunk(self, closed_by: ClosedBy | None = None) -> Chunk:
+        """With `inside_chunk`, the nodes so far as a chunk; what closed it is told by `end` unless given."""
+        return Chunk(
+            _chunk_nodes(self._nodes), closed_by=closed_by or ("end" if self.end is None else "writer")
+        )
+
+    def feed(self, piece: str, *, literal: bool = False) -> list[Event]:
+        """Read one more piece.
+
+        Args:
+            piece: Any number of characters.
+            literal: No tag starts in this piece (text tokens of a trained model); an unfinished one goes on.
+
+        Returns:
+            What happened. For any cut of a text into pieces the events are the same, once adjacent
+            `TextDelta`s are joined.
+
+        Raises:
+            ParseError: In strict reading; the parser cannot be used any further.
+        """
+        lexer = self._lexer
+        if self._plain and not lexer.held and (literal or "<" not in piece):
+            if not piece:
+                return []
+            lexer.plain(piece)
+            self._write(piece)
+            return [TextDelta(piece)]
+        events: list[Event] = []
+        if self.end is not None:
+            return events
+        for lexeme in lexer.feed(piece, literal=literal):
+            if isinstance(lexeme, str):
+                self._on_text(lexeme, events)
+            elif isinstance(lexeme, Tag):
+                self._on_tag(lexeme, events)
+                if self.end is not None:
+                    break
+            else:
+                self._end_gap(events)
+                self._report(Code.TAG_BROKEN, lexeme)
+        return events
+
+    def close(self) -> list[Event]:
+        """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`)."""
+        events: list[Event] = []
+        if self.end is not None:
+            return events
+        text, cut, end = self._lexer.close()
+        self._on_text(text, events)
+        self._end_gap(events)
+        if cut:
+            self._report(Code.TAG_CUT, cut)
+        if self._in_chunk:
+            self._report(Code.ASYNC_UNCLOSED, end)
+            self._end_chunk("end")
+        self._end_text()
+        return events
+
+    def _start_text(self) -> None:
+        self._text = StringIO(
+            newline="\n"
+        )  # keeps text as narrow as it came, and does not translate newlines
+        self._write = self._text.write
+
+    def _end_text(self) -> None:
+        if text := self._text.getvalue():
+            self._target.append(Text(text))
+            self._start_text()
+
+    def _on_text(self, text: str, events: list[Event]) -> None:
+        if self._gap:
+            if not text or text.isspace():
+                self._write(text)
+                return
+            self._end_gap(events)
+        if text:
+            self._write(text)
+            events.append(TextDelta(text))
+
+    def _end_gap(self, events: list[Event]) -> None:
+        """No chunk follows the promise: the white space behind it is text like any other."""
+        if not self._gap:
+            return
+        self._gap, self._plain = False, True
+        if self._whole:
+            self._report(Code.PROMISE_OPEN, self._place)
+        if text := self._text.getvalue():
+            events.append(TextDelta(text))
+
+    def _on_tag(self, tag: Tag, events: list[Event]) -> None:
+        code = self._act(tag, events)
+        if code:
+            self._end_gap(events)
+            self._report(code, tag.place)
+            self._append(self._shared(tag.source))
+            events.append(IgnoredTag(tag.source, tag.end))
+
+    def _act(self, tag: Tag, events: list[Event]) -> Code | None:
+        """Do what a tag says; if it is to be ignored, say why instead."""
+        if tag.closing:
+            return self._on_close(tag, events)
+        if tag.name == "promise":
+            return self._on_promise(tag, events)
+        if tag.name == "async":
+            return self._on_async(tag, events)
+        return self._on_sync(tag, events)
+
+    def _on_promise(self, tag: Tag, events: list[Event]) -> Code | None:
+        if self._in_chunk:
+            return Code.PROMISE_NESTED
+        promise, codes = read_promise(tag.source, tag.rest)
+        if promise is None:
+            return codes[0]
+        self._end_gap(events)
+        for code in codes:
+            self._report(code, tag.place)
+        self._append(promise)
+        self._open = self._gap = True
+        self._place, self._plain = tag.place, False
+        events.append(PromiseOpened(promise, tag.end))
+        return None
+
+    def _on_async(self, tag: Tag, events: list[Event]) -> Code | None:
+        if not self._gap:
+            return Code.ASYNC_STRAY
+        attributes = read_attributes(tag.rest)
+        if isinstance(attributes, Code):
+            return attributes
+        if tag.rest.endswith("/"):  # an opening tag that would swallow all that follows is not what it says
+            return Code.ATTRIBUTES_BAD
+        self._opened, self._opened_gap = tag.source, self._text.getvalue()
+        if self._opened_gap:
+            self._report(Code.ASYNC_APART, tag.place)
+        if tag.source != ASYNC_OPEN:
+            self._report(Code.TAG_FORM, tag.place)
+        self._start_text()
+        self._gap, self._plain = False, True
+        self._in_chunk, self._target = True, []
+        events.append(ChunkOpened(tag.end, self._opened_gap))
+        return None
+
+    def _on_close(self, tag: Tag, events: list[Event]) -> Code | None:
+        if tag.name != "async":
+            return Code.TAG_STRAY_CLOSE
+        if tag.source != ASYNC_CLOSE:
+            return Code.ATTRIBUTES_BAD
+        if not self._in_chunk:
+            return Code.ASYNC_STRAY_CLOSE
+        self._end_chunk("writer")
+        if self._inside:
+            self.end, self._plain = tag.end, False
+        events.append(ChunkClosed(tag.end))
+        return None
+
+    def _end_chunk(self, closed_by: ClosedBy) -> None:
+        self._end_text()
+        if self._inside:
+            return
+        promise = self._nodes.pop()
+        assert isinstance(promise, Promise)
+        chunk = Chunk(_chunk_nodes(self._target), self._opened, closed_by)
+        self._nodes.append(Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap))
+        self._in_chunk, self._target = False, self._nodes
+
+    def _on_sync(self, tag: Tag, events: list[Event]) -> Code | None:
+        if self._in_chunk:
+            return Code.SYNC_NESTED
+        attributes = read_attributes(tag.rest)
+        if isinstance(attributes, Code):
+            return attributes
+        if attributes:
+            return Code.ATTRIBUTE_UNKNOWN
+        if not self._open:
+            return Code.SYNC_IDLE
+        self._end_gap(events)
+        if tag.source != SYNC:
+            self._report(Code.TAG_FORM, tag.place)
+        self._append(Sync(tag.source))
+        self._open = False
+        events.append(SyncReached(tag.end, tag.source))
+        return None
+
+    def _append(self, node: Node) -> None:
+        self._end_text()
+        self._target.append(node)
+
+    def _shared(self, source: str) -> Ignored:
+        node = self._ignored.get(source)
+        if node is None:
+            node = Ignored(source)
+            if len(self._ignored) < _SHARED:
+                self._ignored[source] = node
+        return node
+
+    def _report(self, code: Code, place: Place) -> None:
+        if len(self.diagnostics) >= MAX_DIAGNOSTICS and not self._strict:
+            return
+        diagnostic = Diagnostic(code, *place, thread=self._thread)
+        if self._strict and code not in MILD:
+            raise ParseError(diagnostic)
+        if len(self.diagnostics) < MAX_DIAGNOSTICS:
+            self.diagnostics.append(diagnostic)
+
+
+def _chunk_nodes(nodes: list[Node]) -> tuple[Text | Ignored, ...]:
+    return tuple(node for node in nodes if isinstance(node, Text | Ignored))
