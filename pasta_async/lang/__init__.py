@@ -25,17 +25,16 @@ from pasta_async.lang.document import (
     Text,
     escape,
 )
-from pasta_async.lang.parser import (
-    MAX_DIAGNOSTICS,
+from pasta_async.lang.events import (
     ChunkClosed,
     ChunkOpened,
     Event,
     IgnoredTag,
-    Parser,
     PromiseOpened,
     SyncReached,
     TextDelta,
 )
+from pasta_async.lang.parser import MAX_DIAGNOSTICS, Parser
 from pasta_async.lang.views import Segment, View, segments, views
 
 __all__ = [

@@ -1,8 +1,8 @@
 """From pieces of text to tags and the text between them, however the text was cut into pieces.
 
-A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and everything up to
-the first `>`. It holds no second `<` and is at most `MAX_TAG` characters long. Backslashes behind the `<` make
-it text, which is written with one backslash more than is meant.
+A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and all up to the
+first `>`. It holds no second `<` and is at most `MAX_TAG` characters long. Backslashes behind the `<` make it
+text, which is written with one backslash more than is meant.
 """
 
 from __future__ import annotations
@@ -62,12 +62,10 @@ class Lexer:
         self._line_start = 0
         self._walked = 0  # index in the buffer up to which lines are counted
 
-    def plain(self, piece: str) -> None:
-        """Count a piece that is nothing but text, while nothing is held."""
-        if "\n" in piece:
-            self._line += piece.count("\n")
-            self._line_start = self.offset + piece.rindex("\n") + 1
-        self.offset += len(piece)
+    def count_lines(self, piece: str) -> None:
+        """Count the lines of a piece that is only text, before its length is added to `offset`."""
+        self._line += piece.count("\n")
+        self._line_start = self.offset + piece.rindex("\n") + 1
 
     def feed(self, piece: str, *, literal: bool = False) -> list[Lexeme]:
         """Cut one more piece. No tag starts in a literal one, but a held tag goes on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -20,78 +19,26 @@ from pasta_async.lang.document import (
     Sync,
     Text,
 )
+from pasta_async.lang.events import (
+    ChunkClosed,
+    ChunkOpened,
+    IgnoredTag,
+    PromiseOpened,
+    SyncReached,
+    TextDelta,
+)
 from pasta_async.lang.lexer import Lexer, Place, Tag
 
 if TYPE_CHECKING:
     from pasta_async.lang.document import ClosedBy, Node
+    from pasta_async.lang.events import Event
 
-__all__ = [
-    "MAX_DIAGNOSTICS",
-    "ChunkClosed",
-    "ChunkOpened",
-    "Event",
-    "IgnoredTag",
-    "Parser",
-    "PromiseOpened",
-    "SyncReached",
-    "TextDelta",
-]
+__all__ = ["MAX_DIAGNOSTICS", "Parser"]
 
 MAX_DIAGNOSTICS = 1000
 """A parser records no more than this; what a hostile text costs stays in proportion to the text."""
 
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
-
-
-@dataclass(slots=True)
-class TextDelta:
-    """Visible text: of the chunk while one is open, of main otherwise."""
-
-    text: str
-
-
-@dataclass(slots=True)
-class PromiseOpened:
-    """A promise that counts."""
-
-    promise: Promise
-    end: int
-    """Offset in the fed characters just behind the tag (as in every event)."""
-
-
-@dataclass(slots=True)
-class ChunkOpened:
-    """The writer itself starts to keep the promise just made."""
-
-    end: int
-    gap: str = ""
-    """White space between the promise and `<async>`; it is visible, and comes in no `TextDelta`."""
-
-
-@dataclass(slots=True)
-class ChunkClosed:
-    """The chunk ends by `</async>`."""
-
-    end: int
-
-
-@dataclass(slots=True)
-class SyncReached:
-    """A `<sync/>` with open promises."""
-
-    end: int
-    source: str
-
-
-@dataclass(slots=True)
-class IgnoredTag:
-    """A tag without effect."""
-
-    source: str
-    end: int
-
-
-Event = TextDelta | PromiseOpened | ChunkOpened | ChunkClosed | SyncReached | IgnoredTag
 
 
 class Parser:
@@ -183,7 +130,9 @@ class Parser:
         if self._plain and not lexer.held and (literal or "<" not in piece):
             if not piece:
                 return []
-            lexer.plain(piece)
+            if "\n" in piece:
+                lexer.count_lines(piece)
+            lexer.offset += len(piece)
             self._write(piece)
             return [TextDelta(piece)]
         events: list[Event] = []
