@@ -77,9 +77,11 @@ class BackendConnectError(BackendError):
 class BackendStatusError(BackendError):
     """The server answered with an error status."""
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after = retry_after
+        """Seconds the server asked to be left alone, where it did."""
         self.retryable = status in (408, 425, 429) or status >= 500
 
 

@@ -134,5 +134,3 @@ class Backend(Protocol):
     async def aclose(self) -> None:
         """Release everything; open requests end."""
         ...
-
-

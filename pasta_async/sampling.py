@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import Field
+
+from pasta_async.options import Options
 
 __all__ = ["Sampling"]
 
 
-class Sampling(BaseModel):
+class Sampling(Options):
     """Sampling parameters of an answer. Unknown fields are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: float = Field(0.0, ge=0.0, le=10.0, allow_inf_nan=False)
     """0 is greedy."""
@@ -22,7 +24,7 @@ class Sampling(BaseModel):
     """Keep tokens at least this likely, relative to the likeliest."""
     seed: int | None = Field(None, ge=0, lt=2**63)
     """Seed of the answer; every thread derives its own from it."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the answer when they appear in its visible text."""
     max_tokens: int = Field(2048, ge=1)
     """Tokens of the whole answer, all threads and tags counted."""

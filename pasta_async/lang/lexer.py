@@ -78,6 +78,10 @@ class Lexer:
         self._hold(buffer, base, done, buffer.rfind("<", done - self._shown, starts), lexemes)
         return lexemes
 
+    def drop(self) -> None:
+        """Forget what is held."""
+        self.held, self._shown = "", 0
+
     def close(self) -> tuple[str, Place | None, Place]:
         """End the text.
 

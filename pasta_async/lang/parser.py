@@ -49,10 +49,13 @@ class Parser:
         strict: Raise `ParseError` at the first diagnostic that is not mild.
         thread: Put on the diagnostics.
         whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
+        halt_at_sync: The rest of a piece in which a sync takes effect is dropped: its writer has to wait there,
+            and what it wrote behind was written without the chunks.
     """
 
     __slots__ = (
         "_gap",
+        "_halt",
         "_ignored",
         "_in_chunk",
         "_inside",
@@ -74,7 +77,13 @@ class Parser:
     )
 
     def __init__(
-        self, *, inside_chunk: bool = False, strict: bool = False, thread: int = 0, whole: bool = False
+        self,
+        *,
+        inside_chunk: bool = False,
+        strict: bool = False,
+        thread: int = 0,
+        whole: bool = False,
+        halt_at_sync: bool = False,
     ) -> None:
         self.diagnostics: list[Diagnostic] = []
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
@@ -84,6 +93,7 @@ class Parser:
         self._strict = strict
         self._thread = thread
         self._whole = whole
+        self._halt = halt_at_sync
         self._lexer = Lexer()
         self._nodes: list[Node] = []
         self._target = self._nodes  # where nodes go: these, or those of the open chunk
@@ -144,6 +154,9 @@ class Parser:
             elif isinstance(lexeme, Tag):
                 self._on_tag(lexeme, events)
                 if self.end is not None:
+                    break
+                if self._halt and isinstance(events[-1], SyncReached):
+                    lexer.drop()
                     break
             else:
                 self._end_gap(events)

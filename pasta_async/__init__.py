@@ -1,0 +1,89 @@
+"""LLM answers sooner: the model marks what is independent in its answer, and that is decoded in parallel.
+
+    answer = await pasta_async.generate("Compare the causes and the outcome of both wars.")
+    print(answer.text)
+
+PASTA is described in arXiv 2502.11517; docs/ has the language, the interpreter and the backends.
+"""
+
+from __future__ import annotations
+
+from pasta_async.client import Client, generate, stream
+from pasta_async.clock import Clock, RealClock, VirtualClock
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    GenerationTimeout,
+    InvalidRequest,
+    ParseError,
+    PastaError,
+    ThreadFailed,
+    UnsupportedModel,
+)
+from pasta_async.events import (
+    AnswerDone,
+    DiagnosticFound,
+    Event,
+    PromiseOpened,
+    SyncJoined,
+    SyncWaiting,
+    TextDelta,
+    ThreadDelta,
+    ThreadDone,
+    ThreadFailure,
+    ThreadStarted,
+)
+from pasta_async.limits import Limits
+from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
+from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord, Usage
+from pasta_async.sampling import Sampling
+from pasta_async.streaming import AnswerStream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnswerDone",
+    "AnswerStream",
+    "Backend",
+    "BackendConnectError",
+    "BackendError",
+    "BackendProtocolError",
+    "BackendStatusError",
+    "Client",
+    "Clock",
+    "DecodeRequest",
+    "DiagnosticFound",
+    "Event",
+    "Generation",
+    "GenerationTimeout",
+    "InvalidRequest",
+    "Limits",
+    "Message",
+    "ModelInfo",
+    "ParseError",
+    "PastaError",
+    "Piece",
+    "PromiseOpened",
+    "RealClock",
+    "RequestRecord",
+    "Sampling",
+    "Span",
+    "SyncJoined",
+    "SyncWaiting",
+    "TagIds",
+    "TextDelta",
+    "ThreadDelta",
+    "ThreadDone",
+    "ThreadFailed",
+    "ThreadFailure",
+    "ThreadRecord",
+    "ThreadStarted",
+    "UnsupportedModel",
+    "Usage",
+    "VirtualClock",
+    "__version__",
+    "generate",
+    "stream",
+]

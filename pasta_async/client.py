@@ -1,0 +1,308 @@
+"""What users call: `generate`, `stream`, `Client`."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+from uuid import uuid4
+
+import anyio
+
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.errors import InvalidRequest
+from pasta_async.interpreter import Machine, Runner, Slots
+from pasta_async.interpreter.thinking import OPEN as THINK
+from pasta_async.prompting import with_instructions
+from pasta_async.sampling import Sampling
+from pasta_async.streaming import AnswerStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from pasta_async.clock import Clock
+    from pasta_async.events import Event
+    from pasta_async.interpreter import Dialect, Fork
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import Backend, Message, ModelInfo
+    from pasta_async.results import Generation
+    from pasta_async.settings import Settings
+
+__all__ = ["Client", "generate", "stream"]
+
+
+class Client:
+    """One backend, one connection pool and one set of limits over many answers.
+
+    Use it as `async with Client(...) as client`, within one event loop.
+
+    Args:
+        backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (in-process), or a
+            `Backend`, which is then not closed here. None: `PASTA_BACKEND`, or `local:`.
+        limits: None: from the environment, or the defaults.
+        clock: What time-outs are measured on; tests pass a `VirtualClock`.
+        options: Passed to the backend that is opened, an `api_key` for instance.
+    """
+
+    def __init__(
+        self,
+        backend: str | Backend | None = None,
+        *,
+        limits: Limits | None = None,
+        clock: Clock = REAL_CLOCK,
+        **options: Any,
+    ) -> None:
+        from pasta_async.settings import Settings
+
+        settings = Settings()
+        self.limits = limits or settings.limits
+        self._clock = clock
+        self._owned = backend is None or isinstance(backend, str)
+        self._backend = (
+            _open(backend or settings.backend, settings, self.limits, options)
+            if backend is None or isinstance(backend, str)
+            else backend
+        )
+        self._slots = Slots(self.limits.client_threads)
+        self._connecting = anyio.Lock()
+        self._info: ModelInfo | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the client. The backend is reached, or loaded, by the first answer or by `connect`."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close the client."""
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the backend, unless it was passed in as an object. Cancelling it may leave it half closed."""
+        if self._owned:
+            await self._backend.aclose()
+
+    async def connect(self) -> ModelInfo:
+        """Reach or load the model now rather than with the first answer. Cancelling it is safe.
+
+        Raises:
+            BackendError: What is wrong, where, and what to do.
+        """
+        async with self._connecting:
+            if self._info is None:
+                self._info = await self._backend.connect()
+        return self._info
+
+    async def generate(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        prompted: bool | None = None,
+        baseline: bool = False,
+        parallel: bool = True,
+        fork: Fork = "stream",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Answer a prompt, decoding in parallel what the model marks as independent.
+
+        Args:
+            prompt: A text, or chat messages. Tags in it are data, never commands.
+            sampling: Greedy unless given.
+            limits: For this answer; the client's unless given (`client_threads` is always the client's).
+            prompted: Whether the model is told about PASTA-LANG in the system message, and its tags are read
+                as text. None: it is, unless the tags are in its vocabulary.
+            baseline: Answer without any tag, for comparison.
+            parallel: False decodes the same views one after another, a test aid (for a baseline, use `baseline`).
+            fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each promise
+                and sends it again, so that its decoded KV is in the prefix cache.
+            chat_template_kwargs: Passed to the model's chat template.
+
+        Raises:
+            InvalidRequest: A value is bad, or the prompt too long; nothing was sent.
+            ThreadFailed: A thread failed. `partial` is the answer so far, as on every error.
+            GenerationTimeout: The time was up.
+            BackendError: The backend cannot be used.
+
+        Cancelling it ends every thread and aborts every request before the cancellation goes on.
+        """
+        return await self._answer(
+            prompt, sampling, limits, prompted, baseline, parallel, fork, chat_template_kwargs, None, None
+        )
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        prompted: bool | None = None,
+        baseline: bool = False,
+        parallel: bool = True,
+        fork: Fork = "stream",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AnswerStream:
+        """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
+
+        Leaving the block ends every thread and aborts every request that is still open.
+        """
+
+        async def run(
+            emit: Callable[[list[Event]], Awaitable[None]], watch: Callable[[Callable[[], Generation]], None]
+        ) -> Generation:
+            return await self._answer(
+                prompt,
+                sampling,
+                limits,
+                prompted,
+                baseline,
+                parallel,
+                fork,
+                chat_template_kwargs,
+                emit,
+                watch,
+            )
+
+        return AnswerStream(run)
+
+    async def _answer(
+        self,
+        prompt: str | Sequence[Message],
+        sampling: Sampling | None,
+        limits: Limits | None,
+        prompted: bool | None,
+        baseline: bool,
+        parallel: bool,
+        fork: Fork,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        emit: Callable[[list[Event]], Awaitable[None]] | None,
+        watch: Callable[[Callable[[], Generation]], None] | None,
+    ) -> Generation:
+        began = self._clock.time()
+        messages = _messages(prompt)
+        sampling, limits = sampling or Sampling(), limits or self.limits
+        info = await self.connect()
+        dialect = _dialect(info, prompted, baseline=baseline)
+        ids = await self._encode(messages, dialect, chat_template_kwargs or {}, baseline=baseline)
+        _check_length(ids, info)
+        machine = Machine(
+            info,
+            dialect,
+            limits,
+            max_tokens=sampling.max_tokens,
+            stop=sampling.stop,
+            fork=fork,
+            thinking=dialect == "text" and await self._thinks(ids),
+            listen=emit is not None,
+            notes=_notes(info, sampling),
+        )
+        runner = Runner(
+            self._backend,
+            machine,
+            prompt=ids,
+            answer=uuid4().hex,
+            info=info,
+            sampling=sampling,
+            limits=limits,
+            slots=self._slots,
+            clock=self._clock,
+            began=began,
+            emit=emit,
+            parallel=parallel,
+            cut=fork == "cut",
+        )
+        if watch:
+            watch(runner.partial)
+        return await runner.run()
+
+    async def _encode(
+        self, messages: list[Message], dialect: Dialect, kwargs: Mapping[str, Any], *, baseline: bool
+    ) -> list[int]:
+        if dialect == "text":
+            messages = with_instructions(messages)
+        if baseline:
+            kwargs = {"pasta": False, **kwargs}
+        return await self._backend.encode_chat(messages, kwargs)
+
+    async def _thinks(self, ids: Sequence[int]) -> bool:
+        """Whether the prompt ends inside a thinking block, as some chat templates have it."""
+        return (await self._backend.detokenize(ids[-8:])).rstrip().endswith(THINK)
+
+
+async def generate(
+    prompt: str | Sequence[Message], *, backend: str | Backend | None = None, **options: Any
+) -> Generation:
+    """Answer one prompt on a client of its own; for more than one, keep a `Client`.
+
+    Args:
+        prompt: A text, or chat messages.
+        backend: As for `Client`.
+        options: As for `Client.generate`.
+
+    Raises and is cancelled as `Client.generate`.
+    """
+    async with Client(backend) as client:
+        return await client.generate(prompt, **options)
+
+
+@asynccontextmanager
+async def stream(
+    prompt: str | Sequence[Message], *, backend: str | Backend | None = None, **options: Any
+) -> AsyncIterator[AnswerStream]:
+    """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
+
+    Args:
+        prompt: A text, or chat messages.
+        backend: As for `Client`.
+        options: As for `Client.stream`.
+    """
+    async with Client(backend) as client, client.stream(prompt, **options) as answer:
+        yield answer
+
+
+def _open(url: str, settings: Settings, limits: Limits, options: dict[str, Any]) -> Backend:
+    from pasta_async.backends import open_backend
+
+    if url.startswith(("http:", "https:")):
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        options = {"api_key": key, "max_connections": limits.client_threads, **options}
+    return open_backend(url, **options)
+
+
+def _messages(prompt: str | Sequence[Message]) -> list[Message]:
+    """The prompt as messages, checked."""
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = [dict(message) for message in prompt]
+    if not messages:
+        raise InvalidRequest("the prompt has no message")
+    for index, message in enumerate(messages):
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+            raise InvalidRequest(f"message {index} needs a role and a content, both text; got {message!r}")
+    if not any(message["content"].strip() for message in messages):
+        raise InvalidRequest("the prompt is empty")
+    return messages
+
+
+def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool) -> Dialect:
+    if baseline:
+        return "plain"
+    if prompted is False and info.tags is None:
+        raise InvalidRequest(
+            f"{info.name} has no tag tokens in its vocabulary, so prompted=False cannot work; "
+            "leave `prompted` out, or ask for baseline=True"
+        )
+    if prompted is None:
+        prompted = info.tags is None
+    return "text" if prompted else "ids"
+
+
+def _check_length(ids: Sequence[int], info: ModelInfo) -> None:
+    if len(ids) >= info.context_length:
+        raise InvalidRequest(
+            f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
+        )
+
+
+def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
+    if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
+        return (f"{info.name}: this backend does not honour seeds, so the answer need not repeat",)
+    return ()

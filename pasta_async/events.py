@@ -1,0 +1,148 @@
+"""What happens while an answer is decoded: one discriminated union, told apart by `type`.
+
+Thread 0 is the main thread, thread k decodes the k-th promise's chunk. Times are seconds since the answer began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pasta_async.errors import PastaError
+    from pasta_async.lang import Diagnostic
+    from pasta_async.results import Generation, ThreadRecord
+
+__all__ = [
+    "AnswerDone",
+    "DiagnosticFound",
+    "Event",
+    "PromiseOpened",
+    "SyncJoined",
+    "SyncWaiting",
+    "TextDelta",
+    "ThreadDelta",
+    "ThreadDone",
+    "ThreadFailure",
+    "ThreadStarted",
+]
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """More of the visible text, in document order."""
+
+    delta: str
+    parts: list[str] = field(repr=False)
+    """All deltas of the answer; `count` of them had come when this one did."""
+    count: int = field(repr=False)
+    type: Literal["text.delta"] = "text.delta"
+
+    @property
+    def snapshot(self) -> str:
+        """The visible text so far."""
+        return "".join(self.parts[: self.count])
+
+
+@dataclass(slots=True)
+class ThreadDelta:
+    """More text of one thread, as it is decoded, without tags."""
+
+    thread: int
+    delta: str
+    parts: list[str] = field(repr=False)
+    count: int = field(repr=False)
+    type: Literal["thread.delta"] = "thread.delta"
+
+    @property
+    def snapshot(self) -> str:
+        """The thread's text so far."""
+        return "".join(self.parts[: self.count])
+
+
+@dataclass(slots=True)
+class PromiseOpened:
+    """Main wrote a promise; its thread is on its way."""
+
+    thread: int
+    topic: str
+    tokens: int | None
+    """The estimate."""
+    time: float
+    type: Literal["promise.opened"] = "promise.opened"
+
+
+@dataclass(slots=True)
+class ThreadStarted:
+    """A thread's first request was sent."""
+
+    thread: int
+    time: float
+    type: Literal["thread.started"] = "thread.started"
+
+
+@dataclass(slots=True)
+class ThreadDone:
+    """A thread has ended, or was superseded by a chunk that main wrote inline."""
+
+    thread: int
+    record: ThreadRecord
+    type: Literal["thread.done"] = "thread.done"
+
+
+@dataclass(slots=True)
+class ThreadFailure:
+    """A request of a thread failed; `action` says what is done about it."""
+
+    thread: int
+    error: PastaError
+    action: Literal["retry", "sequence", "fail"]
+    type: Literal["thread.failed"] = "thread.failed"
+
+
+@dataclass(slots=True)
+class SyncWaiting:
+    """Main wrote `<sync/>` and waits for these threads."""
+
+    threads: tuple[int, ...]
+    time: float
+    type: Literal["sync.waiting"] = "sync.waiting"
+
+
+@dataclass(slots=True)
+class SyncJoined:
+    """The chunks are joined; main goes on and sees them."""
+
+    time: float
+    type: Literal["sync.joined"] = "sync.joined"
+
+
+@dataclass(slots=True)
+class DiagnosticFound:
+    """Something in what the model wrote is not well-formed."""
+
+    diagnostic: Diagnostic
+    type: Literal["diagnostic"] = "diagnostic"
+
+
+@dataclass(slots=True)
+class AnswerDone:
+    """The answer is complete. Always the last event, unless the answer fails."""
+
+    generation: Generation
+    type: Literal["answer.done"] = "answer.done"
+
+
+Event = (
+    TextDelta
+    | ThreadDelta
+    | PromiseOpened
+    | ThreadStarted
+    | ThreadDone
+    | ThreadFailure
+    | SyncWaiting
+    | SyncJoined
+    | DiagnosticFound
+    | AnswerDone
+)
+"""Every event of an answer; match on the class or on `type`."""

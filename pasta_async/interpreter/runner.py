@@ -1,0 +1,316 @@
+"""The shell around the machine: one `asyncio.Task` for each thread, requests sent, pieces moved.
+
+The contract on cancellation (docs/interpreter.md): when `Runner.run` returns or raises, no task of the answer
+is left and every request it opened is over or was aborted. An outside cancellation always wins over an error
+that happens meanwhile, and is never translated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from pasta_async.errors import (
+    BackendError,
+    BackendProtocolError,
+    GenerationTimeout,
+    PastaError,
+    ThreadFailed,
+)
+from pasta_async.protocol import DecodeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from pasta_async.clock import Clock
+    from pasta_async.events import Event
+    from pasta_async.interpreter.context import Part
+    from pasta_async.interpreter.machine import Machine
+    from pasta_async.interpreter.slots import Slots
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import Backend, ModelInfo, Piece
+    from pasta_async.results import AnswerFinish, Generation
+    from pasta_async.sampling import Sampling
+
+__all__ = ["Runner", "thread_seed"]
+
+
+def thread_seed(seed: int | None, thread: int) -> int | None:
+    """The seed of a thread: a hash of the answer's seed and the thread's number, 31 bits."""
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"{seed}/{thread}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class Runner:
+    """Runs one answer on a backend.
+
+    Args:
+        backend: Where tokens come from; connected.
+        machine: What decides.
+        prompt: Token ids of the prompt.
+        answer: Name of the answer, for the backend's affinity.
+        info: The backend's model.
+        sampling: How tokens are chosen.
+        limits: Threads, time, retries.
+        slots: Shared with the other answers of the client.
+        clock: Time-outs are measured on it.
+        began: The clock's time when the answer began.
+        emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
+        parallel: False: one thread at a time, in document order.
+        cut: Main's request ends at each promise, and only then the threads start.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        machine: Machine,
+        *,
+        prompt: Sequence[int],
+        answer: str,
+        info: ModelInfo,
+        sampling: Sampling,
+        limits: Limits,
+        slots: Slots,
+        clock: Clock,
+        began: float,
+        emit: Callable[[list[Event]], Awaitable[None]] | None = None,
+        parallel: bool = True,
+        cut: bool = False,
+    ) -> None:
+        self.machine = machine
+        self._backend, self._clock, self._slots = backend, clock, slots
+        self._prompt, self._answer, self._info = tuple(prompt), answer, info
+        self._sampling, self._limits = sampling, limits
+        self._began, self._emit = began, emit
+        self._parallel, self._cut = parallel, cut
+        self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._failed: dict[int, BackendError] = {}
+        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def run(self) -> Generation:
+        """Decode the answer.
+
+        Raises:
+            ThreadFailed: A thread could not be decoded.
+            GenerationTimeout: The answer's time was up.
+            asyncio.CancelledError: The caller was cancelled.
+
+        Cancelling it ends every thread, aborts every open request and waits until that is done.
+        """
+        caller = asyncio.current_task()
+        cancellations = caller.cancelling() if caller else 0
+        try:
+            async with self._group:
+                await self._answer_within_time()
+        except BaseExceptionGroup as group:
+            if caller and caller.cancelling() > cancellations:
+                raise asyncio.CancelledError from None
+            error = _first(group)
+            if isinstance(error, PastaError):
+                error.partial = await self._finish("interrupted")
+            raise error from error.__cause__
+        return await self._finish()
+
+    def partial(self) -> Generation:
+        """The answer so far."""
+        return self.machine.snapshot(self._now(), parallel=self._parallel)
+
+    async def _answer_within_time(self) -> None:
+        deadline = self._group.create_task(self._deadline()) if self._limits.timeout else None
+        await asyncio.wait([self._start(0)])
+        await self._settle()
+        if deadline:
+            deadline.cancel()
+
+    async def _finish(self, finish: AnswerFinish | None = None) -> Generation:
+        generation = self.machine.finish(finish, self._now(), parallel=self._parallel)
+        await self._flush()
+        return generation
+
+    async def _deadline(self) -> None:
+        timeout = self._limits.timeout or 0.0
+        await self._clock.sleep(self._began + timeout - self._clock.time())
+        raise GenerationTimeout(f"the answer took longer than Limits.timeout = {timeout:g} s")
+
+    def _now(self) -> float:
+        return self._clock.time() - self._began
+
+    # Threads ----------------------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> asyncio.Task[None]:
+        work = self._thread(number) if number else self._main()
+        task = self._group.create_task(work, name=f"pasta {self._answer} thread {number}")
+        self._tasks[number] = task
+        return task
+
+    async def _main(self) -> None:
+        """Thread 0: decode up to a sync, wait for the round's threads, go on."""
+        machine = self.machine
+        while True:
+            await self._thread(0)
+            if machine.main.state == "done":
+                return
+            await self._settle()
+            if machine.main.state != "joining":
+                return  # a stop text in a chunk ended the answer
+            machine.join(self._now())
+            await self._flush()
+
+    async def _settle(self) -> None:
+        """Wait until no promise of the round is open; chunks that failed are taken up again here, in order."""
+        while waiting := [
+            self._tasks[number] for number in self.machine.open_threads if number not in self._failed
+        ]:
+            await asyncio.wait(waiting)
+        for number in self.machine.open_threads:
+            await self._thread(number)
+
+    async def _thread(self, number: int) -> None:
+        """Decode a thread until it is done or, main, has to wait."""
+        if not self.machine.wants(number):
+            return
+        async with self._turn():
+            while self.machine.wants(number):
+                try:
+                    await self._attempts(number)
+                except BackendError as error:
+                    if not await self._degrade(number, error):
+                        raise ThreadFailed(f"{_name(number)} failed: {error}", thread=number) from error
+                    if number:
+                        return  # taken up again when main waits for it
+
+    async def _degrade(self, number: int, error: BackendError) -> bool:
+        """Whether a thread that failed is taken up once more where it broke off."""
+        again = self._limits.on_failure == "sequence" and number not in self._failed
+        self.machine.fail(number, error, "sequence" if again else "fail")
+        self._failed[number] = error
+        await self._flush()
+        return again
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Hold a slot of the answer and one of the client. New answers come after those that have begun."""
+        begun = self.machine.main.started is not None
+        async with self._turns, self._slots.slot(0 if begun else 1):
+            yield
+
+    # Requests ---------------------------------------------------------------------------------------------
+
+    async def _attempts(self, number: int) -> None:
+        """One request, sent again if it fails before its first token."""
+        machine = self.machine
+        for left in range(self._limits.retries, -1, -1):
+            if not machine.wants(number):
+                return
+            request = await self._request(number)
+            if request is None:
+                return
+            began = self._now()
+            tokens = machine.threads[number].tokens
+            machine.begin_request(number, len(request.ids), began)
+            await self._flush()
+            try:
+                await self._decode(request)
+                return
+            except BackendError as error:
+                if machine.threads[number].tokens > tokens or not error.retryable or not left:
+                    raise
+                machine.fail(number, error, "retry")
+            finally:
+                machine.end_request(number, began, machine.threads[number].tokens - tokens, self._now())
+
+    async def _request(self, number: int) -> DecodeRequest | None:
+        """The request that decodes a thread on; None when there is no room for one more."""
+        machine = self.machine
+        ids = [*self._prompt]
+        for part in machine.context(number):
+            ids += await self._ids(part)
+        max_tokens = min(machine.allowance(number), self._info.context_length - len(ids))
+        if max_tokens < 1:
+            machine.exhaust(number, self._now())
+            await self._flush()
+            return None
+        stop_ids, stop_text = machine.stops(number)
+        return DecodeRequest(
+            answer=self._answer,
+            thread=number,
+            ids=tuple(ids),
+            max_tokens=max_tokens,
+            sampling=self._sampling,
+            seed=thread_seed(self._sampling.seed, number),
+            stop_ids=stop_ids,
+            stop_text=stop_text,
+        )
+
+    async def _ids(self, part: Part) -> tuple[int, ...]:
+        if not isinstance(part, str):
+            return part
+        if part not in self._encoded:
+            self._encoded[part] = tuple(await self._backend.encode(part))
+        return self._encoded[part]
+
+    async def _decode(self, request: DecodeRequest) -> None:
+        """Send a request and feed the machine until it, or the request, ends."""
+        number, machine, finished = request.thread, self.machine, False
+        async with aclosing(self._backend.decode(request)) as pieces:
+            async for piece in pieces:
+                if piece.finish == "abort":
+                    raise BackendProtocolError(
+                        "the backend aborted the request, which nobody had asked it to"
+                    )
+                if len(piece.ids) > (allowed := machine.allowance(number)):
+                    piece = await self._shortened(number, piece, allowed)  # noqa: PLW2901
+                finished = piece.finish is not None
+                stop = machine.feed(number, piece, self._now())
+                if machine.dropped:
+                    self._drop()
+                if machine.spawned and not self._cut:
+                    self._spawn()
+                if machine.events:
+                    await self._flush()
+                if stop or finished:
+                    break
+            else:
+                raise BackendProtocolError("the backend's stream ended without saying why")
+        self._spawn()
+
+    async def _shortened(self, number: int, piece: Piece, allowed: int) -> Piece:
+        """A piece that goes over a limit, cut to it."""
+        ids = piece.ids[: max(0, allowed)]
+        raw = self.machine.threads[number].stretch.raw
+        before, after = await self._backend.detokenize(raw), await self._backend.detokenize([*raw, *ids])
+        return piece._replace(ids=ids, text=after[len(before) :], finish="length")
+
+    def _spawn(self) -> None:
+        for number in self.machine.spawned:
+            self._start(number)
+        self.machine.spawned.clear()
+
+    def _drop(self) -> None:
+        for number in self.machine.dropped:
+            task = self._tasks.get(number)
+            if task and task is not asyncio.current_task():  # that one ends by itself
+                task.cancel()
+        self.machine.dropped.clear()
+
+    async def _flush(self) -> None:
+        """Hand the events on."""
+        if self._emit and self.machine.events:
+            batch, self.machine.events = self.machine.events, []
+            await self._emit(batch)
+
+
+def _name(number: int) -> str:
+    return f"thread {number}" if number else "the main thread"
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that came first; the others followed from it."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,118 @@
+"""What an answer is when it is done: text, document, threads, usage, timeline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, computed_field, field_serializer
+
+from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
+
+__all__ = ["AnswerFinish", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
+
+AnswerFinish = Literal["end", "stop", "length", "interrupted"]
+"""End-of-text, a stop text, a token limit, or an error or a cancellation."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class RequestRecord(_Record):
+    """One request to the backend."""
+
+    prompt_tokens: int
+    """Tokens of the context."""
+    cached_tokens: int | None
+    """Of these, tokens whose KV was in the prefix cache; None where the backend does not say."""
+    completion_tokens: int
+
+
+class ThreadRecord(_Record):
+    """One thread of an answer. Times are seconds since the answer began."""
+
+    thread: int
+    """0 is the main thread."""
+    topic: str
+    estimate: int | None
+    """The promise's estimate in tokens."""
+    text: str
+    tokens: int
+    """Generated tokens, tags counted."""
+    opened: float
+    """When its promise was written."""
+    started: float | None
+    """When its first request was sent; None if it never was."""
+    first_token: float | None
+    ended: float | None
+    finish: Literal["end", "stop", "length", "superseded", "interrupted"]
+    """`superseded`: main wrote the chunk itself, inline."""
+    closed_by: ClosedBy | None
+    """What ended the chunk; None for the main thread."""
+    requests: tuple[RequestRecord, ...]
+
+
+class Usage(_Record):
+    """Tokens of an answer, over all its requests."""
+
+    prompt_tokens: int
+    """Tokens of the prompt, counted once."""
+    completion_tokens: int
+    """Every generated token, tags counted."""
+    cached_tokens: int
+    """Context tokens found in the prefix cache, over all requests."""
+    prefilled_tokens: int
+    """Context tokens that had to be computed, over all requests."""
+    requests: int
+
+
+class Span(_Record):
+    """A stretch of the timeline in which a thread decoded."""
+
+    thread: int
+    start: float
+    end: float
+
+
+class Generation(_Record):
+    """A finished answer, or the part of it that an error left."""
+
+    text: str
+    """What a reader sees."""
+    document: Document
+    """What the model wrote; `document.format()` is the written form."""
+    threads: tuple[ThreadRecord, ...]
+    """The main thread and one for each promise, in document order."""
+    usage: Usage
+    critical_path: int
+    """Tokens on the longest chain that had to be decoded one after another, tags counted."""
+    text_tokens: int
+    """Tokens of the visible text; an estimate by characters for a prompted model."""
+    finish: AnswerFinish
+    elapsed: float
+    """Seconds."""
+    timeline: tuple[Span, ...]
+    parallel: bool
+    notes: tuple[str, ...] = ()
+    """What the backend could not honour, a seed for instance."""
+
+    @field_serializer("document")
+    def _written(self, document: Document) -> str:
+        return document.format()
+
+    @computed_field
+    @property
+    def text_speedup(self) -> float:
+        """Tokens of the visible text / critical path: what is gained without a baseline to compare with."""
+        return self.text_tokens / self.critical_path if self.critical_path else 1.0
+
+    @computed_field
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """What was not well-formed in what the model wrote."""
+        return self.document.diagnostics
+
+    def theoretical_speedup(self, baseline: Generation) -> float:
+        """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
+        return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0

@@ -1,0 +1,39 @@
+"""Settings from the environment: `PASTA_BACKEND` and its like."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pasta_async.limits import Limits
+
+__all__ = ["Settings"]
+
+
+class Settings(BaseSettings):
+    """What holds where the code says nothing; each field is read from `PASTA_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="PASTA_", frozen=True)
+
+    backend: str = "local:"
+    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`."""
+    api_key: SecretStr | None = None
+    """Sent to an HTTP backend as a bearer token."""
+    max_threads: int = Field(16, ge=1)
+    client_threads: int = Field(64, ge=1)
+    timeout: float | None = Field(None, gt=0)
+    retries: int = Field(1, ge=0)
+    on_failure: Literal["fail", "sequence"] = "fail"
+
+    @property
+    def limits(self) -> Limits:
+        """The limits these settings give."""
+        return Limits(
+            max_threads=self.max_threads,
+            client_threads=self.client_threads,
+            timeout=self.timeout,
+            retries=self.retries,
+            on_failure=self.on_failure,
+        )
