@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
@@ -17,17 +18,31 @@ from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from pasta_async.clock import Clock
-    from pasta_async.events import Event
     from pasta_async.interpreter import Dialect, Fork
     from pasta_async.limits import Limits
     from pasta_async.protocol import Backend, Message, ModelInfo
     from pasta_async.results import Generation
     from pasta_async.settings import Settings
+    from pasta_async.streaming import Emit, Watch
 
 __all__ = ["Client", "generate", "stream"]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What `generate` and `stream` are asked."""
+
+    prompt: str | Sequence[Message]
+    sampling: Sampling | None
+    limits: Limits | None
+    prompted: bool | None
+    baseline: bool
+    parallel: bool
+    fork: Fork
+    kwargs: Mapping[str, Any]
 
 
 class Client:
@@ -111,9 +126,9 @@ class Client:
             prompted: Whether the model is told about PASTA-LANG in the system message, and its tags are read
                 as text. None: it is, unless the tags are in its vocabulary.
             baseline: Answer without any tag, for comparison.
-            parallel: False decodes the same views one after another, a test aid (for a baseline, use `baseline`).
-            fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each promise
-                and sends it again, so that its decoded KV is in the prefix cache.
+            parallel: False decodes the same views one after another: a test aid, not the baseline.
+            fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each
+                promise and sends it again, so that its decoded KV is in the prefix cache.
             chat_template_kwargs: Passed to the model's chat template.
 
         Raises:
@@ -124,8 +139,9 @@ class Client:
 
         Cancelling it ends every thread and aborts every request before the cancellation goes on.
         """
+        kwargs = chat_template_kwargs or {}
         return await self._answer(
-            prompt, sampling, limits, prompted, baseline, parallel, fork, chat_template_kwargs, None, None
+            _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs)
         )
 
     def stream(
@@ -144,44 +160,23 @@ class Client:
 
         Leaving the block ends every thread and aborts every request that is still open.
         """
+        kwargs = chat_template_kwargs or {}
+        question = _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs)
 
-        async def run(
-            emit: Callable[[list[Event]], Awaitable[None]], watch: Callable[[Callable[[], Generation]], None]
-        ) -> Generation:
-            return await self._answer(
-                prompt,
-                sampling,
-                limits,
-                prompted,
-                baseline,
-                parallel,
-                fork,
-                chat_template_kwargs,
-                emit,
-                watch,
-            )
+        async def run(emit: Emit, watch: Watch) -> Generation:
+            return await self._answer(question, emit, watch)
 
         return AnswerStream(run)
 
     async def _answer(
-        self,
-        prompt: str | Sequence[Message],
-        sampling: Sampling | None,
-        limits: Limits | None,
-        prompted: bool | None,
-        baseline: bool,
-        parallel: bool,
-        fork: Fork,
-        chat_template_kwargs: Mapping[str, Any] | None,
-        emit: Callable[[list[Event]], Awaitable[None]] | None,
-        watch: Callable[[Callable[[], Generation]], None] | None,
+        self, question: _Question, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
         began = self._clock.time()
-        messages = _messages(prompt)
-        sampling, limits = sampling or Sampling(), limits or self.limits
+        messages = _messages(question.prompt)
+        sampling, limits = question.sampling or Sampling(), question.limits or self.limits
         info = await self.connect()
-        dialect = _dialect(info, prompted, baseline=baseline)
-        ids = await self._encode(messages, dialect, chat_template_kwargs or {}, baseline=baseline)
+        dialect = _dialect(info, question.prompted, baseline=question.baseline)
+        ids = await self._encode(question, messages, dialect)
         _check_length(ids, info)
         machine = Machine(
             info,
@@ -189,7 +184,7 @@ class Client:
             limits,
             max_tokens=sampling.max_tokens,
             stop=sampling.stop,
-            fork=fork,
+            fork=question.fork,
             thinking=dialect == "text" and await self._thinks(ids),
             listen=emit is not None,
             notes=_notes(info, sampling),
@@ -206,21 +201,17 @@ class Client:
             clock=self._clock,
             began=began,
             emit=emit,
-            parallel=parallel,
-            cut=fork == "cut",
+            parallel=question.parallel,
         )
         if watch:
             watch(runner.partial)
         return await runner.run()
 
-    async def _encode(
-        self, messages: list[Message], dialect: Dialect, kwargs: Mapping[str, Any], *, baseline: bool
-    ) -> list[int]:
+    async def _encode(self, question: _Question, messages: list[Message], dialect: Dialect) -> list[int]:
         if dialect == "text":
             messages = with_instructions(messages)
-        if baseline:
-            kwargs = {"pasta": False, **kwargs}
-        return await self._backend.encode_chat(messages, kwargs)
+        form = {"pasta": False} if question.baseline else {}
+        return await self._backend.encode_chat(messages, {**form, **question.kwargs})
 
     async def _thinks(self, ids: Sequence[int]) -> bool:
         """Whether the prompt ends inside a thinking block, as some chat templates have it."""
@@ -246,7 +237,7 @@ async def generate(
 @asynccontextmanager
 async def stream(
     prompt: str | Sequence[Message], *, backend: str | Backend | None = None, **options: Any
-) -> AsyncIterator[AnswerStream]:
+) -> AsyncGenerator[AnswerStream]:
     """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
 
     Args:

@@ -1,6 +1,7 @@
 """What happens while an answer is decoded: one discriminated union, told apart by `type`.
 
-Thread 0 is the main thread, thread k decodes the k-th promise's chunk. Times are seconds since the answer began.
+Thread 0 is the main thread, thread k decodes the k-th promise's chunk. Times are seconds since the answer
+began.
 """
 
 from __future__ import annotations

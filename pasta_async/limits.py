@@ -18,15 +18,15 @@ class Limits(Options):
     The token limit of an answer is `Sampling.max_tokens`.
     """
 
-    max_threads: int = Field(16, ge=1)
+    max_threads: int = Field(default=16, ge=1)
     """Threads of one answer that decode at once, the main thread counted."""
-    client_threads: int = Field(64, ge=1)
+    client_threads: int = Field(default=64, ge=1)
     """Threads over all answers of a client that decode at once."""
-    chunk_tokens: int | None = Field(None, ge=1)
+    chunk_tokens: int | None = Field(default=None, ge=1)
     """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
-    timeout: float | None = Field(None, gt=0, allow_inf_nan=False)
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for the whole answer, time in a queue counted."""
-    retries: int = Field(1, ge=0, le=100)
+    retries: int = Field(default=1, ge=0, le=100)
     """How often a request that failed before its first token is sent again."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""

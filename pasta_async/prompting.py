@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["INSTRUCTIONS", "with_instructions"]
 
 INSTRUCTIONS = """\
-Parts of your answer can be written at the same time by several writers. You are the main writer. Mark the parts \
-with these tags, exactly as shown, and with no others:
+Parts of your answer can be written at the same time by several writers. You are the main writer. Mark the \
+parts with these tags, exactly as shown, and with no others:
 
 <promise topic="at most three words" tokens="60"/>
-    stands for a passage that does not depend on what other passages say. Another writer, who sees all that you \
-have written up to here, writes it in this place at once. Do not write it yourself; go on with what follows it. \
-topic says what the passage is about, tokens how long it will be, in tens.
+    stands for a passage that does not depend on what other passages say. Another writer, who sees all \
+that you have written up to here, writes it in this place at once. Do not write it yourself; go on with \
+what follows it. topic says what the passage is about, tokens how long it will be, in tens.
 <sync/>
-    waits until all promised passages are there. You then see them. Write it before anything that needs them, \
-such as a conclusion, a comparison or a total. It is not needed at the end.
+    waits until all promised passages are there. You then see them. Write it before anything that needs \
+them, such as a conclusion, a comparison or a total. It is not needed at the end.
 
-Promise only passages of two sentences or more that can be written without each other. A short answer, or one in \
-which each step needs the step before, has no tags at all.
+Promise only passages of two sentences or more that can be written without each other. A short answer, or \
+one in which each step needs the step before, has no tags at all.
 
 Example. Asked to compare tea and coffee:
-Both drinks have a long history. <promise topic="tea" tokens="60"/> <promise topic="coffee" tokens="60"/><sync/> \
-Overall, coffee is the stronger of the two.
+Both drinks have a long history. <promise topic="tea" tokens="60"/> <promise topic="coffee" \
+tokens="60"/><sync/> Overall, coffee is the stronger of the two.
 
 Example. Asked for three ideas for a rainy day:
 Here are three ideas:

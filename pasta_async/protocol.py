@@ -74,7 +74,7 @@ class DecodeRequest:
     stop_ids: tuple[int, ...] = ()
     """End after generating one of these, which is part of the output. End-of-text ids always end."""
     stop_text: tuple[str, ...] = ()
-    """May end once the generated text contains one of these; the text is kept. A hint: the interpreter cuts."""
+    """May end once the generated text holds one of these, which is kept. A hint: the interpreter cuts."""
     stream: bool = True
     """Whether somebody watches: if not, the output may come in one piece."""
 

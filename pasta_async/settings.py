@@ -21,16 +21,18 @@ class Settings(BaseSettings):
     """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
-    max_threads: int = Field(16, ge=1)
-    client_threads: int = Field(64, ge=1)
-    timeout: float | None = Field(None, gt=0)
-    retries: int = Field(1, ge=0)
+    max_threads: int = Field(default=16, ge=1)
+    client_threads: int = Field(default=64, ge=1)
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    timeout: float | None = Field(default=None, gt=0)
+    retries: int = Field(default=1, ge=0)
     on_failure: Literal["fail", "sequence"] = "fail"
 
     @property
     def limits(self) -> Limits:
         """The limits these settings give."""
         return Limits(
+            chunk_tokens=self.chunk_tokens,
             max_threads=self.max_threads,
             client_threads=self.client_threads,
             timeout=self.timeout,

@@ -22,7 +22,7 @@ from pasta_async.errors import (
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from pasta_async.clock import Clock
     from pasta_async.events import Event
@@ -61,7 +61,6 @@ class Runner:
         began: The clock's time when the answer began.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
         parallel: False: one thread at a time, in document order.
-        cut: Main's request ends at each promise, and only then the threads start.
     """
 
     def __init__(
@@ -79,14 +78,13 @@ class Runner:
         began: float,
         emit: Callable[[list[Event]], Awaitable[None]] | None = None,
         parallel: bool = True,
-        cut: bool = False,
     ) -> None:
         self.machine = machine
         self._backend, self._clock, self._slots = backend, clock, slots
         self._prompt, self._answer, self._info = tuple(prompt), answer, info
         self._sampling, self._limits = sampling, limits
         self._began, self._emit = began, emit
-        self._parallel, self._cut = parallel, cut
+        self._parallel = parallel
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
@@ -111,7 +109,7 @@ class Runner:
         except BaseExceptionGroup as group:
             if caller and caller.cancelling() > cancellations:
                 raise asyncio.CancelledError from None
-            error = _first(group)
+            error: BaseException = group.exceptions[0]  # the others followed from it
             if isinstance(error, PastaError):
                 error.partial = await self._finish("interrupted")
             raise error from error.__cause__
@@ -163,11 +161,9 @@ class Runner:
             await self._flush()
 
     async def _settle(self) -> None:
-        """Wait until no promise of the round is open; chunks that failed are taken up again here, in order."""
-        while waiting := [
-            self._tasks[number] for number in self.machine.open_threads if number not in self._failed
-        ]:
-            await asyncio.wait(waiting)
+        """Wait until no promise of the round is open; chunks that failed are taken up here, in order."""
+        while waiting := [number for number in self.machine.open_threads if number not in self._failed]:
+            await asyncio.wait([self._tasks[number] for number in waiting])
         for number in self.machine.open_threads:
             await self._thread(number)
 
@@ -194,7 +190,7 @@ class Runner:
         return again
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncGenerator[None]:
         """Hold a slot of the answer and one of the client. New answers come after those that have begun."""
         begun = self.machine.main.started is not None
         async with self._turns, self._slots.slot(0 if begun else 1):
@@ -261,17 +257,15 @@ class Runner:
         async with aclosing(self._backend.decode(request)) as pieces:
             async for piece in pieces:
                 if piece.finish == "abort":
-                    raise BackendProtocolError(
-                        "the backend aborted the request, which nobody had asked it to"
-                    )
+                    raise BackendProtocolError("the backend aborted the request unasked")
                 if len(piece.ids) > (allowed := machine.allowance(number)):
-                    piece = await self._shortened(number, piece, allowed)  # noqa: PLW2901
+                    piece = await self._shortened(number, piece, allowed)
                 finished = piece.finish is not None
                 stop = machine.feed(number, piece, self._now())
                 if machine.dropped:
                     self._drop()
-                if machine.spawned and not self._cut:
-                    self._spawn()
+                if machine.spawned and not stop:
+                    self._spawn()  # else when the request is over, and its KV in the prefix cache
                 if machine.events:
                     await self._flush()
                 if stop or finished:
@@ -308,9 +302,3 @@ class Runner:
 
 def _name(number: int) -> str:
     return f"thread {number}" if number else "the main thread"
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that came first; the others followed from it."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 __all__ = ["Slots"]
 
@@ -33,7 +33,7 @@ class Slots:
         return self.total - self._free
 
     @asynccontextmanager
-    async def slot(self, priority: int = 0) -> AsyncIterator[None]:
+    async def slot(self, priority: int = 0) -> AsyncGenerator[None]:
         """Hold a slot; the lowest `priority` goes first."""
         await self._acquire(priority)
         try:

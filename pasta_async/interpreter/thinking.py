@@ -16,7 +16,7 @@ class ThinkingFilter:
 
     def __init__(self, *, inside: bool = False) -> None:
         self._inside = inside
-        self._tail = ""
+        self._tail: str = ""
         self.passed = False
         """Whether no block can come any more, so that the filter can be left out."""
 
