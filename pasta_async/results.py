@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, computed_field, field_serializer
+from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
 from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
 from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
@@ -16,7 +16,7 @@ AnswerFinish = Literal["end", "stop", "length", "interrupted"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RequestRecord(_Record):
@@ -80,7 +80,7 @@ class Generation(_Record):
 
     text: str
     """What a reader sees."""
-    document: Document
+    document: InstanceOf[Document]
     """What the model wrote; `document.format()` is the written form."""
     threads: tuple[ThreadRecord, ...]
     """The main thread and one for each promise, in document order."""
