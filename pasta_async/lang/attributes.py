@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from pasta_async.lang.diagnostics import Code
 from pasta_async.lang.document import Promise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["MAX_ESTIMATE", "read_attributes", "read_promise"]
 
@@ -38,9 +34,14 @@ def read_promise(source: str, rest: str) -> tuple[Promise | None, list[Code]]:
     attributes = read_attributes(rest)
     if isinstance(attributes, Code):
         return None, [attributes]
+    codes: list[Code] = []
+    if not _EXACT.fullmatch(source):
+        codes.append(Code.TAG_FORM)
     topic = attributes.get("topic", "")
+    words = len(topic.split())
+    if words == 0 or words > 3:
+        codes.append(Code.TOPIC_LONG if words else Code.TOPIC_MISSING)
     tokens, complaint = _read_tokens(attributes.get("tokens"))
-    codes = list(_complaints(source, topic))
     if complaint:
         codes.append(complaint)
     return Promise(topic, tokens, source=source), codes
@@ -72,13 +73,3 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
         return None, Code.TOKENS_BAD
     rounded = -(-number // 10) * 10
     return rounded, None if rounded == number else Code.TOKENS_NOT_TENS
-
-
-def _complaints(source: str, topic: str) -> Iterator[Code]:
-    if not _EXACT.fullmatch(source):
-        yield Code.TAG_FORM
-    words = len(topic.split())
-    if words == 0:
-        yield Code.TOPIC_MISSING
-    elif words > 3:
-        yield Code.TOPIC_LONG

@@ -47,8 +47,8 @@ TAG_TOKENS = (PROMISE_OPEN, PROMISE_TOKENS, PROMISE_CLOSE, ASYNC_OPEN, ASYNC_CLO
 MAX_TAG = 512
 """Characters a tag may have from `<` to `>` (an escape's backslashes do not count); longer ones are text."""
 
-TAG_START = r"<(?P<escape>\\*)(?P<slash>/?)(?P<name>promise|async|sync)(?=[\s/>])(?P<rest>[^<>]*)"
-"""Pattern of a tag up to its `>`."""
+TAG_START = r"<(\\*)(/?)(promise|async|sync)(?=[\s/>])([^<>]*)"
+"""Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
 ClosedBy = Literal["writer", "budget", "end", "interrupted"]
 """What ended a chunk: its `</async>`, its token cap, the end of the text, a failure or a cancellation."""
@@ -63,7 +63,7 @@ def escape(text: str) -> str:
 
 def _escaped(tag: re.Match[str]) -> str:
     source = tag[0]
-    fits = len(source) - len(tag["escape"]) <= MAX_TAG
+    fits = len(source) - len(tag[1]) <= MAX_TAG
     return f"<\\{source[1:]}" if fits else source
 
 

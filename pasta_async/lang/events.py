@@ -1,7 +1,7 @@
 """What a parser reports while it reads.
 
-Plain classes with slots, because one is made for each piece of text. They hold what happened, not who it happened
-to: the events that users see (`pasta_async.events`) are made from them.
+Plain classes with slots, because one is made for each piece of text. The events that users see
+(`pasta_async.events`) are made from them.
 """
 
 from __future__ import annotations

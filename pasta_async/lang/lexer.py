@@ -39,9 +39,9 @@ class Tag(NamedTuple):
 
 Lexeme = str | Tag | Place
 
-_CANDIDATE = re.compile(f"{TAG_START}(?P<end>>?)")
+_CANDIDATE = re.compile(f"{TAG_START}(>?)")
 _PREFIXES = "|".join(name[:size] for name in ("promise", "async", "sync") for size in range(len(name), 0, -1))
-_UNFINISHED = re.compile(rf"<(?P<escape>\\*)/?(?P<name>(?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
+_UNFINISHED = re.compile(rf"<(\\*)/?((?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
 
 
 class Lexer:
@@ -93,7 +93,7 @@ class Lexer:
         self._walked = 0
         start = self._place(held, base, 0)
         found = _UNFINISHED.fullmatch(held)
-        cut = start if found and found["name"] and not found["escape"] else None
+        cut = start if found and found[2] and not found[1] else None
         text, self.held, self._shown = held[self._shown :], "", 0
         return text, cut, self._place(held, base, len(held))
 
@@ -103,27 +103,27 @@ class Lexer:
         done = self._shown
         for found in _CANDIDATE.finditer(buffer):
             start, end = found.span()
-            complete, escapes = found["end"], len(found["escape"])
+            escapes, slash, name, rest, complete = found.groups()
             if start >= starts or (end == len(buffer) and not complete):
                 break
-            if not complete or end - start - escapes > MAX_TAG:
+            if not complete or end - start - len(escapes) > MAX_TAG:
                 if not escapes:
                     lexemes.append(self._place(buffer, base, start))
             elif escapes:
                 lexemes.append(buffer[done : start + 1])
                 done = start + 2  # one backslash is dropped; the rest is text like any other
             else:
-                lexemes.append(buffer[done:start])
+                if start > done:
+                    lexemes.append(buffer[done:start])
                 place = self._place(buffer, base, start)
-                tag = Tag(found[0], found["name"], bool(found["slash"]), found["rest"], place, base + end)
-                lexemes.append(tag)
+                lexemes.append(Tag(found[0], name, slash != "", rest, place, base + end))
                 done = end
         return lexemes, done
 
     def _hold(self, buffer: str, base: int, done: int, last: int, lexemes: list[Lexeme]) -> None:
         """Hold the end of the buffer from its last `<` if it may become a tag; what comes before is text."""
         unfinished = _UNFINISHED.fullmatch(buffer, last) if last >= 0 else None
-        escapes = len(unfinished["escape"]) if unfinished else 0
+        escapes = len(unfinished[1]) if unfinished else 0
         if unfinished and len(buffer) - last - escapes >= MAX_TAG:
             if not escapes:
                 lexemes.append(self._place(buffer, base, last))
@@ -136,7 +136,8 @@ class Lexer:
         else:
             self.held, text, self._shown = buffer[last:], buffer[done:last], 0
         self._place(buffer, base, len(buffer) - len(self.held))
-        lexemes.append(text)
+        if text:
+            lexemes.append(text)
 
     def _place(self, buffer: str, base: int, index: int) -> Place:
         """The place of an index in the buffer; indexes only grow within one buffer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pasta_async.errors import ParseError
 from pasta_async.lang.attributes import read_attributes, read_promise
@@ -30,6 +30,8 @@ from pasta_async.lang.events import (
 from pasta_async.lang.lexer import Lexer, Place, Tag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pasta_async.lang.document import ClosedBy, Node
     from pasta_async.lang.events import Event
 
@@ -49,8 +51,8 @@ class Parser:
         strict: Raise `ParseError` at the first diagnostic that is not mild.
         thread: Put on the diagnostics.
         whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
-        halt_at_sync: The rest of a piece in which a sync takes effect is dropped: its writer has to wait there,
-            and what it wrote behind was written without the chunks.
+        halt_at_sync: The rest of a piece in which a sync takes effect is dropped: its writer has to wait
+            there, and what it wrote behind was written without the chunks.
     """
 
     __slots__ = (
@@ -109,8 +111,12 @@ class Parser:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes that are finished: all of them after `close()`."""
-        return tuple(self._nodes)
+        """The nodes so far; until `close()` the last one may grow, and what is held back is not in it."""
+        text = self._text.getvalue()
+        target = [*self._target, Text(text)] if text else self._target
+        if self._target is self._nodes:
+            return tuple(target)
+        return (*self._nodes[:-1], self._kept(target, "interrupted"))
 
     def document(self) -> Document:
         """The nodes so far as a document, its diagnostics in the order of the text."""
@@ -119,7 +125,7 @@ class Parser:
     def chunk(self, closed_by: ClosedBy | None = None) -> Chunk:
         """With `inside_chunk`, the nodes so far as a chunk; what closed it is told by `end` unless given."""
         return Chunk(
-            _chunk_nodes(self._nodes), closed_by=closed_by or ("end" if self.end is None else "writer")
+            _chunk_nodes(self.nodes), closed_by=closed_by or ("end" if self.end is None else "writer")
         )
 
     def feed(self, piece: str, *, literal: bool = False) -> list[Event]:
@@ -279,11 +285,14 @@ class Parser:
         self._end_text()
         if self._inside:
             return
-        promise = self._nodes.pop()
-        assert isinstance(promise, Promise)
-        chunk = Chunk(_chunk_nodes(self._target), self._opened, closed_by)
-        self._nodes.append(Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap))
+        self._nodes[-1] = self._kept(self._target, closed_by)
         self._in_chunk, self._target = False, self._nodes
+
+    def _kept(self, nodes: list[Node], closed_by: ClosedBy) -> Promise:
+        """The last promise, kept by a chunk of these nodes."""
+        promise = cast("Promise", self._nodes[-1])
+        chunk = Chunk(_chunk_nodes(nodes), self._opened, closed_by)
+        return Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap)
 
     def _on_sync(self, tag: Tag, events: list[Event]) -> Code | None:
         if self._in_chunk:
@@ -325,5 +334,5 @@ class Parser:
             self.diagnostics.append(diagnostic)
 
 
-def _chunk_nodes(nodes: list[Node]) -> tuple[Text | Ignored, ...]:
+def _chunk_nodes(nodes: Iterable[Node]) -> tuple[Text | Ignored, ...]:
     return tuple(node for node in nodes if isinstance(node, Text | Ignored))
