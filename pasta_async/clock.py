@@ -9,14 +9,14 @@ import asyncio
 import heapq
 import math
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 __all__ = ["REAL_CLOCK", "Clock", "RealClock", "VirtualClock"]
 
-_QUIET_ROUNDS = 4
+_QUIET_ROUNDS = 5
 """Loop iterations in which no task may move before time does, where the loop's queue cannot be seen.
 
-Completed futures reach a task through a callback or two (`gather`, `shield`); those need an iteration each.
+A future reaches its task through a callback or more (`gather`, `shield`), each in an iteration of its own.
 """
 
 
@@ -76,6 +76,11 @@ class VirtualClock:
         """Seconds on this clock."""
         return self._now
 
+    @property
+    def sleepers(self) -> int:
+        """How many wait for a moment that will come."""
+        return sum(not future.done() for _, _, future in self._heap)
+
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock has moved on by `seconds`, rounded to a nanosecond.
 
@@ -127,15 +132,12 @@ class VirtualClock:
     def _settled(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether nothing can run before time moves."""
         ready: object = getattr(loop, "_ready", None)
-        if isinstance(ready, deque) and not ready:
-            return True  # asyncio's own loop: this callback is all there is to run
-        self._quiet += 1
-        if self._quiet not in (1, _QUIET_ROUNDS):
-            return False
-        if all(_blocked(task) for task in asyncio.all_tasks(loop)):
-            return self._quiet == _QUIET_ROUNDS
-        self._quiet = 0
-        return False
+        if isinstance(ready, deque):  # asyncio's own loop: what can run is in its queue
+            handles = cast("deque[asyncio.Handle]", ready)
+            return not getattr(loop, "_stopping", False) and all(map(_is_clock, handles))
+        blocked = all(map(_is_blocked, asyncio.all_tasks(loop)))
+        self._quiet = self._quiet + 1 if blocked else 0
+        return self._quiet == _QUIET_ROUNDS
 
     def _advance(self) -> None:
         """Jump to the next sleeper and wake all that are due then."""
@@ -150,7 +152,12 @@ class VirtualClock:
         self._now = due
 
 
-def _blocked(task: asyncio.Task[Any]) -> bool:
+def _is_clock(handle: asyncio.Handle) -> bool:
+    """Whether a callback is that of a virtual clock: two on one loop must not wait for each other."""
+    return isinstance(getattr(getattr(handle, "_callback", None), "__self__", None), VirtualClock)
+
+
+def _is_blocked(task: asyncio.Task[Any]) -> bool:
     """Whether the task waits for a future that is not done (a task about to run waits for none)."""
     waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     return waiter is not None and not waiter.done()

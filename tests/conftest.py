@@ -1,0 +1,99 @@
+"""What all tests share: event loops, and watchmen for calls that block and tasks that are left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvloop
+from blockbuster import blockbuster_ctx
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
+    LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+settings.register_profile("usual", derandomize=True, deadline=None, database=None)
+settings.register_profile("thorough", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+NEVER_BLOCK = ("interpreter", "client", "backends/test_scripted.py", "test_clock.py")
+"""Tests, below this folder, in which no call may block the loop. Others load models, or start servers."""
+
+_loops: list[asyncio.AbstractEventLoop] = []
+"""Those that this file made and that are still open."""
+
+_complaints: list[dict[str, Any]] = []
+"""What loops reported since the running test began: exceptions that nobody took."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Plain asyncio, and for tests marked `loop_matrix` every other kind as well."""
+    if item.get_closest_marker("loop_matrix") is None:
+        return {"asyncio": _watched(asyncio.new_event_loop)}
+    kinds: dict[str, LoopFactory] = {
+        "asyncio": asyncio.new_event_loop,
+        "uvloop": uvloop.new_event_loop,
+        "debug": _debug_loop,
+    }
+    if hasattr(asyncio, "eager_task_factory"):  # from Python 3.12 on
+        kinds["eager"] = _eager_loop
+    return {name: _watched(kind) for name, kind in kinds.items()}
+
+
+def _debug_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_debug(True)
+    return loop
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory"))  # noqa: B009 - not in Python 3.11
+    return loop
+
+
+def _watched(kind: LoopFactory) -> LoopFactory:
+    def make() -> asyncio.AbstractEventLoop:
+        loop = kind()
+        loop.set_exception_handler(lambda _, context: _complaints.append(context))
+        _loops[:] = [loop, *(known for known in _loops if not known.is_closed())]
+        return loop
+
+    return make
+
+
+def _tasks() -> set[asyncio.Task[Any]]:
+    return {task for loop in _loops if not loop.is_closed() for task in asyncio.all_tasks(loop)}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Fail a test that leaves tasks behind (beside those of its fixtures) or exceptions that nobody took."""
+    before = _tasks()
+    _complaints.clear()
+    result = yield
+    if left := _tasks() - before:
+        pytest.fail("left tasks behind:\n" + "\n".join(map(repr, left)), pytrace=False)
+    if _complaints:
+        pytest.fail("the loop reported:\n" + "\n".join(map(str, _complaints)), pytrace=False)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """A call that blocks a running loop is an error, in the folders that `NEVER_BLOCK` names."""
+    place = request.path.relative_to(Path(__file__).parent).as_posix()
+    if not place.startswith(NEVER_BLOCK):
+        yield
+        return
+    with blockbuster_ctx():  # imports, line caches and pytest's own files are exempt from the start
+        yield

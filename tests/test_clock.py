@@ -1,0 +1,173 @@
+"""The virtual clock: time moves when nothing else can, in one order, on any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+
+import pytest
+
+from pasta_async.clock import REAL_CLOCK, RealClock, VirtualClock
+
+
+@pytest.mark.loop_matrix
+async def test_sleepers_wake_in_order_of_time_then_of_arrival() -> None:
+    clock = VirtualClock()
+    woken: list[tuple[float, str]] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append((clock.time(), name))
+
+    names = {"c": 2.0, "a": 1.0, "d": 2.0, "b": 1.5, "e": 2.0}
+    await asyncio.gather(*(sleeper(name, seconds) for name, seconds in names.items()))
+    assert woken == [(1.0, "a"), (1.5, "b"), (2.0, "c"), (2.0, "d"), (2.0, "e")]
+
+
+@pytest.mark.loop_matrix
+async def test_time_stands_still_while_a_task_can_run() -> None:
+    clock = VirtualClock()
+    seen: list[float] = []
+
+    async def busy() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
+            seen.append(clock.time())
+
+    await asyncio.gather(busy(), clock.sleep(5))
+    assert seen == [0.0] * 200
+    assert clock.time() == 5
+
+
+@pytest.mark.loop_matrix
+async def test_time_waits_for_what_a_wake_up_sets_off() -> None:
+    """A chain of futures, gathers and tasks runs to its end before time moves on."""
+    clock = VirtualClock()
+    times: list[float] = []
+
+    async def deep(depth: int) -> None:
+        if depth:
+            await asyncio.gather(asyncio.shield(deep(depth - 1)))
+        times.append(clock.time())
+
+    async def first() -> None:
+        await clock.sleep(1)
+        await deep(10)
+
+    await asyncio.gather(first(), clock.sleep(1.000_000_001))
+    assert times == [1.0] * 11
+
+
+@pytest.mark.loop_matrix
+async def test_a_callback_counts_as_something_that_can_run() -> None:
+    clock = VirtualClock()
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_soon(loop.call_soon, done.set_result, None)
+    sleeper = asyncio.create_task(clock.sleep(3))
+    await done
+    assert clock.time() == 0
+    await sleeper
+
+
+@pytest.mark.loop_matrix
+async def test_a_cancelled_sleeper_is_forgotten_and_moves_no_time() -> None:
+    clock = VirtualClock()
+    tasks = [asyncio.create_task(clock.sleep(n)) for n in (1, 2, 3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[2].cancel()
+    await tasks[1]
+    assert clock.time() == 2
+    await asyncio.sleep(0)
+    assert clock.time() == 2
+    assert tasks[0].cancelled()
+    assert tasks[2].cancelled()
+
+
+@pytest.mark.loop_matrix
+async def test_time_outs_that_are_cancelled_do_not_pile_up() -> None:
+    clock = VirtualClock()
+    for _ in range(1000):
+        task = asyncio.create_task(clock.sleep(300))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    gc.collect()
+    assert clock.sleepers == 0
+    assert clock.time() == 0
+
+
+@pytest.mark.loop_matrix
+async def test_a_sleep_that_never_ends_does_not_keep_others_from_it() -> None:
+    clock = VirtualClock()
+    forever = asyncio.create_task(clock.sleep(math.inf))
+    await clock.sleep(10)
+    assert not forever.done()
+    forever.cancel()
+    await asyncio.wait([forever])
+
+
+@pytest.mark.loop_matrix
+async def test_a_time_out_built_on_it_cancels_at_its_time() -> None:
+    clock = VirtualClock()
+    work = asyncio.create_task(clock.sleep(100))
+    limit = asyncio.create_task(clock.sleep(30))
+    await asyncio.wait([work, limit], return_when=asyncio.FIRST_COMPLETED)
+    assert clock.time() == 30
+    work.cancel()
+    await asyncio.wait([work])
+
+
+@pytest.mark.loop_matrix
+async def test_small_steps_add_up_exactly() -> None:
+    clock = VirtualClock()
+    for _ in range(30):
+        await clock.sleep(0.1)
+    assert clock.time() == 3
+
+
+@pytest.mark.loop_matrix
+async def test_two_clocks_on_one_loop_both_go_on() -> None:
+    one, two = VirtualClock(), VirtualClock(start=100)
+    await asyncio.gather(one.sleep(5), two.sleep(7))
+    assert (one.time(), two.time()) == (5, 107)
+
+
+@pytest.mark.loop_matrix
+async def test_it_waits_beside_real_io() -> None:
+    """Somebody who waits for a worker thread counts as blocked, and is still served."""
+    clock = VirtualClock()
+    worker = asyncio.create_task(asyncio.to_thread(sum, range(1000)))
+    await clock.sleep(60)
+    assert await worker == 499500
+    assert clock.time() == 60
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.nan])
+@pytest.mark.loop_matrix
+async def test_no_time_is_one_turn_of_the_loop(seconds: float) -> None:
+    clock = VirtualClock(start=7)
+    await clock.sleep(seconds)
+    assert clock.time() == 7
+
+
+@pytest.mark.loop_matrix
+async def test_the_real_clock_is_the_loops() -> None:
+    before = asyncio.get_running_loop().time()
+    await REAL_CLOCK.sleep(0)
+    assert before <= RealClock().time() <= asyncio.get_running_loop().time()
+
+
+def test_one_clock_serves_loop_after_loop() -> None:
+    clock = VirtualClock()
+
+    async def leave_a_sleeper() -> None:
+        sleeper = asyncio.create_task(clock.sleep(1000))
+        await clock.sleep(1)
+        assert not sleeper.done()
+
+    asyncio.run(leave_a_sleeper())
+    asyncio.run(clock.sleep(1))
+    assert clock.time() == 2
