@@ -320,6 +320,7 @@ class ScriptedBackend:
             text += part
             finish = "stop" if token in ends or stops.met(part) else "length" if n == limit else None
             if finish is not None:
+                text += self._unfinished(stretch, n) if finish == "length" else ""
                 yield Piece(tuple(ids), text, finish, len(request.ids), play.cached_tokens)
                 return
             if is_tag or len(ids) >= size:
@@ -327,6 +328,13 @@ class ScriptedBackend:
                 ids, text = [], ""
         if ids:
             yield Piece(tuple(ids), text)
+
+    def _unfinished(self, stretch: Stretch, upto: int) -> str:
+        """The text of a character that a token limit cut in two."""
+        since = upto
+        while since and not stretch.texts[since - 1]:
+            since -= 1
+        return self.tokenizer.decode(stretch.ids[since:upto])
 
 
 @dataclass(slots=True)

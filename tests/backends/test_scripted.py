@@ -1,0 +1,496 @@
+"""The scripted backend plays what was written, to whoever asks in the right order, and breaks on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
+from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequest
+from pasta_async.lang import (
+    ASYNC_CLOSE,
+    ASYNC_OPEN,
+    SYNC,
+    TAG_TOKENS,
+    Chunk,
+    Document,
+    Promise,
+    Segment,
+    Sync,
+    Text,
+    View,
+    views,
+)
+from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WARS = Document(
+    (
+        Text("Both wars."),
+        Promise("causes", 60, Chunk((Text(" The causes were many."),))),
+        Promise("outcome", 40, Chunk((Text(" Peace came."),))),
+        Sync(),
+        Text(" Taken together: "),
+        Promise("sum", 10, Chunk((Text("two"),))),
+        Text(" wars."),
+    )
+)
+WRITTEN = (
+    'Both wars.<promise topic="causes" tokens="60"/><async> The causes were many.</async>'
+    '<promise topic="outcome" tokens="40"/><async> Peace came.</async><sync/> Taken together: '
+    '<promise topic="sum" tokens="10"/><async>two</async> wars.'
+)
+
+
+class Player:
+    """Asks a backend by hand, as an interpreter would."""
+
+    def __init__(self, backend: ScriptedBackend, info: ModelInfo, prompt: list[int]) -> None:
+        self.backend, self.info, self.prompt = backend, info, tuple(prompt)
+
+    @classmethod
+    async def ask(cls, backend: ScriptedBackend, prompt: str = "Go", **kwargs: Any) -> Player:
+        messages = [{"role": "user", "content": prompt}]
+        return cls(backend, await backend.connect(), await backend.encode_chat(messages, kwargs))
+
+    async def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_tag and self.info.tags is not None:
+                ids.append(self.info.tags[TAG_TOKENS.index(segment.text)])
+            else:
+                ids += await self.backend.encode(segment.text)
+        return tuple(ids)
+
+    def request(
+        self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any
+    ) -> DecodeRequest:
+        tags = self.info.tags
+        fields.setdefault("stop_ids", (tags.sync, tags.close_async) if tags else ())
+        fields.setdefault("max_tokens", 1000)
+        return DecodeRequest(answer, thread, (*self.prompt, *written), sampling=Sampling(), **fields)
+
+    async def pieces(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> list[Piece]:
+        return [piece async for piece in self.backend.decode(self.request(thread, written, **fields))]
+
+    async def text(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> str:
+        return "".join(piece.text for piece in await self.pieces(thread, written, **fields))
+
+
+def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    return tuple(token for piece in pieces for token in piece.ids)
+
+
+def plain(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+class Bytes:
+    """A byte-level tokenizer: most characters beyond ASCII take several tokens."""
+
+    vocab_size = 300
+    end_id = 299
+
+    def __init__(self) -> None:
+        self.tags = None
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+
+# --- what is played -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", [WARS, WRITTEN], ids=["document", "written"])
+async def test_every_view_is_answered_with_its_target(script: Document | str) -> None:
+    player = await Player.ask(ScriptedBackend(script))
+    end = player.info.end_ids[0]
+    for view in views(WARS):
+        pieces = await player.pieces(view.thread, await player.encode(view.context))
+        expected = await player.encode(view.target)
+        assert ids_of(pieces) == (*expected, end) if view.ends_answer else expected
+        assert "".join(piece.text for piece in pieces) == plain(view.target)
+
+
+async def test_it_is_a_backend() -> None:
+    assert isinstance(ScriptedBackend(WARS), Backend)
+
+
+async def test_a_tag_travels_alone_and_only_the_last_piece_has_a_finish() -> None:
+    player = await Player.ask(ScriptedBackend(WARS, piece=4))
+    pieces = await player.pieces()
+    tags = set(player.info.tags or ())
+    assert all(len(piece.ids) == 1 for piece in pieces if tags & set(piece.ids))
+    assert max(len(piece.ids) for piece in pieces) > 1
+    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert pieces[-1].text == SYNC
+    assert pieces[-1].prompt_tokens == len(player.prompt)
+
+
+async def test_unwatched_output_comes_in_one_piece_between_tags() -> None:
+    player = await Player.ask(ScriptedBackend(WARS))
+    pieces = await player.pieces(thread=1, stream=False)
+    assert [piece.text for piece in pieces] == [" The causes were many.", ASYNC_CLOSE]
+
+
+async def test_end_of_text_is_a_piece_without_text() -> None:
+    player = await Player.ask(ScriptedBackend("Short."))
+    *_, last = await player.pieces()
+    assert last.ids == player.info.end_ids
+    assert (last.text, last.finish) == ("", "stop")
+
+
+@pytest.mark.parametrize("cut", range(14))
+async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
+    """Cut anywhere in a stretch (at a promise, say) and sent again with what was written."""
+    player = await Player.ask(ScriptedBackend(WARS))
+    whole = ids_of(await player.pieces(answer="whole"))
+    first = ids_of(await player.pieces(max_tokens=cut + 1))
+    assert first == whole[: cut + 1]
+    if len(first) < len(whole):
+        assert first + ids_of(await player.pieces(written=first)) == whole
+
+
+async def test_a_chunk_goes_on_where_its_context_ends() -> None:
+    player = await Player.ask(ScriptedBackend(WARS))
+    opened = await player.encode([Segment(ASYNC_OPEN, is_tag=True)])
+    some = await player.encode([Segment(" The causes")])
+    assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
+
+
+async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
+    player = await Player.ask(ScriptedBackend("One<sync/> two."))
+    first = ids_of(await player.pieces())
+    assert first[-1:] == (player.info.tags or ())[-1:]
+    assert await player.text(written=first) == " two."
+
+
+async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
+    """A chunk that its budget cut is shorter than the script's."""
+    player = await Player.ask(ScriptedBackend(WARS))
+    before, *_, after = [view for view in views(WARS) if view.thread == 0]
+    assert await player.text() == plain(before.target)
+    cut = [segment for segment in after.context if segment.text != " The causes were many."]
+    context = await player.encode(cut)
+    assert await player.text(written=context) == plain(after.target)
+    assert await player.text(written=context) == plain(after.target), "the same request again"
+    some = await player.encode([Segment(" Taken")])
+    assert (await player.text(written=(*context, *some))).startswith(" together: ")
+
+
+async def test_what_the_script_does_not_have_is_empty() -> None:
+    player = await Player.ask(ScriptedBackend("No promise."))
+    pieces = await player.pieces(thread=3)
+    assert [(piece.ids, piece.finish) for piece in pieces] == [(player.info.end_ids, "stop")]
+
+
+async def test_each_prompt_may_have_its_own_script() -> None:
+    by_prompt = ScriptedBackend({"hi": "Hello.", "bye": Document((Text("Farewell."),))})
+    assert await (await Player.ask(by_prompt, "hi")).text(answer="1") == "Hello."
+    assert await (await Player.ask(by_prompt, "bye")).text(answer="2") == "Farewell."
+    with pytest.raises(BackendError, match="no script for the prompt 'what'"):
+        await (await Player.ask(by_prompt, "what")).text(answer="3")
+    by_function = ScriptedBackend(lambda prompt: f"You said: {prompt}")
+    assert await (await Player.ask(by_function, "loud")).text() == "You said: loud"
+
+
+async def test_the_plain_answer_is_the_visible_text() -> None:
+    player = await Player.ask(ScriptedBackend(WARS), pasta=False)
+    pieces = await player.pieces()
+    assert "".join(piece.text for piece in pieces) == WARS.text
+    assert not set(ids_of(pieces)) & set(player.info.tags or ())
+
+
+# --- models that write tags as text -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", [WordTokenizer(tags=False), Bytes()], ids=["words", "bytes"])
+async def test_a_model_without_tags_writes_them_as_text(tokenizer: WordTokenizer | Bytes) -> None:
+    player = await Player.ask(ScriptedBackend(WRITTEN, tokenizer=tokenizer))
+    assert player.info.tags is None
+    first = await player.text(stop_text=(SYNC,))
+    assert first == (
+        'Both wars.<promise topic="causes" tokens="60"/><promise topic="outcome" tokens="40"/><sync/>'
+    )
+    assert await player.text(2, stop_text=(ASYNC_CLOSE,)) == " Peace came.</async>"
+    joined = await player.encode([Segment(WRITTEN[: WRITTEN.index(SYNC) + len(SYNC)])])
+    assert await player.text(written=joined) == ' Taken together: <promise topic="sum" tokens="10"/> wars.'
+
+
+async def test_a_raw_script_is_played_as_it_stands() -> None:
+    inline = '```xml\n<promise topic=“a” tokens="5"><async>here</async>\n```<sync/>'
+    script = Script(main=[inline, " after"], chunks={1: "late</async> and on"})
+    player = await Player.ask(ScriptedBackend(script, tokenizer=Bytes()))
+    assert await player.text() == inline
+    assert await player.text(1) == "late</async> and on"
+    assert await player.text(written=await player.encode([Segment("something else")])) == " after"
+
+
+async def test_a_context_encoded_in_another_way_is_continued_by_its_text() -> None:
+    player = await Player.ask(ScriptedBackend("A wonderful evening.", tokenizer=WordTokenizer(tags=False)))
+    await player.text()
+    other = await player.encode([Segment("A won"), Segment("derful eve")])
+    assert await player.text(written=other) == "ning."
+
+
+async def test_text_lags_behind_the_ids_of_half_a_character() -> None:
+    player = await Player.ask(ScriptedBackend("né!", tokenizer=Bytes()))
+    assert [piece.text for piece in await player.pieces()] == ["n", "", "é", "!", ""]
+    assert await player.text(max_tokens=2, answer="cut") == "n\ufffd"
+
+
+@given(st.lists(st.sampled_from(["é", "x", " ", "<", "sync", "/>", "\n", "日本"])), st.integers(1, 5))
+async def test_pieces_add_up_to_the_text(parts: list[str], size: int) -> None:
+    text = "".join(parts)
+    player = await Player.ask(ScriptedBackend(Script([text]), tokenizer=Bytes(), piece=size))
+    assert await player.text() == text
+
+
+@given(st.text())
+async def test_the_word_tokenizer_gives_any_text_back_without_a_tag(text: str) -> None:
+    backend = ScriptedBackend("")
+    for written in (text, *(f"{text}{tag}{text}" for tag in TAG_TOKENS)):
+        ids = await backend.encode(written)
+        assert await backend.detokenize(ids) == written
+        assert min(ids, default=7) > 6
+
+
+# --- when a request ends ------------------------------------------------------------------------------
+
+
+async def test_stop_text_ends_at_the_token_that_completes_it() -> None:
+    player = await Player.ask(ScriptedBackend("one two three four", tokenizer=Bytes()))
+    assert await player.text(stop_text=("zz", "o th")) == "one two th"
+    assert await player.text(answer="b", stop_text=("e",)) == "one"
+
+
+async def test_tokens_and_context_are_limits() -> None:
+    player = await Player.ask(ScriptedBackend("one two three four", context_length=9))
+    assert len(player.prompt) == 4
+    *_, last = await player.pieces(max_tokens=2)
+    assert (last.text, last.finish) == (" two", "length")
+    player = await Player.ask(ScriptedBackend("one two three four five six", context_length=9))
+    pieces = await player.pieces()
+    assert (len(pieces), pieces[-1].finish) == (5, "length")
+
+
+async def test_what_cannot_be_decoded_is_refused() -> None:
+    player = await Player.ask(ScriptedBackend("x", context_length=10))
+    with pytest.raises(InvalidRequest, match="room"):
+        await player.text(written=[9] * 10)
+    with pytest.raises(InvalidRequest, match="ids must be"):
+        await player.text(written=[player.info.vocab_size])
+    with pytest.raises(InvalidRequest, match="role"):
+        await player.backend.encode_chat([{"role": "wizard", "content": "x"}], {})
+    with pytest.raises(InvalidRequest, match="negative"):
+        ScriptedBackend("x", latency=-1)
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.loop_matrix
+async def test_tokens_take_their_time_on_the_clock() -> None:
+    backend = ScriptedBackend(WARS, latency=1, prefill=0.5, thread_latency={2: 0.25})
+    player = await Player.ask(backend)
+    await asyncio.gather(*(player.text(thread) for thread in (0, 1, 2)))
+    assert isinstance(backend.clock, VirtualClock)
+    ended = {play.request.thread: play.ended for play in backend.played}
+    tokens = {play.request.thread: len(play.ids) for play in backend.played}
+    assert ended == {0: 0.5 + tokens[0], 1: 0.5 + tokens[1], 2: 0.5 + tokens[2] / 4}
+    assert backend.max_open == 3
+
+
+async def test_a_given_clock_is_used() -> None:
+    clock = VirtualClock(start=100)
+    backend = ScriptedBackend("one two", latency=2, clock=clock)
+    await (await Player.ask(backend)).text()
+    assert backend.clock is clock
+    assert clock.time() == 106
+
+
+async def test_without_latency_threads_take_turns() -> None:
+    player = await Player.ask(ScriptedBackend(WARS))
+    turns: list[int] = []
+
+    async def listen(thread: int) -> None:
+        nonlocal turns
+        async for _ in player.backend.decode(player.request(thread)):
+            turns += [thread]
+
+    await asyncio.gather(*map(listen, (0, 1, 2)))
+    assert turns[:9] == [0, 1, 2] * 3
+
+
+# --- leaving early ------------------------------------------------------------------------------------
+
+
+@pytest.mark.loop_matrix
+async def test_closing_early_aborts_the_request() -> None:
+    backend = ScriptedBackend(WARS, latency=1)
+    player = await Player.ask(backend)
+    request = player.request()
+    async with aclosing(backend.decode(request)) as pieces:
+        await anext(pieces)
+        assert [play.request for play in backend.open] == [request]
+    assert not backend.open
+    assert backend.aborted == [request]
+    assert backend.played[0].finish == "abort"
+
+
+@pytest.mark.loop_matrix
+async def test_cancelling_whoever_listens_aborts_the_request() -> None:
+    backend = ScriptedBackend(WARS, latency=1)
+    player = await Player.ask(backend)
+    task = asyncio.create_task(player.text())
+    await backend.clock.sleep(3.5)
+    task.cancel()
+    await asyncio.wait([task])
+    assert not backend.open
+    assert len(backend.aborted) == 1
+    assert len(backend.played[0].ids) == 3
+
+
+async def test_leaving_after_the_last_piece_is_no_abort() -> None:
+    backend = ScriptedBackend("one")
+    player = await Player.ask(backend)
+    async with aclosing(backend.decode(player.request())) as pieces:
+        async for piece in pieces:
+            if piece.finish:
+                break
+    assert not backend.aborted
+    assert backend.played[0].finish == "stop"
+
+
+@pytest.mark.parametrize("faults", [(), (Fault(0, 2, "stall"),)], ids=["running", "stalled"])
+async def test_closing_the_backend_ends_open_requests(faults: tuple[Fault, ...]) -> None:
+    backend = ScriptedBackend(WARS, latency=1, faults=faults)
+    player = await Player.ask(backend)
+    task = asyncio.create_task(player.text())
+    await backend.clock.sleep(5.5)
+    await backend.aclose()
+    with pytest.raises(BackendError, match="closed"):
+        await task
+    assert not backend.open
+    with pytest.raises(BackendError, match="closed"):
+        await player.text()
+
+
+# --- faults -------------------------------------------------------------------------------------------
+
+
+async def heard(player: Player, thread: int = 0) -> tuple[int, Exception | None]:
+    """How many tokens came, and what ended them."""
+    count = 0
+    try:
+        async for piece in player.backend.decode(player.request(thread)):
+            count += len(piece.ids)
+    except BackendError as error:
+        return count, error
+    return count, None
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+@pytest.mark.parametrize("piece", [1, 4])
+async def test_a_failure_comes_after_so_many_tokens(tokens: int, piece: int) -> None:
+    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, tokens)], piece=piece))
+    count, error = await heard(player)
+    assert count == tokens
+    assert isinstance(error, BackendError)
+    assert not error.retryable
+    assert player.backend.played[0].finish == "failed"
+    assert not player.backend.aborted
+
+
+async def test_failures_count_the_requests_of_their_thread() -> None:
+    fault = Fault(1, 0, skip=1, times=2, retryable=True)
+    player = await Player.ask(ScriptedBackend(WARS, faults=[fault]))
+    await heard(player, 0)
+    outcomes = [(await heard(player, 1))[1] for _ in range(4)]
+    assert [outcome is None for outcome in outcomes] == [True, False, False, True]
+    assert all(isinstance(error, BackendError) and error.retryable for error in outcomes[1:3])
+
+
+async def test_a_failure_may_bring_its_own_error() -> None:
+    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 1, error=ZeroDivisionError("own"))]))
+    with pytest.raises(ZeroDivisionError, match="own"):
+        await player.text()
+
+
+async def test_a_stream_that_breaks_off_is_a_protocol_error() -> None:
+    player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 2, "cut")]))
+    count, error = await heard(player)
+    assert count == 2
+    assert isinstance(error, BackendProtocolError)
+
+
+async def test_a_stalled_request_waits_until_it_is_cancelled() -> None:
+    backend = ScriptedBackend(WARS, latency=1, faults=[Fault(0, 2, "stall")])
+    player = await Player.ask(backend)
+    task = asyncio.create_task(player.text())
+    await backend.clock.sleep(1e6)
+    assert not task.done()
+    assert len(backend.played[0].ids) == 2
+    task.cancel()
+    await asyncio.wait([task])
+    assert not backend.open
+
+
+async def test_garbage_is_written_in_and_can_be_continued() -> None:
+    fault = Fault(0, 1, "garbage", text="</async>?!")
+    player = await Player.ask(ScriptedBackend("One two.", faults=[fault]))
+    first = ids_of(await player.pieces())
+    assert await player.backend.detokenize(first) == "One</async>"
+    assert await player.text(written=first) == "?! two."
+
+
+# --- the cache ----------------------------------------------------------------------------------------
+
+
+async def cached(player: Player, thread: int, written: Sequence[int], **fields: Any) -> int | None:
+    return (await player.pieces(thread, written, **fields))[-1].cached_tokens
+
+
+async def test_a_request_finds_what_earlier_ones_computed() -> None:
+    player = await Player.ask(ScriptedBackend(WARS), "A longer prompt than that")
+    prompt = len(player.prompt)
+    first = await player.pieces()
+    out = ids_of(first)
+    assert first[-1].cached_tokens == 0
+    assert await cached(player, 1, out[:5]) == prompt + 5 - 1, "the last token is always computed"
+    assert await cached(player, 2, (*out, 9, 9)) == prompt + len(out) - 1, "the last output has no KV"
+    assert await cached(player, 3, (*out[:3], 9, 9, 9)) == prompt + 3
+
+
+@pytest.mark.parametrize("shares", [False, True])
+async def test_a_running_parent_may_or_may_not_share(shares: bool) -> None:
+    player = await Player.ask(ScriptedBackend(WARS, shares_running=shares))
+    async with aclosing(player.backend.decode(player.request())) as parent:
+        some = [token for _ in range(4) for token in (await anext(parent)).ids]
+        assert await cached(player, 1, (*some, 9)) == len(player.prompt) + (3 if shares else 0)
+
+
+async def test_nothing_is_kept_without_a_record() -> None:
+    player = await Player.ask(ScriptedBackend(WARS, record=False))
+    assert (await player.pieces())[-1].cached_tokens == 0
+    assert (await player.pieces())[-1].cached_tokens == 0
+    assert not player.backend.requests
+    assert not player.backend.open
+    assert player.backend.max_open == 1
+
+
+def test_views_of_the_example_are_what_the_tests_think() -> None:
+    assert WARS.format() == WRITTEN
+    assert [view.thread for view in views(WARS)] == [0, 1, 2, 0, 3]
+    assert isinstance(views(WARS)[0], View)
