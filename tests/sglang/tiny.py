@@ -1,0 +1,108 @@
+"""A model without training that writes PASTA-LANG: each token has one successor.
+
+Embeddings and output layer of a Llama hold a table; its layers add nothing. So greedy decoding walks the table,
+and every text, tags included, is known beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+VOCABULARY = 320  # 256 bytes, specials, tags, and some to spare
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ANSWER = 'A<promise topic="q" tokens="10"/>B<sync/>S!'
+"""What main writes behind the chat template, if nobody forks."""
+CHUNK = "chk</async>"
+"""What is written behind `<async>`."""
+ENDLESS = "Zz"
+"""What is written over and over behind a Z."""
+
+
+def tokenizer() -> Tokenizer:
+    """One token for a byte, and the special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
+    made.decoder = decoders.ByteLevel()  # pyright: ignore
+    made.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in (*SPECIALS, *TAG_TOKENS)]
+    )
+    return made
+
+
+def successors(made: Tokenizer) -> dict[int, int]:
+    """The token behind each token; what is not named is followed by itself."""
+    table = {i: i for i in range(VOCABULARY)}
+    for text in ("\n" + ANSWER + "</s>", "<async>" + CHUNK, ENDLESS + "Z"):
+        ids = made.encode(text).ids
+        table.update(zip(ids, ids[1:], strict=False))
+    return table
+
+
+def make(folder: Path, *, context: int = 4096) -> None:
+    """Write the model as a Hugging Face folder."""
+    made = tokenizer()
+    weights = _weights(successors(made))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    made.save(str(folder / "tokenizer.json"))
+    specials = {name: made.token_to_id(token) for name, token in (("bos", "<s>"), ("eos", "</s>"))}
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": VOCABULARY,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+        **{f"{name}_token_id": i for name, i in specials.items()},
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": context,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    for name, content in (("config", config), ("tokenizer_config", tokenizer_config)):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def _weights(table: dict[int, int]) -> dict[str, torch.Tensor]:
+    size, head = VOCABULARY, VOCABULARY // 4
+    output = torch.zeros(size, size)
+    for token, successor in table.items():
+        output[successor, token] = 1.0
+    layer = "model.layers.0."
+    return {
+        "model.embed_tokens.weight": torch.eye(size),
+        "lm_head.weight": output,
+        "model.norm.weight": torch.ones(size),
+        f"{layer}input_layernorm.weight": torch.ones(size),
+        f"{layer}post_attention_layernorm.weight": torch.ones(size),
+        f"{layer}self_attn.q_proj.weight": torch.zeros(size, size),
+        f"{layer}self_attn.k_proj.weight": torch.zeros(2 * head, size),
+        f"{layer}self_attn.v_proj.weight": torch.zeros(2 * head, size),
+        f"{layer}self_attn.o_proj.weight": torch.zeros(size, size),
+        f"{layer}mlp.gate_proj.weight": torch.zeros(8, size),
+        f"{layer}mlp.up_proj.weight": torch.zeros(8, size),
+        f"{layer}mlp.down_proj.weight": torch.zeros(size, 8),
+    }
