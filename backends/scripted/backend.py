@@ -8,56 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.backends.scripted.cache import PrefixTree
 from pasta_async.backends.scripted.chat import Chat
+from pasta_async.backends.scripted.faults import Trap
+from pasta_async.backends.scripted.pieces import extent, pieces, unfinished
 from pasta_async.backends.scripted.script import Answer, Script
 from pasta_async.backends.scripted.words import WordTokenizer
 from pasta_async.clock import REAL_CLOCK, VirtualClock
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequest
+from pasta_async.errors import BackendError, InvalidRequest
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
+    from pasta_async.backends.scripted.faults import Fault
     from pasta_async.backends.scripted.script import ScriptLike, ScriptSource, Stretch
     from pasta_async.backends.scripted.words import Tokenizer
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
 
-__all__ = ["Fault", "Play", "ScriptedBackend"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something that goes wrong in a thread's request."""
-
-    thread: int
-    """0 is the main thread, k the k-th promise."""
-    after_tokens: int
-    """How many tokens the request has put out by then; one that ends sooner is not hit."""
-    kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
-    """`fail` raises `error`; `stall` never says anything again; `cut` breaks the stream off, which raises a
-    `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
-    times: int = 1
-    """How many of the thread's requests it is laid for, one after another."""
-    skip: int = 0
-    """How many of the thread's requests go by before that."""
-    error: Exception | None = None
-    """What `fail` raises; a `BackendError` unless given."""
-    retryable: bool = False
-    """Whether the `BackendError` says that trying again may help."""
-    text: str = '" tokens="\ufffd"/>'
-    """What `garbage` writes."""
-
-    def make_error(self) -> Exception:
-        """The exception that the request ends with."""
-        where = f"thread {self.thread} after {self.after_tokens} tokens"
-        if self.kind == "cut":
-            return BackendProtocolError(f"scripted: the stream of {where} broke off")
-        if self.error is not None:
-            return self.error
-        error = BackendError(f"scripted: failure of {where}")
-        error.retryable = self.retryable
-        return error
+__all__ = ["Play", "ScriptedBackend"]
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +120,7 @@ class ScriptedBackend:
         self._tags = frozenset(self.tokenizer.tags or ())
         self._latency, self._speeds, self._prefill = latency, speeds, prefill
         self._piece, self._yield_every = piece, yield_every
-        self._faults = [_Counted(fault) for fault in faults]
+        self._traps = [Trap(fault) for fault in faults]
         self._cache = PrefixTree() if record else None
         self._shares_running = shares_running
         self._answers: dict[str, Answer] = {}
@@ -201,12 +170,15 @@ class ScriptedBackend:
         play = self._enter(request)
         speed = self._speeds.get(request.thread, self._latency)
         try:
-            await self._wait(self._prefill)
+            if self._prefill:
+                await self.clock.sleep(self._prefill)
+            turn = self._yield_every
             for n, piece in enumerate(self._pieces(stretch, play, fault)):
                 if speed:
-                    await self._wait(speed * len(piece.ids))
-                elif n % self._yield_every == 0:
-                    await self._wait(0)
+                    await self.clock.sleep(speed * len(piece.ids))
+                elif n % turn == 0:
+                    await asyncio.sleep(0)
+                self._check_open()
                 play.ids += piece.ids
                 if piece.finish is not None:
                     self._leave(play, piece.finish)
@@ -239,7 +211,7 @@ class ScriptedBackend:
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
         stretch = answer.find(request.thread, request.ids)
-        faults = [counted.fault for counted in self._faults if counted.hits(request.thread)]
+        faults = [trap.fault for trap in self._traps if trap.hits(request.thread)]
         for fault in faults:
             if fault.kind == "garbage":
                 stretch = stretch.spliced(fault.after_tokens, fault.text, self.tokenizer)
@@ -286,13 +258,6 @@ class ScriptedBackend:
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
 
-    async def _wait(self, seconds: float) -> None:
-        if seconds:
-            await self.clock.sleep(seconds)
-        else:
-            await asyncio.sleep(0)
-        self._check_open()
-
     async def _break(self, play: Play, fault: Fault) -> None:
         """Do what was scripted to go wrong."""
         if fault.kind == "stall":
@@ -305,64 +270,15 @@ class ScriptedBackend:
         """Cut a stretch into pieces, up to what ends the request or breaks it."""
         request = play.request
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        ends = {*request.stop_ids, self.tokenizer.end_id}
-        size = self._piece if request.stream else limit
-        upto = limit if fault is None else min(limit, fault.after_tokens)
-        stops = _StopText(request.stop_text)
-        ids: list[int] = []
-        text = ""
-        for n, (token, part) in enumerate(zip(stretch.ids[:upto], stretch.texts, strict=False), 1):
-            is_tag = token in self._tags
-            if is_tag and ids:
-                yield Piece(tuple(ids), text)
-                ids, text = [], ""
-            ids.append(token)
-            text += part
-            finish = "stop" if token in ends or stops.met(part) else "length" if n == limit else None
-            if finish is not None:
-                text += self._unfinished(stretch, n) if finish == "length" else ""
-                yield Piece(tuple(ids), text, finish, len(request.ids), play.cached_tokens)
-                return
-            if is_tag or len(ids) >= size:
-                yield Piece(tuple(ids), text)
-                ids, text = [], ""
-        if ids:
-            yield Piece(tuple(ids), text)
-
-    def _unfinished(self, stretch: Stretch, upto: int) -> str:
-        """The text of a character that a token limit cut in two."""
-        since = upto
-        while since and not stretch.texts[since - 1]:
-            since -= 1
-        return self.tokenizer.decode(stretch.ids[since:upto])
-
-
-@dataclass(slots=True)
-class _Counted:
-    """A fault, and how many requests of its thread have come by."""
-
-    fault: Fault
-    seen: int = 0
-
-    def hits(self, thread: int) -> bool:
-        """Count a request, and say whether it is to be hit."""
-        if thread != self.fault.thread:
-            return False
-        self.seen += 1
-        return self.fault.skip < self.seen <= self.fault.skip + self.fault.times
-
-
-class _StopText:
-    """Whether the text so far contains one of some texts."""
-
-    def __init__(self, texts: tuple[str, ...]) -> None:
-        self._texts = texts
-        self._keep = max(map(len, texts), default=1) - 1
-        self._tail = ""
-
-    def met(self, part: str) -> bool:
-        if not self._texts:
-            return False
-        seen = self._tail + part
-        self._tail = seen[-self._keep :] if self._keep else ""
-        return any(text in seen for text in self._texts)
+        count, finish = extent(stretch, request, self.tokenizer.end_id, limit)
+        size = self._piece if request.stream else count
+        if fault is not None and fault.after_tokens < count:
+            yield from pieces(stretch, fault.after_tokens, size, self._tags)
+            return
+        rest = unfinished(stretch, count, self.tokenizer) if finish == "length" else ""
+        for piece in pieces(stretch, count, size, self._tags):
+            count -= len(piece.ids)
+            if count:
+                yield piece
+            else:
+                yield Piece(piece.ids, piece.text + rest, finish, len(request.ids), play.cached_tokens)

@@ -68,7 +68,8 @@ class Stretch:
     def after(self, written: tuple[int, ...], tokenizer: Tokenizer) -> Stretch | None:
         """What is left when so much of it stands in the context already; None if that is something else."""
         if self.ids[: len(written)] == written:
-            return Stretch(self.ids[len(written) :], self.texts[len(written) :])
+            at = min(len(written), len(self.ids) - 1)  # the end can always be heard again
+            return Stretch(self.ids[at:], self.texts[at:])
         return self._after_text(tokenizer.decode(written), tokenizer)
 
     def _after_text(self, written: str, tokenizer: Tokenizer) -> Stretch | None:
