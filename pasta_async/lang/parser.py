@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import TYPE_CHECKING, cast
 
 from pasta_async.errors import ParseError
@@ -40,6 +39,7 @@ __all__ = ["MAX_DIAGNOSTICS", "Parser"]
 MAX_DIAGNOSTICS = 1000
 """A parser records no more than this; what a hostile text costs stays in proportion to the text."""
 
+_LOOSE = 1024  # pieces of text that are kept as they came
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
 
 
@@ -66,14 +66,14 @@ class Parser:
         "_open",
         "_opened",
         "_opened_gap",
+        "_packed",
+        "_pieces",
         "_place",
         "_plain",
         "_strict",
         "_target",
-        "_text",
         "_thread",
         "_whole",
-        "_write",
         "diagnostics",
         "end",
     )
@@ -107,12 +107,13 @@ class Parser:
         self._open = False  # whether a promise was made since the last sync
         self._plain = True  # whether text simply goes on: no gap, no end
         self._ignored: dict[str, Ignored] = {}
-        self._start_text()
+        self._pieces: list[str] = []  # the end of the text that is being read; what comes before it is packed
+        self._packed: list[str] = []
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far; until `close()` the last one may grow, and what is held back is not in it."""
-        text = self._text.getvalue()
+        text = self._text()
         target = [*self._target, Text(text)] if text else self._target
         if self._target is self._nodes:
             return tuple(target)
@@ -144,13 +145,13 @@ class Parser:
         """
         lexer = self._lexer
         if self._plain and not lexer.held and (literal or "<" not in piece):
-            if not piece:
-                return []
             if "\n" in piece:
                 lexer.count_lines(piece)
             lexer.offset += len(piece)
-            self._write(piece)
-            return [TextDelta(piece)]
+            self._pieces.append(piece)
+            if len(self._pieces) > _LOOSE:
+                self._pack()
+            return [TextDelta(piece)] if piece else []
         events: list[Event] = []
         if self.end is not None:
             return events
@@ -175,7 +176,8 @@ class Parser:
         if self.end is not None:
             return events
         text, cut, end = self._lexer.close()
-        self._on_text(text, events)
+        if text:
+            self._on_text(text, events)
         self._end_gap(events)
         if cut:
             self._report(Code.TAG_CUT, cut)
@@ -185,26 +187,38 @@ class Parser:
         self._end_text()
         return events
 
-    def _start_text(self) -> None:
-        self._text = StringIO(
-            newline="\n"
-        )  # keeps text as narrow as it came, and does not translate newlines
-        self._write = self._text.write
+    def _pack(self) -> None:
+        """Join the loose pieces: a piece of one character takes much more than that in memory."""
+        self._packed.append("".join(self._pieces))
+        self._pieces.clear()
+
+    def _text(self) -> str:
+        """The text since the last node."""
+        return "".join((*self._packed, *self._pieces)) if self._packed else "".join(self._pieces)
+
+    def _take_text(self) -> str:
+        text = self._text()
+        self._packed.clear()
+        self._pieces.clear()
+        return text
 
     def _end_text(self) -> None:
-        if text := self._text.getvalue():
+        if text := self._take_text():
             self._target.append(Text(text))
-            self._start_text()
+
+    def _write(self, text: str) -> None:
+        self._pieces.append(text)
+        if len(self._pieces) > _LOOSE:
+            self._pack()
 
     def _on_text(self, text: str, events: list[Event]) -> None:
         if self._gap:
-            if not text or text.isspace():
+            if text.isspace():
                 self._write(text)
                 return
             self._end_gap(events)
-        if text:
-            self._write(text)
-            events.append(TextDelta(text))
+        self._write(text)
+        events.append(TextDelta(text))
 
     def _end_gap(self, events: list[Event]) -> None:
         """No chunk follows the promise: the white space behind it is text like any other."""
@@ -213,7 +227,7 @@ class Parser:
         self._gap, self._plain = False, True
         if self._whole:
             self._report(Code.PROMISE_OPEN, self._place)
-        if text := self._text.getvalue():
+        if text := self._text():
             events.append(TextDelta(text))
 
     def _on_tag(self, tag: Tag, events: list[Event]) -> None:
@@ -257,12 +271,11 @@ class Parser:
             return attributes
         if tag.rest.endswith("/"):  # an opening tag that would swallow all that follows is not what it says
             return Code.ATTRIBUTES_BAD
-        self._opened, self._opened_gap = tag.source, self._text.getvalue()
+        self._opened, self._opened_gap = tag.source, self._take_text()
         if self._opened_gap:
             self._report(Code.ASYNC_APART, tag.place)
         if tag.source != ASYNC_OPEN:
             self._report(Code.TAG_FORM, tag.place)
-        self._start_text()
         self._gap, self._plain = False, True
         self._in_chunk, self._target = True, []
         events.append(ChunkOpened(tag.end, self._opened_gap))

@@ -1,0 +1,119 @@
+"""Texts and documents of PASTA-LANG for property tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from pasta_async.lang import (
+    MAX_TAG,
+    TAG_TOKENS,
+    Chunk,
+    ClosedBy,
+    Document,
+    Ignored,
+    Node,
+    Promise,
+    Sync,
+    Text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+thorough = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+PIECES = (
+    *TAG_TOKENS,
+    *TAG_TOKENS[3:],
+    '<promise topic="a" tokens="10"/>',
+    '<promise topic="a" tokens="10"/><async>',
+    "<promise topic='b c d e' tokens=15>",
+    "<promise/>",
+    '<promise topic="a" after="b"/>',
+    "<promise topic=",
+    '<async topic="a">',
+    "<async/>",
+    "</async >",
+    "</promise>",
+    "<sync>",
+    "<\\sync/>",
+    "<\\\\async>",
+    "<\\",
+    "<pro",
+    "</",
+    "<",
+    ">",
+    "\\",
+    " ",
+    "\n",
+    "\u00a0",
+    "word ",
+    "\u4e16\U0001f30d",
+    f"<sync{' ' * (MAX_TAG - 7)}/>",
+    f"<sync{' ' * (MAX_TAG - 6)}/>",
+    f"<\\sync{' ' * (MAX_TAG - 7)}/>",
+    '<promise topic="' + "x" * MAX_TAG,
+)
+texts = st.lists(
+    st.one_of(st.sampled_from(PIECES), st.text("<>/\\ \n=\"'psync", max_size=4)), max_size=14
+).map("".join)
+marked_texts = st.lists(st.tuples(st.one_of(st.sampled_from(PIECES), texts), st.booleans()), max_size=10)
+
+
+topics = st.text(st.characters(exclude_characters='"<>'), max_size=20)
+estimates = st.none() | st.integers(1, 100_000).map(lambda tens: tens * 10)
+plain_texts = texts.filter(bool).map(Text)
+promise_tags = st.builds(Promise, topics, estimates).map(lambda promise: promise.source)
+ignored_tags = st.sampled_from(("</promise>", "</sync>", "</async >", "<async/>", "<sync a/>")).map(Ignored)
+ignored_in_chunks = st.one_of(
+    ignored_tags, promise_tags.map(Ignored), st.sampled_from((Sync().source, "<async>")).map(Ignored)
+)
+
+
+def merged(nodes: Iterable[Node]) -> list[Node]:
+    result: list[Node] = []
+    for node in nodes:
+        last = result[-1] if result else None
+        if isinstance(node, Text) and isinstance(last, Text):
+            result[-1] = Text(last.text + node.text)
+        else:
+            result.append(node)
+    return result
+
+
+closers = st.sampled_from(("writer", "writer", "budget", "end", "interrupted"))
+
+
+def _chunk(nodes: list[Text | Ignored], closed_by: ClosedBy) -> Chunk:
+    return Chunk(
+        tuple(node for node in merged(nodes) if isinstance(node, Text | Ignored)), closed_by=closed_by
+    )
+
+
+chunks = st.builds(_chunk, st.lists(st.one_of(plain_texts, ignored_in_chunks), max_size=3), closers)
+kept = st.builds(
+    Promise, topics, estimates, chunks, gap=st.sampled_from(("", "", "", " ", "\n\n")), source=st.just("")
+)
+bare = st.builds(Promise, topics, estimates)
+
+
+@st.composite
+def canonical_documents(draw: st.DrawFn) -> Document:
+    """Documents made by hand, as docs/language.md allows them."""
+    nodes: list[Node] = []
+    is_open = False
+    for node in draw(
+        st.lists(st.one_of(plain_texts, kept, kept, bare, ignored_tags, st.just(Sync())), max_size=8)
+    ):
+        nodes.append(Ignored("<sync/>") if isinstance(node, Sync) and not is_open else node)
+        is_open = isinstance(node, Promise) or (is_open and not isinstance(node, Sync))
+    return Document(tuple(merged(nodes)))

@@ -1,0 +1,149 @@
+"""Properties of the language that hold for every text, cut and document."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from language_texts import canonical_documents, marked_texts, texts, thorough
+
+from pasta_async.lang import ASYNC_CLOSE, MAX_TAG, Document, Event, Parser, TextDelta, check, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@st.composite
+def cuts(draw: st.DrawFn, text: str) -> list[str]:
+    """Pieces that join to a text: single characters, or cut anywhere (some pieces empty)."""
+    if draw(st.booleans()):
+        return list(text)
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
+
+
+def coalesced(events: Iterable[Event]) -> list[Event | str]:
+    result: list[Event | str] = []
+    for is_text, group in groupby(events, lambda event: isinstance(event, TextDelta)):
+        if is_text:
+            result.append("".join(event.text for event in group if isinstance(event, TextDelta)))
+        else:
+            result += group
+    return result
+
+
+def outcome(parser: Parser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
+    events = [event for piece, literal in pieces for event in parser.feed(piece, literal=literal)]
+    events += parser.close()
+    return coalesced(events), parser.nodes, parser.diagnostics, parser.end
+
+
+def closing(document: Document) -> str:
+    """What `format` adds to a text that ends inside a chunk."""
+    chunks = [promise.chunk for promise in document.promises if promise.chunk]
+    return ASYNC_CLOSE if any(chunk.closed_by == "end" for chunk in chunks) else ""
+
+
+def without_tags(source: str) -> str:
+    """Remove complete tags character by character; an oracle that shares no code with the reader."""
+    result = ""
+    index = 0
+    while index < len(source):
+        end = source.find(">", index)
+        body = source[index + 1 : end]
+        bare = body.lstrip("\\")
+        if source[index] == "<" and end > 0 and "<" not in body and _is_tag(bare):
+            result += "" if body == bare else f"<{body[1:]}>"
+            index = end + 1
+        else:
+            result += source[index]
+            index += 1
+    return result
+
+
+def _is_tag(body: str) -> bool:
+    word = body.removeprefix("/")
+    rest = [word.removeprefix(name) for name in ("promise", "async", "sync") if word.startswith(name)]
+    return (
+        len(body) + 2 <= MAX_TAG and bool(rest) and (not rest[0] or rest[0][0] == "/" or rest[0][0].isspace())
+    )
+
+
+@thorough
+@given(st.data(), texts, st.booleans())
+def test_any_cut_gives_the_same_events_nodes_and_diagnostics(
+    data: st.DataObject, text: str, inside_chunk: bool
+) -> None:
+    whole = outcome(Parser(inside_chunk=inside_chunk, whole=True), [(text, False)])
+    pieces = data.draw(cuts(text))
+    assert outcome(Parser(inside_chunk=inside_chunk, whole=True), [(p, False) for p in pieces]) == whole
+
+
+@thorough
+@given(marked_texts)
+def test_literal_pieces_may_be_cut_too(pieces: list[tuple[str, bool]]) -> None:
+    characters = [(character, literal) for piece, literal in pieces for character in piece]
+    assert outcome(Parser(), characters) == outcome(Parser(), pieces)
+
+
+@thorough
+@given(texts)
+def test_parse_is_the_parser_and_check_its_diagnostics(text: str) -> None:
+    parser = Parser(whole=True)
+    outcome(parser, [(text, False)])
+    assert parse(text) == parser.document()
+    assert check(text) == list(parse(text).diagnostics) == sorted(parser.diagnostics, key=lambda d: d.offset)
+
+
+@thorough
+@given(texts)
+@example("<\\\\sync/>")
+@example(f"<\\\\\\sync{' ' * (MAX_TAG - 7)}/>")
+def test_what_was_read_is_written_as_it_was(text: str) -> None:
+    document = parse(text)
+    assert document.format() == text + closing(document)
+    assert parse(document.format()) == document
+
+
+@thorough
+@given(marked_texts)
+def test_documents_of_trained_streams_are_read_back(pieces: list[tuple[str, bool]]) -> None:
+    parser = Parser()
+    outcome(parser, pieces)
+    assert parse(parser.document().format()) == parser.document()
+
+
+@thorough
+@given(texts)
+def test_removing_tags_changes_no_other_character(text: str) -> None:
+    assert parse(text).text == without_tags(text)
+
+
+@thorough
+@given(texts)
+def test_literal_text_is_text(text: str) -> None:
+    parser = Parser()
+    events = parser.feed(text, literal=True) + parser.close()
+    assert (
+        parser.document().text
+        == "".join(event.text for event in events if isinstance(event, TextDelta))
+        == text
+    )
+    assert parse(parser.document().format()).text == text
+
+
+@thorough
+@given(texts)
+def test_every_diagnostic_has_its_place(text: str) -> None:
+    for found in check(text):
+        before = text[: found.offset]
+        assert found.line == before.count("\n") + 1
+        assert found.column == len(before) - (before.rfind("\n") + 1) + 1
+
+
+@thorough
+@given(canonical_documents())
+def test_documents_made_by_hand_are_read_back(document: Document) -> None:
+    assert parse(document.format()) == document

@@ -1,0 +1,322 @@
+"""What the parser makes of texts: documents, events, written form."""
+
+from __future__ import annotations
+
+import pytest
+
+from pasta_async.lang import (
+    MAX_ESTIMATE,
+    MAX_TAG,
+    TAG_TOKENS,
+    Chunk,
+    ChunkClosed,
+    ChunkOpened,
+    Document,
+    Event,
+    Ignored,
+    IgnoredTag,
+    Node,
+    Parser,
+    Promise,
+    PromiseOpened,
+    Sync,
+    SyncReached,
+    Text,
+    TextDelta,
+    escape,
+    parse,
+)
+
+WARS = (
+    'Both wars reshaped Europe. <promise topic="causes" tokens="60"/><async>The causes were many.</async> '
+    '<promise topic="outcome" tokens="40"/><async>The outcome was peace.</async><sync/> Taken together, so.'
+)
+
+
+def feed_all(parser: Parser, *pieces: str) -> list[Event]:
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.close()
+
+
+def test_a_document_in_its_exact_form() -> None:
+    document = parse(WARS, strict=True)
+    assert document == Document(
+        (
+            Text("Both wars reshaped Europe. "),
+            Promise("causes", 60, Chunk((Text("The causes were many."),))),
+            Text(" "),
+            Promise("outcome", 40, Chunk((Text("The outcome was peace."),))),
+            Sync(),
+            Text(" Taken together, so."),
+        )
+    )
+    assert document.diagnostics == ()
+    assert document.format() == WARS
+    assert document.text == (
+        "Both wars reshaped Europe. The causes were many. The outcome was peace. Taken together, so."
+    )
+    assert [promise.topic for promise in document.promises] == ["causes", "outcome"]
+
+
+def test_the_empty_text_is_the_empty_document() -> None:
+    assert parse("") == Document()
+    assert Document().format() == Document().text == ""
+
+
+def test_events_tell_where_tags_end() -> None:
+    events = feed_all(Parser(), WARS)
+    ends = [event.end for event in events if not isinstance(event, TextDelta)]
+    assert [WARS[:end].endswith(">") for end in ends] == [True] * 7
+    assert [type(event) for event in events if not isinstance(event, TextDelta)] == [
+        PromiseOpened,
+        ChunkOpened,
+        ChunkClosed,
+        PromiseOpened,
+        ChunkOpened,
+        ChunkClosed,
+        SyncReached,
+    ]
+
+
+def test_text_comes_out_at_once_and_a_possible_tag_is_held() -> None:
+    parser = Parser()
+    assert parser.feed("Hello <") == [TextDelta("Hello ")]
+    assert parser.feed("sy") == []
+    assert parser.feed("nonym") == [TextDelta("<synonym")]
+    assert parser.feed(" <pro") == [TextDelta(" ")]
+    assert parser.close() == [TextDelta("<pro")]
+    assert parser.document() == Document((Text("Hello <synonym <pro"),))
+
+
+def test_white_space_behind_a_promise_waits_for_what_follows() -> None:
+    promise = Promise("a", 10)
+    parser = Parser()
+    assert parser.feed(promise.source) == [PromiseOpened(promise, 32)]
+    assert parser.feed(" \n") == []
+    assert parser.feed("b") == [TextDelta(" \n"), TextDelta("b")]
+
+    parser = Parser()
+    parser.feed(promise.source + " \n")
+    assert parser.feed("<async>") == [ChunkOpened(41, " \n")]
+    assert parser.nodes == (Promise("a", 10, Chunk(), gap=" \n"),)
+
+
+def test_nodes_so_far_can_be_read_at_any_time() -> None:
+    parser = Parser()
+    parser.feed('one <promise topic="a" tokens="10"/><async>two <sy')
+    assert parser.nodes == (Text("one "), Promise("a", 10, Chunk((Text("two "),))))
+    parser.feed("nonym</async> three")
+    assert parser.document().text == "one two <synonym three"
+
+
+def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
+    parser = Parser()
+    events = feed_all(parser, '<promise topic="a" tokens="10"/>', "<sync/>", "<sync/>")
+    assert events[1:] == [SyncReached(39, "<sync/>"), IgnoredTag("<sync/>", 46)]
+    assert parser.diagnostics[0].code == "sync-idle"
+    assert len(parser.diagnostics) == 1, "a main thread's promises are kept elsewhere"
+
+
+def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
+    parser = Parser(inside_chunk=True, thread=3)
+    assert parser.feed("A <sync/>chunk</as") == [
+        TextDelta("A "),
+        IgnoredTag("<sync/>", 9),
+        TextDelta("chunk"),
+    ]
+    assert parser.end is None
+    assert parser.feed("ync> and more") == [ChunkClosed(22)]
+    assert parser.end == 22
+    assert parser.feed("even <more>") == parser.close() == []
+    assert parser.chunk() == Chunk((Text("A "), Ignored("<sync/>"), Text("chunk")))
+    assert parser.chunk().closed_by == "writer"
+    assert [(found.code, found.thread) for found in parser.diagnostics] == [("sync-nested", 3)]
+
+
+def test_a_chunk_thread_without_closing_tag() -> None:
+    parser = Parser(inside_chunk=True)
+    assert feed_all(parser, "A", " chunk <", "b") == [TextDelta("A"), TextDelta(" chunk "), TextDelta("<b")]
+    assert parser.chunk().closed_by == "end"
+    assert parser.chunk("budget").closed_by == "budget"
+    assert parser.nodes == (Text("A chunk <b"),)
+
+
+@pytest.mark.parametrize(
+    ("tag", "topic", "tokens"),
+    [
+        ('<promise topic="a b" tokens="60"/>', "a b", 60),
+        ("<promise topic='a b' tokens='60'/>", "a b", 60),
+        ("<promise topic=a tokens=60/>", "a", 60),
+        ("<promise topic=a/b tokens=60 />", "a/b", 60),
+        ("<promise topic=\u201ca b\u201d tokens=\u201860\u2019/>", "a b", 60),
+        ('<promise topic="a b" tokens="60">', "a b", 60),
+        ('<promise  topic = "a b"\n\ttokens = "60" / >', "a b", 60),
+        ('<promise tokens="60" topic="a b"/>', "a b", 60),
+        ('<promise topic="it\'s" tokens="060"/>', "it's", 60),
+        ('<promise topic="a" tokens=" 60 "/>', "a", 60),
+        ('<promise topic="a" tokens="55"/>', "a", 60),
+        ('<promise topic="a" tokens="1"/>', "a", 10),
+        (f'<promise topic="a" tokens="{MAX_ESTIMATE}"/>', "a", MAX_ESTIMATE),
+        (f'<promise topic="a" tokens="{MAX_ESTIMATE + 1}"/>', "a", None),
+        (f'<promise topic="a" tokens="{"9" * 400}"/>', "a", None),
+        ('<promise topic="a" tokens="0"/>', "a", None),
+        ('<promise topic="a" tokens="-10"/>', "a", None),
+        ('<promise topic="a" tokens="6e1"/>', "a", None),
+        ('<promise topic="a" tokens="\u0661\u0660"/>', "a", None),
+        ('<promise topic="a" tokens=""/>', "a", None),
+        ('<promise topic="a"/>', "a", None),
+        ('<promise tokens="60"/>', "", 60),
+        ("<promise/>", "", None),
+        ("<promise>", "", None),
+    ],
+)
+def test_forms_of_a_promise(tag: str, topic: str, tokens: int | None) -> None:
+    document = parse(f"{tag}<async>x</async>")
+    assert document == Document((Promise(topic, tokens, Chunk((Text("x"),)), source=tag),))
+    assert document.format() == f"{tag}<async>x</async>"
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        '<promise topic="a" tokens="60" after="b"/>',
+        '<promise topic="a" topic="b" tokens="60"/>',
+        "<promise causes 60/>",
+        '<promise topic="a tokens="60"/>',
+        '<promise topic="a" tokens="60/>',
+        '<promise topic="a" tokens="60" "/>',
+        '<promise/topic="a"/>',
+        "</promise>",
+        "</sync>",
+        "</sync/>",
+        "</async >",
+        "<sync now/>",
+        '<sync topic="a"/>',
+        "<async>",
+    ],
+)
+def test_tags_that_are_ignored(tag: str) -> None:
+    kept = '<promise topic="a" tokens="10"/><async>x</async>'
+    document = parse(f"{kept}{tag} b")
+    assert document.nodes[1:] == (Ignored(tag), Text(" b"))
+    assert len(document.diagnostics) == 1
+    assert document.format() == f"{kept}{tag} b"
+
+
+@pytest.mark.parametrize("tag", ["<sync>", "<sync />", "<sync\n/>", "<sync/ >"])
+def test_forms_of_a_sync(tag: str) -> None:
+    assert parse(f"<promise/>{tag}").nodes[1] == Sync(tag)
+
+
+@pytest.mark.parametrize("tag", ["<async >", '<async topic="a" tokens="10">', "<async topic='a'>"])
+def test_forms_of_an_opening_tag(tag: str) -> None:
+    document = parse(f'<promise topic="a" tokens="10"/>{tag}x</async>')
+    assert document.promises[0].chunk == Chunk((Text("x"),), opened=tag)
+
+
+@pytest.mark.parametrize("tag", ["<async/>", "<async x>", '<async id="1">'])
+def test_an_opening_tag_that_would_swallow_the_rest_is_ignored(tag: str) -> None:
+    assert parse(f"<promise/>{tag}rest").nodes[1:] == (Ignored(tag), Text("rest"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<Promise/>",
+        "<synchronous>",
+        "<sync",
+        "< sync/>",
+        "<a><b></b>",
+        "1 < 2 > 0",
+        '<promise topic="a<b" tokens="10"/>',
+        "<-sync/>",
+        "<async",
+        f"<sync{' ' * (MAX_TAG - 6)}/>",
+        "\\<",
+        "<\\>",
+        "<\\synonym>",
+    ],
+)
+def test_texts_that_hold_no_tag(text: str) -> None:
+    assert parse(text) == Document((Text(text),))
+    assert parse(text).format() == parse(text).text == text
+
+
+def test_a_tag_may_be_as_long_as_the_limit() -> None:
+    tag = f"<sync{' ' * (MAX_TAG - 7)}/>"
+    assert len(tag) == MAX_TAG
+    assert parse(tag) == Document((Ignored(tag),))
+
+
+@pytest.mark.parametrize(
+    "literal",
+    [
+        "<sync/>",
+        "</async>",
+        '<promise topic="a" tokens="10"/>',
+        "<\\sync/>",
+        "<\\\\async>",
+        f"<sync{' ' * 505}/>",
+    ],
+)
+def test_literal_tags(literal: str) -> None:
+    written = escape(f"say {literal}!")
+    assert written == f"say <\\{literal[1:]}!"
+    assert parse(written) == Document((Text(f"say {literal}!"),))
+    assert parse(written).diagnostics == ()
+    assert parse(written).format() == written
+
+
+def test_an_escape_may_be_longer_than_the_limit_by_its_backslashes() -> None:
+    longest = f"<\\{'sync'}{' ' * (MAX_TAG - 7)}/>"
+    assert parse(longest).text == longest.replace("\\", "")
+    too_long = f"<\\{'sync'}{' ' * (MAX_TAG - 6)}/>"
+    assert parse(too_long).text == too_long
+
+
+def test_literal_pieces_start_no_tag_but_go_on_with_one() -> None:
+    parser = Parser()
+    topen, ttokens, tclose, *_ = TAG_TOKENS
+    events: list[Event] = []
+    pieces = (
+        ("<sync/> ", True),
+        (topen, False),
+        ("it", True),
+        (ttokens, False),
+        ("60", True),
+        (tclose, False),
+    )
+    for piece, literal in pieces:
+        events += parser.feed(piece, literal=literal)
+    assert events == [TextDelta("<sync/> "), PromiseOpened(Promise("it", 60), 41)]
+    parser.feed("<async>", literal=True)
+    parser.close()
+    document = parser.document()
+    assert document == Document((Text("<sync/> "), Promise("it", 60), Text("<async>")))
+    assert document.format() == '<\\sync/> <promise topic="it" tokens="60"/><\\async>'
+
+
+def test_a_literal_angle_bracket_breaks_an_open_tag() -> None:
+    parser = Parser()
+    parser.feed('<promise topic="')
+    assert parser.feed("a <b", literal=True) == [TextDelta('<promise topic="a <b')]
+    assert parser.feed('"/>') == [TextDelta('"/>')]
+    assert [found.code for found in parser.diagnostics] == ["tag-broken"]
+
+
+def test_a_literal_piece_can_end_a_tag() -> None:
+    parser = Parser()
+    parser.feed('<promise topic="')
+    assert parser.feed("a> b", literal=True) == [IgnoredTag('<promise topic="a>', 18), TextDelta(" b")]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Text("a"), Promise("b", None), Text(" c")),
+        (Promise("b", 20, Chunk(closed_by="budget")), Promise("c d e f", 30), Sync(), Ignored("<sync/>")),
+        (Text("<sync/> <\\sync/> <sync"), Ignored("</async>"), Text("<promise ")),
+        (Promise("", 10, Chunk((Text("</async>"), Ignored("<async>"), Text("<"))), gap="\n\n"),),
+    ],
+)
+def test_documents_made_by_hand_are_read_back(nodes: tuple[Node, ...]) -> None:
+    assert parse(Document(nodes).format()) == Document(nodes)

@@ -1,0 +1,187 @@
+"""What each thread sees and writes, by example and against an oracle."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from hypothesis import given
+from language_texts import canonical_documents, texts, thorough
+
+from pasta_async.lang import (
+    ASYNC_CLOSE,
+    ASYNC_OPEN,
+    SYNC,
+    Chunk,
+    ClosedBy,
+    Document,
+    Promise,
+    Segment,
+    Sync,
+    Text,
+    parse,
+    segments,
+    views,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CAUSES = '<promise topic="causes" tokens="60"/>'
+OUTCOME = '<promise topic="outcome" tokens="40"/>'
+
+
+def written(parts: Iterable[Segment]) -> str:
+    return "".join(part.text for part in parts)
+
+
+def test_the_views_of_two_rounds() -> None:
+    document = parse(
+        f"Two wars. {CAUSES}<async>Many.</async> {OUTCOME}<async>Peace.</async><sync/> So: "
+        f"{CAUSES}<async>Again.</async> Done."
+    )
+    first_round = f"Two wars. {CAUSES}<async>Many.</async> {OUTCOME}<async>Peace.</async><sync/>"
+    found = [(view.thread, written(view.context), written(view.target)) for view in views(document)]
+    assert found == [
+        (0, "", f"Two wars. {CAUSES} {OUTCOME}<sync/>"),
+        (1, f"Two wars. {CAUSES}<async>", "Many.</async>"),
+        (2, f"Two wars. {CAUSES} {OUTCOME}<async>", "Peace.</async>"),
+        (0, first_round, f" So: {CAUSES} Done."),
+        (3, f"{first_round} So: {CAUSES}<async>", "Again.</async>"),
+    ]
+    assert [view.ends_answer for view in views(document)] == [False, False, False, True, False]
+
+
+def test_an_empty_document_is_still_one_view() -> None:
+    (view,) = views(Document())
+    assert (view.thread, view.context, view.target, view.ends_answer) == (0, (), (), True)
+
+
+@pytest.mark.parametrize("closed_by", ["budget", "end", "interrupted"])
+def test_a_forced_closing_tag_is_no_target_but_is_seen_later(closed_by: ClosedBy) -> None:
+    kept = Promise("causes", 60, Chunk((Text("Many"),), closed_by=closed_by))
+    main, chunk, last = views(Document((kept, Sync(), Text("so"))))
+    assert written(main.target) == f"{CAUSES}<sync/>"
+    assert written(chunk.target) == "Many"
+    assert written(last.context) == f"{CAUSES}<async>Many</async><sync/>"
+
+
+def test_an_ignored_tag_stays_in_every_context() -> None:
+    document = parse(f"<sync/>{CAUSES}<async>a{OUTCOME}b</async></promise><sync/>c")
+    main, chunk, last = views(document)
+    assert written(main.target) == f"<sync/>{CAUSES}</promise><sync/>"
+    assert written(chunk.target) == f"a{OUTCOME}b</async>"
+    assert written(last.context) == f"<sync/>{CAUSES}<async>a{OUTCOME}b</async></promise><sync/>"
+    assert Segment(SYNC, is_tag=True) in main.target
+
+
+def test_literal_tags_are_bare_text_in_views() -> None:
+    (view,) = views(parse("say <\\sync/>"))
+    assert view.target == (Segment("say <sync/>"),)
+
+
+def test_segments_are_tag_tokens_and_the_text_between_them() -> None:
+    assert segments(CAUSES) == (
+        Segment('<promise topic="', is_tag=True),
+        Segment("causes"),
+        Segment('" tokens="', is_tag=True),
+        Segment("60"),
+        Segment('"/>', is_tag=True),
+    )
+    assert segments('<promise topic="" tokens=""/>') == (
+        Segment('<promise topic="', is_tag=True),
+        Segment('" tokens="', is_tag=True),
+        Segment('"/>', is_tag=True),
+    )
+    assert segments(ASYNC_OPEN) == (Segment(ASYNC_OPEN, is_tag=True),)
+    assert segments("<sync />") == (Segment("<sync />"),)
+    assert segments("") == ()
+
+
+class Atom(NamedTuple):
+    """A segment of the written form, with who wrote it when."""
+
+    segment: Segment
+    thread: int
+    round: int
+    generated: bool
+
+
+def atoms(document: Document) -> Iterator[Atom]:
+    """The whole written form; each chunk's tags belong to its thread."""
+    thread = joins = 0
+    for node in document.nodes:
+        source = (Segment(node.text),) if isinstance(node, Text) else segments(node.source)
+        yield from (Atom(part, 0, joins, True) for part in source)
+        if isinstance(node, Promise):
+            thread += 1
+            if node.chunk:
+                for part in (*segments(node.gap), *segments(node.chunk.opened)):
+                    yield Atom(part, thread, joins, False)
+                for inner in node.chunk.nodes:
+                    source = (Segment(inner.text),) if isinstance(inner, Text) else segments(inner.source)
+                    yield from (Atom(part, thread, joins, True) for part in source)
+                closed = Segment(ASYNC_CLOSE, is_tag=True)
+                yield Atom(closed, thread, joins, node.chunk.closed_by == "writer")
+        joins += isinstance(node, Sync)
+
+
+def check_views(document: Document) -> None:
+    everything = list(atoms(document))
+    unrolled = views(document)
+    for thread in {view.thread for view in unrolled}:
+        targets = [part for view in unrolled if view.thread == thread for part in view.target]
+        assert targets == [atom.segment for atom in everything if atom.thread == thread and atom.generated]
+    mains = [view for view in unrolled if view.thread == 0]
+    assert len(mains) == 1 + sum(isinstance(node, Sync) for node in document.nodes)
+    for joins, view in enumerate(mains):
+        assert list(view.context) == [atom.segment for atom in everything if atom.round < joins]
+    for view in unrolled:
+        if view.thread:
+            own = [index for index, atom in enumerate(everything) if atom.thread == view.thread]
+            joins = everything[own[0]].round
+            seen = [
+                atom.segment
+                for index, atom in enumerate(everything)
+                if atom.round < joins
+                or (index < own[0] and atom.thread == 0)
+                or (index in own and index < own[-1] and not atom.generated)
+            ]
+            assert list(view.context) == seen
+
+
+@thorough
+@given(canonical_documents())
+def test_views_cover_what_was_generated_once_and_nothing_that_was_forced(document: Document) -> None:
+    check_views(document)
+
+
+@thorough
+@given(texts)
+def test_views_of_whatever_was_read(text: str) -> None:
+    check_views(parse(text))
+
+
+@thorough
+@given(canonical_documents())
+def test_a_fork_is_a_prefix_of_what_main_has(document: Document) -> None:
+    main: tuple[Segment, ...] = ()
+    for view in views(document):
+        if view.thread == 0:
+            main = (*view.context, *view.target)
+        else:
+            promise = document.promises[view.thread - 1]
+            assert promise.chunk is not None
+            opened = (*segments(promise.gap), *segments(promise.chunk.opened))
+            fork = view.context[: len(view.context) - len(opened)]
+            assert view.context == (*fork, *opened)
+            assert fork == main[: len(fork)]
+
+
+@thorough
+@given(canonical_documents())
+def test_every_context_of_main_goes_on_from_the_one_before(document: Document) -> None:
+    contexts = [view.context for view in views(document) if view.thread == 0]
+    for before, after in pairwise(contexts):
+        assert after[: len(before)] == before
