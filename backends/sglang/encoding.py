@@ -15,7 +15,7 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.protocol import Message
 
@@ -74,9 +74,9 @@ class Encoder:
         """
         if not text:
             return []
-        async for ids, marked in self._guarded([text]):
-            found = await self._unmarked(ids[0], marked)
-            if found is not None:
+        for marker in _markers([text]):
+            ids, marked = await self._guard([text], marker)
+            if marked and (found := await self._unmarked(ids[0], marked)) is not None:
                 return found
         raise BackendProtocolError(f"the tokenizer cannot express {text!r:.200} without its special tokens")
 
@@ -90,10 +90,12 @@ class Encoder:
         if not messages:
             raise InvalidRequest("no message to encode")
         contents = [message.get("content", "") for message in messages]
-        async for _, marked in self._guarded(contents):
-            texts = marked.texts
-            rendered = [{**m, "content": text} for m, text in zip(messages, texts, strict=True)]
-            found = await self._unmarked(await self._render(rendered, template_kwargs), marked)
+        for marker in _markers(contents):
+            _, marked = await self._guard(contents, marker)
+            if marked is None:
+                continue
+            guarded = [{**m, "content": text} for m, text in zip(messages, marked.texts, strict=True)]
+            found = await self._unmarked(await self._render(guarded, template_kwargs), marked)
             if found is not None:
                 return found
         raise BackendProtocolError(
@@ -113,19 +115,16 @@ class Encoder:
         [around] = await self._tokenizer.tokenize([""], special=True)
         return [*around[:1], *await self.encode(messages[0].get("content", ""))]
 
-    async def _guarded(self, texts: Sequence[str]) -> AsyncGenerator[tuple[list[list[int]], _Marked]]:
-        """Ids of texts with markers in them and no special token, one try for each marker."""
-        for marker in MARKERS:
-            if any(marker in text for text in texts):
-                continue
-            marked = _Marked(marker, list(texts), 0)
-            for _ in range(ROUNDS):
-                ids = await self._tokenizer.tokenize(marked.texts)
-                if await self._is_data(ids, marked.texts):
-                    yield ids, marked
-                    break
-                await self._learn(i for one in ids for i in one)
-                marked = self._mark(texts, marker)
+    async def _guard(self, texts: Sequence[str], marker: str) -> tuple[list[list[int]], _Marked | None]:
+        """Texts with markers in every special token they spell, and their ids; None if that does not help."""
+        marked = _Marked(marker, list(texts), 0)
+        for _ in range(ROUNDS):
+            ids = await self._tokenizer.tokenize(marked.texts)
+            if await self._is_data(ids, marked.texts):
+                return ids, marked
+            await self._learn(i for one in ids for i in one)
+            marked = self._mark(texts, marker)
+        return [], None
 
     async def _is_data(self, ids: list[list[int]], texts: Sequence[str]) -> bool:
         """Whether no id is a tag or special."""
@@ -170,6 +169,10 @@ class _Marked(NamedTuple):
     marker: str
     texts: list[str]
     cuts: int
+
+
+def _markers(texts: Sequence[str]) -> Iterator[str]:
+    return (marker for marker in MARKERS if not any(marker in text for text in texts))
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:

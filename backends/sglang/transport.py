@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import httpx
 
 from pasta_async.backends.sglang.sse import SSEDecoder
 from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendStatusError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
+    from collections.abc import Generator, Mapping
 
 __all__ = ["DEFAULT_TIMEOUT", "EventStream", "Server"]
 
@@ -22,6 +23,9 @@ DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 
 KEEPALIVE = 2.0
 """Seconds an idle connection is kept; below the 5 s after which the server closes it under our hands."""
+
+DRAIN_SECONDS = 1.0
+"""How long the rest of a stream is read before its connection is closed."""
 
 SPARE_CONNECTIONS = 8
 """Connections beside those of decoding requests: aborts and tokenizing must not wait for an answer to end."""
@@ -98,7 +102,7 @@ class EventStream:
     def __init__(self, response: httpx.Response, where: str) -> None:
         self._response = response
         self._where = where
-        self._chunks = cast("AsyncGenerator[bytes]", response.aiter_bytes())
+        self._chunks = response.aiter_bytes()
         self._decoder = SSEDecoder()
         self._ready: deque[str] = deque()
 
@@ -123,8 +127,13 @@ class EventStream:
         return event
 
     async def aclose(self) -> None:
-        """Close the connection, or give it back where everything was read."""
-        await self._chunks.aclose()
+        """Give the connection back once everything is read, or close it if that takes longer than a second.
+
+        Reading to the end also tells that a request is over that was aborted.
+        """
+        with anyio.move_on_after(DRAIN_SECONDS), suppress(httpx.HTTPError):
+            async for _ in self._chunks:
+                pass
         await self._response.aclose()
 
 

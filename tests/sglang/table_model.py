@@ -1,17 +1,17 @@
 """A model without training that writes PASTA-LANG: each token has one successor.
 
-Embeddings and output layer of a Llama hold a table; its layers add nothing. So greedy decoding walks the table,
-and every text, tags included, is known beforehand.
+Embeddings and output layer of a Llama hold a table; its layers add nothing. So greedy decoding walks the
+table, and every text, tags included, is known beforehand.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pasta_async.lang.document import TAG_TOKENS
 
@@ -32,24 +32,25 @@ ENDLESS = "Zz"
 """What is written over and over behind a Z."""
 
 
-def tokenizer() -> Tokenizer:
+def tokenizer() -> Any:
     """One token for a byte, and the special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # pyright: ignore
-    made.decoder = decoders.ByteLevel()  # pyright: ignore
-    made.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in (*SPECIALS, *TAG_TOKENS)]
+    library: Any = importlib.import_module("tokenizers")
+    alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
+    made = library.Tokenizer(
+        library.models.BPE(vocab=dict(zip(alphabet, range(256), strict=True)), merges=[])
     )
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = library.decoders.ByteLevel()
+    tokens = (*SPECIALS, *TAG_TOKENS)
+    made.add_special_tokens([library.AddedToken(one, special=True, normalized=False) for one in tokens])
     return made
 
 
-def successors(made: Tokenizer) -> dict[int, int]:
+def successors(made: Any) -> dict[int, int]:
     """The token behind each token; what is not named is followed by itself."""
     table = {i: i for i in range(VOCABULARY)}
     for text in ("\n" + ANSWER + "</s>", "<async>" + CHUNK, ENDLESS + "Z"):
-        ids = made.encode(text).ids
-        table.update(zip(ids, ids[1:], strict=False))
+        table.update(pairwise(made.encode(text).ids))
     return table
 
 
@@ -57,7 +58,8 @@ def make(folder: Path, *, context: int = 4096) -> None:
     """Write the model as a Hugging Face folder."""
     made = tokenizer()
     weights = _weights(successors(made))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    safetensors: Any = importlib.import_module("safetensors.torch")
+    safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     made.save(str(folder / "tokenizer.json"))
     specials = {name: made.token_to_id(token) for name, token in (("bos", "<s>"), ("eos", "</s>"))}
     config: dict[str, Any] = {

@@ -1,0 +1,121 @@
+"""One real SGLang server on a CPU for the whole test run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx
+import pytest
+import table_model
+
+from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.backends.sglang.launch import server_command
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+START_SECONDS = 240
+
+
+class RealServer(NamedTuple):
+    """A running server."""
+
+    url: str
+    model: Path
+
+    def running(self) -> int:
+        """Requests that it decodes or holds in its queue."""
+        loads: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/loads").json()["loads"]
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+    def flush(self) -> None:
+        """Empty the prefix cache."""
+        httpx.post(f"{self.url}/flush_cache", params={"timeout": 10}).raise_for_status()
+
+
+def require_sglang() -> None:
+    """Fail where the suite must be complete, else skip, if SGLang is missing."""
+    if importlib.util.find_spec("sglang") is not None:
+        return
+    missing = "SGLang is not installed (make test installs it): these tests talk to the real server"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the table model."""
+    folder = tmp_path_factory.mktemp("table-model")
+    table_model.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(table_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """SGLang's own server."""
+    require_sglang()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = server_command(
+        str(table_folder),
+        device="cpu",
+        port=port,
+        extra=["--max-total-tokens", "16384", "--enable-deterministic-inference", "--skip-server-warmup"],
+    )
+    log = tmp_path_factory.mktemp("sglang") / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command.argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, process, log)
+            yield RealServer(url, table_folder)
+        finally:
+            _stop(process)
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/model_info", timeout=5).is_success:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    ended = process.poll()
+    what = f"ended with {ended}" if ended is not None else f"did not answer in {START_SECONDS} s"
+    pytest.fail(f"the SGLang server {what}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and everything it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(10)
+
+
+@pytest.fixture
+async def backend(server: RealServer) -> AsyncIterator[SGLangBackend]:
+    """A backend for the real server, which has to be idle again afterwards."""
+    made = SGLangBackend(server.url)
+    yield made
+    await made.aclose()
+    assert server.running() == 0
