@@ -1,0 +1,68 @@
+"""What the benchmarks have in common: where they ran, tables in Markdown, raw results as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["environment", "markdown_table", "write_rows"]
+
+_PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
+
+
+def environment() -> dict[str, Any]:
+    """Where and when a benchmark runs; `load` is the load average before it, of everything on the machine."""
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        **{name: found for name in _PACKAGES if (found := _version(name))},
+    }
+
+
+def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows with the same keys as a table; floats get three significant digits."""
+    if not rows:
+        return ""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([_cell(row[key]) for key in head] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as JSON lines, over what was there; missing folders are made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

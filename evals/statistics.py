@@ -1,0 +1,73 @@
+"""The statistics of the benchmarks: means of ratios, and how sure one can be of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Interval", "bootstrap_interval", "geometric_mean", "quantile"]
+
+
+class Interval(NamedTuple):
+    """A range that an estimate lies in, at some level of confidence."""
+
+    low: float
+    high: float
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean for ratios: that of x and 1/x is 1.
+
+    Raises:
+        ValueError: There is no value, or one is not positive.
+    """
+    if not values or min(values) <= 0:
+        raise ValueError("a geometric mean needs at least one value, and all of them positive")
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which so large a share (0 to 1) of them lies, interpolated.
+
+    Raises:
+        ValueError: There is no value, or `share` is no share.
+    """
+    if not values or not 0 <= share <= 1:
+        raise ValueError("a quantile needs at least one value, and a share between 0 and 1")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def bootstrap_interval(
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float] = geometric_mean,
+    *,
+    level: float = 0.95,
+    samples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The percentile bootstrap interval of a statistic; the values (one for each prompt) are resampled.
+
+    Args:
+        values: Independent observations.
+        statistic: What is estimated.
+        level: Confidence, between 0 and 1.
+        samples: Resamples.
+        seed: The same seed gives the same interval.
+
+    Raises:
+        ValueError: There is no value, or `level` is none.
+    """
+    if not values or not 0 < level < 1:
+        raise ValueError("a bootstrap needs at least one value, and a level between 0 and 1")
+    draw = random.Random(seed)
+    estimates = [statistic(draw.choices(values, k=len(values))) for _ in range(samples)]
+    tail = (1 - level) / 2
+    return Interval(quantile(estimates, tail), quantile(estimates, 1 - tail))
