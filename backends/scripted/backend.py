@@ -10,7 +10,7 @@ from pasta_async.backends.scripted.cache import PrefixTree
 from pasta_async.backends.scripted.chat import Chat
 from pasta_async.backends.scripted.faults import Trap
 from pasta_async.backends.scripted.pieces import extent, pieces, unfinished
-from pasta_async.backends.scripted.script import Answer, Script
+from pasta_async.backends.scripted.script import Answer, Lines, Script
 from pasta_async.backends.scripted.words import WordTokenizer
 from pasta_async.clock import REAL_CLOCK, VirtualClock
 from pasta_async.errors import BackendError, InvalidRequest
@@ -124,6 +124,7 @@ class ScriptedBackend:
         self._cache = PrefixTree() if record else None
         self._shares_running = shares_running
         self._answers: dict[str, Answer] = {}
+        self._lines: dict[tuple[int, bool], Lines] = {}
         self._closed = asyncio.Event()
         self._info = ModelInfo(
             name=name,
@@ -224,7 +225,16 @@ class ScriptedBackend:
         script = self._find_script(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        return Answer(script, self.tokenizer, plain=plain)
+        return Answer(self._read(script, plain=plain))
+
+    def _read(self, script: ScriptLike, *, plain: bool) -> Lines:
+        """Read a script, once if it is not made on demand."""
+        if callable(self._script):
+            return Lines(script, self.tokenizer, plain=plain)
+        key = (id(script), plain)  # `Lines` keeps the script, so no other gets its id
+        if key not in self._lines:
+            self._lines[key] = Lines(script, self.tokenizer, plain=plain)
+        return self._lines[key]
 
     def _find_script(self, question: str) -> ScriptLike | None:
         script = self._script

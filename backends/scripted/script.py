@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.scripted.words import Tokenizer
 
-__all__ = ["Answer", "Script", "ScriptLike", "ScriptSource", "Stretch"]
+__all__ = ["Answer", "Lines", "Script", "ScriptLike", "ScriptSource", "Stretch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,33 +132,45 @@ def _lagging(ids: list[int], text: str, tokenizer: Tokenizer) -> list[str]:
     return texts
 
 
-class Answer:
-    """The state of one answer's playing: which request is to hear what."""
+class Lines:
+    """A script in tokens: what main says, stretch by stretch, and what each thread says."""
 
     def __init__(self, script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> None:
         """Read a script; a plain one is its visible text, in one stretch."""
-        self._tokenizer = tokenizer
-        self._chunks: dict[int, Stretch] = {}
+        self.script, self.tokenizer = script, tokenizer
+        self.main: list[Stretch] = []
+        self.chunks: dict[int, Stretch] = {}
         document = parse(script) if isinstance(script, str) else script
         if isinstance(document, Document) and plain:
-            self._main = [_stretch([Segment(document.text)], tokenizer)]
+            self.main = [self.stretch([Segment(document.text)])]
         elif isinstance(document, Document) and tokenizer.tags is not None:
             self._read(document)
         else:
             raw = Script.of(document) if isinstance(document, Document) else document
-            self._main = [_stretch([Segment(text)], tokenizer) for text in raw.main]
-            self._chunks = {k: _stretch([Segment(text)], tokenizer) for k, text in raw.chunks.items()}
-        self._starts: list[tuple[int, ...]] = []  # contexts of main's stretches
-        self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current stretch began
+            self.main = [self.stretch([Segment(text)]) for text in raw.main]
+            self.chunks = {k: self.stretch([Segment(text)]) for k, text in raw.chunks.items()}
 
     def _read(self, document: Document) -> None:
-        self._main = list[Stretch]()
         for view in views(document):
-            stretch = _stretch(view.target, self._tokenizer)
             if view.thread:
-                self._chunks[view.thread] = stretch
+                self.chunks[view.thread] = self.stretch(view.target)
             else:
-                self._main.append(stretch)
+                self.main.append(self.stretch(view.target))
+
+    def stretch(self, segments: Sequence[Segment] = ()) -> Stretch:
+        """Segments in tokens, with the end behind them."""
+        return _stretch(segments, self.tokenizer)
+
+
+class Answer:
+    """The state of one answer's playing: which request is to hear what."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._tokenizer = lines.tokenizer
+        self._main, self._chunks = lines.main, lines.chunks  # shared, so never changed
+        self._silence = lines.stretch()
+        self._starts: list[tuple[int, ...]] = []  # contexts of main's stretches
+        self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current stretch began
 
     def find(self, thread: int, ids: tuple[int, ...]) -> Stretch:
         """What a request is to hear.
@@ -168,12 +180,13 @@ class Answer:
         """
         if thread == 0:
             return self._find_main(ids)
-        stretch = self._chunks.get(thread) or _stretch([], self._tokenizer)
+        stretch = self._chunks.get(thread, self._silence)
         base = self._bases.get(thread) or self._behind_open(ids)
         left = stretch.after(ids[len(base) :], self._tokenizer) if ids[: len(base)] == base else None
         if left is None:
             base, left = ids, stretch
-        self._bases[thread] = base
+        if self._tokenizer.tags is None:  # where a chunk began cannot be told from its context
+            self._bases[thread] = base
         return left
 
     def _behind_open(self, ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -195,12 +208,14 @@ class Answer:
 
     def _current(self) -> Stretch:
         at = len(self._starts) - 1
-        return self._main[at] if at < len(self._main) else _stretch([], self._tokenizer)
+        return self._main[at] if at < len(self._main) else self._silence
 
     def rewrite(self, thread: int, ids: tuple[int, ...], stretch: Stretch) -> None:
         """From these ids on, the thread's stretch is another one (something was written into it)."""
         if thread:
-            self._bases[thread], self._chunks[thread] = ids, stretch
+            self._bases[thread] = ids
+            self._chunks = {**self._chunks, thread: stretch}
         else:
-            self._starts[-1] = ids
-            self._main[len(self._starts) - 1 : len(self._starts)] = [stretch]
+            at = len(self._starts) - 1
+            self._starts[at] = ids
+            self._main = [*self._main[:at], stretch, *self._main[at + 1 :]]
