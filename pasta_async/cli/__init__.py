@@ -1,0 +1,42 @@
+"""The command line: `pasta-async generate`, `check` and `sglang`. Needs the extra `cli`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.protocol import Backend
+
+__all__ = ["main"]
+
+_NEEDED = ("rich", "typer")
+
+
+def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -> None:
+    """Run a command and leave the process with its exit code.
+
+    The code is 0 when all is well, 1 for an error (in words on stderr), 2 for a misuse, 130 after Ctrl-C.
+
+    Args:
+        args: Command and options; None: those of the process.
+        backend: Decodes instead of what `--backend` names; for tests without a model.
+
+    Raises:
+        SystemExit: Always.
+    """
+    try:
+        from pasta_async.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        sys.stderr.write(
+            f"pasta-async: the command line needs {error.name}, which is not installed; "
+            "pip install 'pasta_async[cli]' brings it\n"
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app(args=None if args is None else list(args), prog_name="pasta-async", obj=backend)

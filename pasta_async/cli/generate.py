@@ -1,0 +1,114 @@
+"""`pasta-async generate`: one answer, and its baseline if asked for, on a display."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import typer
+
+from pasta_async.cli.display import JsonDisplay, TextDisplay
+from pasta_async.client import Client
+from pasta_async.errors import PastaError
+from pasta_async.limits import Limits
+from pasta_async.sampling import Sampling
+from pasta_async.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pasta_async.cli.display import Display
+    from pasta_async.protocol import Backend, Message
+    from pasta_async.results import Generation
+
+__all__ = ["Form", "Job", "answer", "run"]
+
+Form = Literal["text", "live", "json"]
+
+_WARM_UP = Sampling(max_tokens=4)
+"""A few tokens before a comparison, so that what only a first request pays is in neither measurement."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be answered, and how."""
+
+    messages: list[Message]
+    sampling: Sampling
+    limits: Limits
+    prompted: bool | None
+    template: Mapping[str, Any]
+    compare: bool
+
+    @classmethod
+    def of(
+        cls, messages: list[Message], *, sampling: dict[str, Any], limits: dict[str, Any], **options: Any
+    ) -> Self:
+        """A job from what the command line gave; the environment has the other limits.
+
+        Raises:
+            InvalidRequest: A value is out of range.
+        """
+        limited = Limits(**{**Settings().limits.model_dump(), **limits})
+        return cls(messages, Sampling(**sampling), limited, **options)
+
+
+def run(job: Job, backend: str | Backend | None, *, form: Form) -> None:
+    """Answer on a display. Ctrl-C ends it with the answer so far and exit code 130.
+
+    Raises:
+        PastaError: What ended the answer; what there was of it is printed.
+    """
+    display = _display(form)
+    try:
+        asyncio.run(_on_a_client(job, backend, display))
+    except KeyboardInterrupt:
+        display.broken()
+        sys.stderr.write("pasta-async: interrupted\n")
+        raise typer.Exit(130) from None
+    except PastaError:
+        display.broken()
+        raise
+
+
+def _display(form: Form) -> Display:
+    if form == "live":
+        from pasta_async.cli.live import LiveDisplay
+
+        return LiveDisplay()
+    return JsonDisplay() if form == "json" else TextDisplay()
+
+
+async def _on_a_client(job: Job, backend: str | Backend | None, display: Display) -> None:
+    async with Client(backend, limits=job.limits) as client:
+        await answer(client, job, display)
+
+
+async def answer(client: Client, job: Job, display: Display) -> None:
+    """Show the answer, decode the baseline if it is asked for, and show the result.
+
+    Cancelling it ends the answer; the display then has what there is of it.
+    """
+    await client.connect()  # not part of anybody's time
+    if job.compare:
+        await client.generate("Hello.", sampling=_WARM_UP, prompted=job.prompted)
+    generation = await _watch(client, job, display, baseline=False)
+    baseline = await _watch(client, job, display, baseline=True) if job.compare else None
+    display.done(generation, baseline)
+
+
+async def _watch(client: Client, job: Job, display: Display, *, baseline: bool) -> Generation:
+    stream = client.stream(
+        job.messages,
+        sampling=job.sampling,
+        prompted=job.prompted,
+        baseline=baseline,
+        chat_template_kwargs=job.template,
+    )
+    async with stream:
+        display.begin(stream, baseline=baseline)
+        async for event in stream:
+            display.show(event)
+        return await stream.result()
