@@ -5,7 +5,7 @@ Pure: no I/O, no asyncio. docs/language.md describes the language.
 
 from pasta_async.lang.attributes import MAX_ESTIMATE
 from pasta_async.lang.check import check, parse
-from pasta_async.lang.diagnostics import MESSAGES, MILD, Code, Diagnostic
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, MESSAGES, MILD, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -34,7 +34,7 @@ from pasta_async.lang.events import (
     SyncReached,
     TextDelta,
 )
-from pasta_async.lang.parser import MAX_DIAGNOSTICS, Parser
+from pasta_async.lang.parser import Parser
 from pasta_async.lang.views import Segment, View, segments, views
 
 __all__ = [

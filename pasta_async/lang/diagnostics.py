@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MESSAGES", "MILD", "Code", "Diagnostic"]
+from pasta_async.errors import ParseError
+
+__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "MILD", "Code", "Diagnostic", "Findings"]
+
+MAX_DIAGNOSTICS = 1000
+"""A reader records no more than this, so that a hostile text costs in proportion to its length."""
 
 
 class Code(StrEnum):
@@ -91,3 +96,30 @@ class Diagnostic:
 
     def __str__(self) -> str:
         return f"{self.line}:{self.column}: {self.code}: {self.message} ({self.hint})"
+
+
+class Findings:
+    """Records what one reader finds, or in strict reading raises it."""
+
+    __slots__ = ("_strict", "_thread", "found")
+
+    def __init__(self, *, strict: bool, thread: int) -> None:
+        self.found: list[Diagnostic] = []
+        """In the order it was found; at most `MAX_DIAGNOSTICS`."""
+        self._strict = strict
+        self._thread = thread
+
+    def add(self, code: Code, offset: int, line: int, column: int) -> None:
+        """Record one finding.
+
+        Raises:
+            ParseError: In strict reading, unless it is mild.
+        """
+        full = len(self.found) >= MAX_DIAGNOSTICS
+        if full and not self._strict:
+            return
+        diagnostic = Diagnostic(code, offset, line, column, self._thread)
+        if self._strict and code not in MILD:
+            raise ParseError(diagnostic)
+        if not full:
+            self.found.append(diagnostic)

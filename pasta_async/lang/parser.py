@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from pasta_async.errors import ParseError
 from pasta_async.lang.attributes import read_attributes, read_promise
-from pasta_async.lang.diagnostics import MILD, Code, Diagnostic
+from pasta_async.lang.diagnostics import Code, Findings
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -27,6 +26,7 @@ from pasta_async.lang.events import (
     TextDelta,
 )
 from pasta_async.lang.lexer import Lexer, Place, Tag
+from pasta_async.lang.running import RunningText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,12 +34,8 @@ if TYPE_CHECKING:
     from pasta_async.lang.document import ClosedBy, Node
     from pasta_async.lang.events import Event
 
-__all__ = ["MAX_DIAGNOSTICS", "Parser"]
+__all__ = ["Parser"]
 
-MAX_DIAGNOSTICS = 1000
-"""A parser records no more than this; what a hostile text costs stays in proportion to the text."""
-
-_LOOSE = 1024  # pieces of text that are kept as they came
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
 
 
@@ -66,13 +62,11 @@ class Parser:
         "_open",
         "_opened",
         "_opened_gap",
-        "_packed",
-        "_pieces",
         "_place",
         "_plain",
-        "_strict",
+        "_report",
         "_target",
-        "_thread",
+        "_text",
         "_whole",
         "diagnostics",
         "end",
@@ -87,13 +81,13 @@ class Parser:
         whole: bool = False,
         halt_at_sync: bool = False,
     ) -> None:
-        self.diagnostics: list[Diagnostic] = []
+        findings = Findings(strict=strict, thread=thread)
+        self.diagnostics = findings.found
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
         """With `inside_chunk`: the offset behind the `</async>` that ended the text. No more is read."""
         self._inside = inside_chunk
-        self._strict = strict
-        self._thread = thread
+        self._report = findings.add
         self._whole = whole
         self._halt = halt_at_sync
         self._lexer = Lexer()
@@ -107,13 +101,12 @@ class Parser:
         self._open = False  # whether a promise was made since the last sync
         self._plain = True  # whether text simply goes on: no gap, no end
         self._ignored: dict[str, Ignored] = {}
-        self._pieces: list[str] = []  # the end of the text that is being read; what comes before it is packed
-        self._packed: list[str] = []
+        self._text = RunningText()  # since the last node
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far; until `close()` the last one may grow, and what is held back is not in it."""
-        text = self._text()
+        text = str(self._text)
         target = [*self._target, Text(text)] if text else self._target
         if self._target is self._nodes:
             return tuple(target)
@@ -148,9 +141,7 @@ class Parser:
             if "\n" in piece:
                 lexer.count_lines(piece)
             lexer.offset += len(piece)
-            self._pieces.append(piece)
-            if len(self._pieces) > _LOOSE:
-                self._pack()
+            self._text.append(piece)
             return [TextDelta(piece)] if piece else []
         events: list[Event] = []
         if self.end is not None:
@@ -167,7 +158,7 @@ class Parser:
                     break
             else:
                 self._end_gap(events)
-                self._report(Code.TAG_BROKEN, lexeme)
+                self._report(Code.TAG_BROKEN, *lexeme)
         return events
 
     def close(self) -> list[Event]:
@@ -180,44 +171,24 @@ class Parser:
             self._on_text(text, events)
         self._end_gap(events)
         if cut:
-            self._report(Code.TAG_CUT, cut)
+            self._report(Code.TAG_CUT, *cut)
         if self._in_chunk:
-            self._report(Code.ASYNC_UNCLOSED, end)
+            self._report(Code.ASYNC_UNCLOSED, *end)
             self._end_chunk("end")
         self._end_text()
         return events
 
-    def _pack(self) -> None:
-        """Join the loose pieces: a piece of one character takes much more than that in memory."""
-        self._packed.append("".join(self._pieces))
-        self._pieces.clear()
-
-    def _text(self) -> str:
-        """The text since the last node."""
-        return "".join((*self._packed, *self._pieces)) if self._packed else "".join(self._pieces)
-
-    def _take_text(self) -> str:
-        text = self._text()
-        self._packed.clear()
-        self._pieces.clear()
-        return text
-
     def _end_text(self) -> None:
-        if text := self._take_text():
+        if text := self._text.take():
             self._target.append(Text(text))
-
-    def _write(self, text: str) -> None:
-        self._pieces.append(text)
-        if len(self._pieces) > _LOOSE:
-            self._pack()
 
     def _on_text(self, text: str, events: list[Event]) -> None:
         if self._gap:
             if text.isspace():
-                self._write(text)
+                self._text.append(text)
                 return
             self._end_gap(events)
-        self._write(text)
+        self._text.append(text)
         events.append(TextDelta(text))
 
     def _end_gap(self, events: list[Event]) -> None:
@@ -226,15 +197,15 @@ class Parser:
             return
         self._gap, self._plain = False, True
         if self._whole:
-            self._report(Code.PROMISE_OPEN, self._place)
-        if text := self._text():
+            self._report(Code.PROMISE_OPEN, *self._place)
+        if text := str(self._text):
             events.append(TextDelta(text))
 
     def _on_tag(self, tag: Tag, events: list[Event]) -> None:
         code = self._act(tag, events)
         if code:
             self._end_gap(events)
-            self._report(code, tag.place)
+            self._report(code, *tag.place)
             self._append(self._shared(tag.source))
             events.append(IgnoredTag(tag.source, tag.end))
 
@@ -256,7 +227,7 @@ class Parser:
             return codes[0]
         self._end_gap(events)
         for code in codes:
-            self._report(code, tag.place)
+            self._report(code, *tag.place)
         self._append(promise)
         self._open = self._gap = True
         self._place, self._plain = tag.place, False
@@ -271,11 +242,11 @@ class Parser:
             return attributes
         if tag.rest.endswith("/"):  # an opening tag that would swallow all that follows is not what it says
             return Code.ATTRIBUTES_BAD
-        self._opened, self._opened_gap = tag.source, self._take_text()
+        self._opened, self._opened_gap = tag.source, self._text.take()
         if self._opened_gap:
-            self._report(Code.ASYNC_APART, tag.place)
+            self._report(Code.ASYNC_APART, *tag.place)
         if tag.source != ASYNC_OPEN:
-            self._report(Code.TAG_FORM, tag.place)
+            self._report(Code.TAG_FORM, *tag.place)
         self._gap, self._plain = False, True
         self._in_chunk, self._target = True, []
         events.append(ChunkOpened(tag.end, self._opened_gap))
@@ -319,7 +290,7 @@ class Parser:
             return Code.SYNC_IDLE
         self._end_gap(events)
         if tag.source != SYNC:
-            self._report(Code.TAG_FORM, tag.place)
+            self._report(Code.TAG_FORM, *tag.place)
         self._append(Sync(tag.source))
         self._open = False
         events.append(SyncReached(tag.end, tag.source))
@@ -336,15 +307,6 @@ class Parser:
             if len(self._ignored) < _SHARED:
                 self._ignored[source] = node
         return node
-
-    def _report(self, code: Code, place: Place) -> None:
-        if len(self.diagnostics) >= MAX_DIAGNOSTICS and not self._strict:
-            return
-        diagnostic = Diagnostic(code, *place, thread=self._thread)
-        if self._strict and code not in MILD:
-            raise ParseError(diagnostic)
-        if len(self.diagnostics) < MAX_DIAGNOSTICS:
-            self.diagnostics.append(diagnostic)
 
 
 def _chunk_nodes(nodes: Iterable[Node]) -> tuple[Text | Ignored, ...]:

@@ -116,6 +116,16 @@ def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
     assert len(parser.diagnostics) == 1, "a main thread's promises are kept elsewhere"
 
 
+def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
+    parser = Parser(halt_at_sync=True)
+    events = parser.feed("<promise/><sync/> so <async> <sy")
+    assert events[1:] == [SyncReached(17, "<sync/>")]
+    parser.feed("nc/>")
+    parser.close()
+    assert parser.document().text == "nc/>"
+    assert len(parser.nodes) == 3
+
+
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     parser = Parser(inside_chunk=True, thread=3)
     assert parser.feed("A <sync/>chunk</as") == [
