@@ -1,1 +1,1 @@
-"""Makes models that write PASTA-LANG."""
+"""How the shipped model is made: a synthetic task, a tokenizer, supervised training, an evaluation."""

@@ -1,0 +1,242 @@
+"""Train a small Llama from scratch on views of annotated answers: `python -m pasta_async.training.sft`.
+
+One model learns both forms, PASTA-LANG and the plain baseline. A run is seeded, and one that was interrupted
+goes on from its checkpoint exactly as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from pasta_async.training.data import Batches
+from pasta_async.training.optimizer import Muon
+from pasta_async.training.tokenizer import BEGIN, Codec, build_tokenizer, save_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.training.data import Batch
+
+__all__ = ["Config", "Trainer", "build_model", "loss_of", "main", "save_model"]
+
+
+class Config(BaseModel):
+    """A training run. Every field is a flag of the command line."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    out: Path = Field(description="the folder of the trained model; its checkpoint is OUT/checkpoint.pt")
+    steps: int = Field(default=3000, ge=1, description="optimizer steps")
+    tokens: int = Field(default=1024, ge=256, description="tokens of a micro-batch, padding counted")
+    micro_batches: int = Field(default=4, ge=1, description="micro-batches of an update")
+    lr: float = Field(default=3e-3, gt=0, description="peak learning rate")
+    warmup: int = Field(default=60, ge=0, description="steps over which the rate rises")
+    decay: float = Field(
+        default=0.5, ge=0, le=1, description="share of the steps, at the end, over which it falls"
+    )
+    weight_decay: float = Field(default=0.01, ge=0, description="decay of the matrices")
+    clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
+    copy_pools: int = Field(
+        default=30, ge=0, description="pools of 240 documents in which some only copy names"
+    )
+    seed: int = Field(default=0, description="seed of the weights and of the data")
+    hidden: int = Field(default=192, description="width of the model")
+    layers: int = Field(default=4, description="its layers")
+    heads: int = Field(default=4, description="its attention heads of 64")
+    kv_heads: int = Field(default=2, description="its key-value heads")
+    inner: int = Field(default=512, description="width of its feed-forward layers")
+    context: int = Field(default=2048, description="longest context, in tokens")
+    save_every: int = Field(default=100, ge=1, description="steps between checkpoints")
+    stop_at: int = Field(
+        default=0, ge=0, description="leave after this step, to go on later (0: run to the end)"
+    )
+    threads: int = Field(default=2, ge=1, description="micro-batches at a time, each on a thread of its own")
+
+
+def build_model(config: Config, codec: Codec) -> LlamaForCausalLM:
+    """A Llama with fresh weights."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=codec.vocab_size,
+            hidden_size=config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.kv_heads,
+            head_dim=64,
+            intermediate_size=config.inner,
+            max_position_embeddings=config.context,
+            tie_word_embeddings=True,
+            bos_token_id=codec.special(BEGIN),
+            eos_token_id=codec.end,
+            pad_token_id=codec.pad,
+            attn_implementation="sdpa",  # eager attention would read a boolean mask wrongly
+        )
+    )
+
+
+def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+    """Cross-entropy summed over the targets of a batch."""
+    hidden = model.model(
+        input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+    ).last_hidden_state
+    logits = model.lm_head(hidden[batch.rows, batch.parents])
+    return functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
+
+
+def save_model(
+    model: LlamaForCausalLM, codec: Codec, folder: Path, dtype: torch.dtype = torch.float16
+) -> None:
+    """Write the Hugging Face folder, weights as `dtype`."""
+    save_tokenizer(codec.tokenizer, folder, model.config.max_position_embeddings)
+    state = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
+    state.pop("lm_head.weight")  # tied
+    copy = LlamaForCausalLM(model.config).to(dtype)
+    copy.load_state_dict(state, strict=False)
+    copy.generation_config = GenerationConfig(
+        bos_token_id=codec.special(BEGIN), eos_token_id=codec.end, pad_token_id=codec.pad
+    )
+    copy.save_pretrained(folder)
+
+
+class Trainer:
+    """A run: model, optimizers, data, and where they stand."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        torch.manual_seed(config.seed)
+        self.codec = Codec(build_tokenizer())
+        self.model = build_model(config, self.codec)
+        self.params = list(self.model.parameters())
+        self.pool = ThreadPoolExecutor(config.threads)
+        inside = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        chosen = set(map(id, inside))
+        outside = [p for p in self.model.parameters() if id(p) not in chosen]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            Muon(inside, lr=config.lr, weight_decay=config.weight_decay, pool=self.pool),
+            torch.optim.AdamW(outside, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.data = Batches(self.codec, config.seed, config.tokens, config.copy_pools)
+        self.step = 0
+        self.seen = 0
+        config.out.mkdir(parents=True, exist_ok=True)
+        if self._checkpoint.exists():
+            self._restore()
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.config.out / "checkpoint.pt"
+
+    def rate(self, step: int) -> float:
+        """The learning rate: it rises, stays, and falls to zero."""
+        config = self.config
+        falling = max(1, int(config.decay * config.steps))
+        return config.lr * min(1.0, (step + 1) / max(1, config.warmup), (config.steps - step) / falling)
+
+    def train_step(self, batches: Sequence[Batch]) -> float:
+        """One update; returns the mean loss of a target.
+
+        Micro-batches run side by side on threads that meet once an update, which a busy machine disturbs less
+        than threads that meet in every operation. Gradients are added in a fixed order, so a run is repeatable.
+        """
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate(self.step)
+        targets = sum(len(batch.labels) for batch in batches)
+        results = list(self.pool.map(lambda batch: self._gradients(batch, targets), batches))
+        for param, *grads in zip(self.params, *(grads for _, grads in results), strict=True):
+            param.grad = torch.stack(grads).sum(0)
+        torch.nn.utils.clip_grad_norm_(self.params, self.config.clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        self.seen += sum(batch.ids.numel() for batch in batches)
+        return sum(loss for loss, _ in results)
+
+    def _gradients(self, batch: Batch, targets: int) -> tuple[float, tuple[torch.Tensor, ...]]:
+        loss = loss_of(self.model, batch) / targets
+        return float(loss.detach()), torch.autograd.grad(loss, self.params)
+
+    def run(self) -> None:
+        """Train to the end (or to `stop_at`), with a progress bar, metrics and checkpoints."""
+        stop = min(self.config.steps, self.config.stop_at or self.config.steps)
+        batches = iter(self.data)
+        start, seen = time.perf_counter(), self.seen
+        with (
+            (self.config.out / "metrics.jsonl").open("a") as metrics,
+            tqdm(total=stop, initial=self.step, unit="step", dynamic_ncols=True, mininterval=5) as bar,
+        ):
+            while self.step < stop:
+                loss = self.train_step(list(islice(batches, self.config.micro_batches)))
+                bar.update()
+                bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+                if self.step % 10 == 0 or self.step == stop:
+                    speed = (self.seen - seen) / (time.perf_counter() - start)
+                    line: dict[str, float] = {
+                        "step": self.step,
+                        "loss": loss,
+                        "lr": self.rate(self.step - 1),
+                        "tokens": self.seen,
+                        "tokens_per_second": round(speed),
+                    }
+                    metrics.write(json.dumps(line) + "\n")
+                    metrics.flush()
+                if self.step % self.config.save_every == 0 or self.step == stop:
+                    self.save()
+
+    def save(self) -> None:
+        """Write the checkpoint, and the model as it is now."""
+        state: dict[str, Any] = {
+            "config": self.config.model_dump(mode="json"),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "rng": torch.get_rng_state(),
+            "step": self.step,
+            "seen": self.seen,
+            "pool": self.data.pool,
+            "index": self.data.index,
+        }
+        partial = self._checkpoint.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self._checkpoint)
+        save_model(self.model, self.codec, self.config.out)
+
+    def _restore(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        torch.set_rng_state(state["rng"])
+        self.step, self.seen = state["step"], state["seen"]
+        self.data.pool, self.data.index = state["pool"], state["index"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="pasta_async.training.sft", description=__doc__)
+    for name, field in Config.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            required=field.is_required(),
+            default=argparse.SUPPRESS,
+            help=f"{field.description} (default: {field.default})",
+        )
+    config = Config.model_validate(vars(parser.parse_args(argv)))
+    torch.set_num_threads(1)
+    Trainer(config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""The tokenizer of the shipped model: words, syllables, numbers, and bytes for everything else.
+
+Each word of the task is one token, a name is cut into syllables, a number into groups of at most two digits.
+A space belongs to the small word or number behind it, and is a token of its own before a capital, so that a
+name has the same tokens wherever it stands. Every byte is a token, hence any text comes back as it went in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.synthetic import FAMILIES, sample, templates
+from pasta_async.training.synthetic.names import SYLLABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from pasta_async.lang.views import Segment
+
+__all__ = ["BEGIN", "CHAT_TEMPLATE", "END", "PAD", "Codec", "build_tokenizer", "save_tokenizer"]
+
+BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
+SYSTEM, USER, ASSISTANT, PLAIN = "<|system|>", "<|user|>", "<|assistant|>", "<|plain|>"
+"""A turn is a role, its text, and `END`. `ASSISTANT` asks for PASTA-LANG, `PLAIN` for text without tags."""
+SPECIAL = (PAD, BEGIN, END, SYSTEM, USER, ASSISTANT, PLAIN)
+
+CHAT_TEMPLATE = (
+    "{{- '<|begin|>' -}}"
+    "{%- for message in messages -%}"
+    "{%- set role = message['role'] if message['role'] in ['system', 'user'] else 'plain' -%}"
+    "{{- '<|' + role + '|>' + message['content'] + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|assistant|>' if pasta is not defined or pasta else '<|plain|>' -}}"
+    "{%- endif -%}"
+)
+"""`pasta=false` asks for the plain baseline; answers in the history are plain text."""
+
+_PIECES = r" ?\p{Ll}{1,24}|\p{Lu}\p{Ll}{0,24}| ?\p{N}{1,2}|[\s\S]"
+_WORDS = re.compile(r" ?[a-z]+|[A-Z][a-z]*|[^\w\s]")
+
+
+class Codec:
+    """Encodes what the trainer and the evaluation need, each run of text alone."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.encode_special_tokens = True  # what looks like a tag in text is text
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.get_vocab_size()
+        self._special = {text: self._id(text) for text in (*SPECIAL, *TAG_TOKENS)}
+        self.pad, self.end = self._special[PAD], self._special[END]
+
+    @classmethod
+    def load(cls, folder: Path) -> Codec:
+        """Load the tokenizer of a model folder."""
+        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+    def _id(self, text: str) -> int:
+        found = self.tokenizer.token_to_id(text)
+        if found is None:
+            raise ValueError(
+                f"the tokenizer has no token {text!r}; build it with pasta_async.training.tokenizer"
+            )
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data: never a special token."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.encode(text))
+
+    def segments(self, parts: Iterable[Segment]) -> list[int]:
+        """Ids of segments: one for a tag, and each run of text encoded alone."""
+        ids: list[int] = []
+        for part in parts:
+            if part.is_tag:
+                ids.append(self._special[part.text])
+            else:
+                ids.extend(self.encode(part.text))
+        return ids
+
+    def prompt(self, text: str, pasta: bool, system: str = "") -> list[int]:
+        """Ids of a chat with one user message, as the chat template writes it."""
+        turns = ([(SYSTEM, system)] if system else []) + [(USER, text)]
+        ids = [self._special[BEGIN]]
+        for role, content in turns:
+            ids += [self._special[role], *self.encode(content), self.end]
+        return [*ids, self._special[ASSISTANT if pasta else PLAIN]]
+
+    def special(self, text: str) -> int:
+        """The id of a special token or tag."""
+        return self._special[text]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids; special tokens are written out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def build_tokenizer(samples: int = 300) -> Tokenizer:
+    """Build the tokenizer from the templates and `samples` training examples a family."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    syllables = [form for s in SYLLABLES for form in (s, s.capitalize())]
+    numbers = [f"{space}{n}" for space in ("", "Ġ") for n in range(10, 100)] + [f"Ġ{n}" for n in range(10)]
+    words = [word.replace(" ", "Ġ") for word in _task_words(samples)]
+    tokens = list(dict.fromkeys([*alphabet, *numbers, *syllables, *words]))
+    vocabulary = {token: index for index, token in enumerate(tokens, start=len(SPECIAL) + len(TAG_TOKENS))}
+    specials = {text: index for index, text in enumerate((*SPECIAL, *TAG_TOKENS))}
+    model = models.WordPiece(
+        {**specials, **vocabulary}, unk_token=PAD, max_input_chars_per_word=200, continuing_subword_prefix=""
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in (*SPECIAL, *TAG_TOKENS)]
+    )
+    return tokenizer
+
+
+def _task_words(samples: int) -> list[str]:
+    """Words of the training split, without names, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for family in FAMILIES:
+        names: set[str] = set()
+        for text in _texts(family, samples, names):
+            counts.update(word for word in _WORDS.findall(text) if word not in names)
+    return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def _texts(family: str, samples: int, names: set[str]) -> Iterator[str]:
+    for seed in range(samples):
+        example = sample(family, seed)
+        names.update(example.names)
+        yield example.prompt
+        yield example.document.text
+    for template in templates(family, "train"):
+        yield re.sub(r"\{\w+\}", "", template.frame + " " + template.fact)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "additional_special_tokens": [SYSTEM, USER, ASSISTANT, PLAIN, *TAG_TOKENS],
+        "clean_up_tokenization_spaces": False,
+        "spaces_between_special_tokens": False,
+        "model_max_length": context_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
