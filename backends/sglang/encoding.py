@@ -50,13 +50,14 @@ class Encoder:
     """Encodes what users typed as data, and finds the tag ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = _Seamless(tokenizer)
         self._tags: TagIds | None = None
         self._literals: dict[int, str] = {}
         """Special tokens met so far, with their written forms."""
 
     async def find_tags(self) -> TagIds | None:
-        """Ids of the tag tokens, if all six are single tokens of the model."""
+        """Ids of the tag tokens, if all six are single tokens of the model. To be called first."""
+        await self._tokenizer.settle()
         ids = await self._tokenizer.tokenize(TAG_TOKENS)
         if any(len(tag) != 1 for tag in ids) or len({tag[0] for tag in ids}) != len(TAG_TOKENS):
             return None
@@ -78,7 +79,7 @@ class Encoder:
             ids, marked = await self._guard([text], marker)
             if marked and (found := await self._unmarked(ids[0], marked)) is not None:
                 return found
-        raise BackendProtocolError(f"the tokenizer cannot express {text!r:.200} without its special tokens")
+        raise _cannot(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Ids of messages by the chat template; what stands in them is data.
@@ -98,9 +99,12 @@ class Encoder:
             found = await self._unmarked(await self._render(guarded, template_kwargs), marked)
             if found is not None:
                 return found
-        raise BackendProtocolError(
-            f"the tokenizer cannot express {contents!r:.200} without its special tokens"
-        )
+        raise _cannot(contents)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        [text] = await self._tokenizer.detokenize([ids])
+        return text
 
     async def _render(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         try:
@@ -165,10 +169,49 @@ class Encoder:
         return found if count == marked.cuts and without == with_marks.replace(marked.marker, "") else None
 
 
+class _Seamless:
+    """A tokenizer that adds nothing at the beginning of a text.
+
+    Those of the SentencePiece kind put a space before every text and drop it from every decoded one. For these
+    a line break stands before each text, and what belongs to it is cut off again.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._before: list[int] = []
+        self.tokenize_chat = tokenizer.tokenize_chat
+
+    async def settle(self) -> None:
+        """Find out which kind this is."""
+        [x] = await self._tokenizer.tokenize(["x"])
+        if await self._tokenizer.detokenize([x + x]) != ["xx"]:
+            [self._before] = await self._tokenizer.tokenize(["\n"])
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        before = self._before
+        if not before or special:
+            return await self._tokenizer.tokenize(texts, special=special)
+        found = await self._tokenizer.tokenize(["\n" + text for text in texts])
+        if all(ids[: len(before)] == before for ids in found):
+            return [ids[len(before) :] for ids in found]
+        return await self._tokenizer.tokenize(texts)
+
+    async def detokenize(self, ids: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
+        before = self._before
+        if not before:
+            return await self._tokenizer.detokenize(ids, skip_special=skip_special)
+        texts = await self._tokenizer.detokenize([[*before, *one] for one in ids], skip_special=skip_special)
+        return [text.removeprefix("\n") for text in texts]
+
+
 class _Marked(NamedTuple):
     marker: str
     texts: list[str]
     cuts: int
+
+
+def _cannot(what: object) -> BackendProtocolError:
+    return BackendProtocolError(f"the tokenizer cannot express {what!r:.200} without its special tokens")
 
 
 def _markers(texts: Sequence[str]) -> Iterator[str]:

@@ -17,13 +17,12 @@ from pasta_async.errors import (
     BackendStatusError,
     UnsupportedModel,
 )
-from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
-    from pasta_async.backends.sglang.encoding import Encoder, Tokenizer
+    from pasta_async.backends.sglang.encoding import Tokenizer
     from pasta_async.backends.sglang.transport import Server
 
-__all__ = ["MINIMUM_VERSION", "ServerFacts", "server_facts", "model_info"]
+__all__ = ["MINIMUM_VERSION", "ServerFacts", "end_ids", "server_facts", "vocab_size"]
 
 MINIMUM_VERSION = "0.5.23"
 """The oldest SGLang this was tested with. Some older ones decode on when their client has gone."""
@@ -129,30 +128,16 @@ async def _context_length(server: Server, info: dict[str, Any]) -> int:
     length = _positive(first.get("max_model_len"), 0) or _positive(info.get("context_length"), 0)
     if not length:
         raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
-    return length
+    # The longest prompt it takes is a little shorter, or much so where memory is scarce.
+    return min(length, _positive(info.get("max_req_input_len"), length))
 
 
-async def model_info(
-    server: Server,
-    facts: ServerFacts,
-    tokenizer: Tokenizer,
-    encoder: Encoder,
-    *,
-    vocab_size: int | None = None,
-) -> ModelInfo:
-    """Complete the facts with what the vocabulary holds."""
-    tags = await encoder.find_tags()
-    return ModelInfo(
-        name=facts.name,
-        context_length=facts.context_length,
-        vocab_size=vocab_size or await _vocab_size(server),
-        end_ids=await _end_ids(server, tokenizer),
-        tags=tags,
-        honours_seeds=facts.honours_seeds,
-    )
+async def vocab_size(server: Server) -> int:
+    """Ids that the server's model knows.
 
-
-async def _vocab_size(server: Server) -> int:
+    Raises:
+        BackendProtocolError: The server does not tell.
+    """
     params = {"max_new_tokens": 1, "logit_bias": {str(_FAR_ID): 0.0}}
     try:
         await server.post("/generate", {"input_ids": [0], "sampling_params": params})
@@ -166,7 +151,8 @@ async def _vocab_size(server: Server) -> int:
     )
 
 
-async def _end_ids(server: Server, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def end_ids(server: Server, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """End-of-text ids: of the special tokens that may be, those that end a request."""
     candidates = await _end_candidates(tokenizer)
     if not candidates:
         return ()

@@ -14,7 +14,7 @@ import anyio
 
 from pasta_async.backends.sglang.encoding import Encoder
 from pasta_async.backends.sglang.events import Increments, PieceReader
-from pasta_async.backends.sglang.handshake import model_info, server_facts
+from pasta_async.backends.sglang.handshake import end_ids, server_facts, vocab_size
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
 from pasta_async.errors import (
     BackendError,
@@ -23,6 +23,7 @@ from pasta_async.errors import (
     InvalidRequest,
     UnsupportedModel,
 )
+from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.handshake import ServerFacts
     from pasta_async.backends.sglang.transport import EventStream
-    from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.protocol import DecodeRequest, Message, Piece
 
 __all__ = ["SGLangBackend", "checked_ids", "sampling_params"]
 
@@ -114,8 +115,13 @@ class SGLangBackend:
                 f"{self._server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
                 "nor read an answer. Start it without."
             )
-        info = await model_info(
-            self._server, facts, self._tokenizer, self._encoder, vocab_size=self._vocab_size
+        info = ModelInfo(
+            name=facts.name,
+            context_length=facts.context_length,
+            vocab_size=self._vocab_size or await vocab_size(self._server),
+            tags=await self._encoder.find_tags(),
+            end_ids=await end_ids(self._server, self._tokenizer),
+            honours_seeds=facts.honours_seeds,
         )
         return facts, info
 
@@ -132,8 +138,7 @@ class SGLangBackend:
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, through the server. May be cancelled at any point."""
         _, info = await self._connected()
-        [text] = await self._tokenizer.detokenize([checked_ids(ids, info)])
-        return text
+        return await self._encoder.detokenize(checked_ids(ids, info))
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.

@@ -68,7 +68,7 @@ async def test_the_server_tells_what_it_serves(backend: SGLangBackend, server: R
     info = await backend.connect()
     config = json.loads((server.model / "config.json").read_text())
     assert info.vocab_size == config["vocab_size"]
-    assert info.context_length == config["max_position_embeddings"]
+    assert 0 <= config["max_position_embeddings"] - info.context_length < 10  # the longest prompt it takes
     assert config["eos_token_id"] in info.end_ids
     assert info.honours_seeds
     vocabulary = table_model.tokenizer()
