@@ -1,0 +1,188 @@
+"""One step's work, laid out for the model: a flat batch of tokens, and what each of them attends to.
+
+Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
+meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
+shared part are read once, and one product serves all threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float32]
+
+__all__ = ["Batch", "BatchMaker", "Block", "Entry"]
+
+_WASTE = 1.5  # groups share a block while padding makes it at most this much larger
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """New tokens of one sequence: those from `start`; all before have their keys and values."""
+
+    group: Hashable
+    """Sequences of a group are expected to share slots."""
+    ids: Ints
+    start: int
+    slots: Ints
+    """Of all tokens up to the last new one."""
+
+    @property
+    def count(self) -> int:
+        """How many tokens are new."""
+        return len(self.slots) - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Groups of one shape (padded), whose attention is one product."""
+
+    rows: slice | torch.Tensor
+    """The block's rows of the batch, `[groups * queries]`."""
+    groups: int
+    queries: int
+    table: torch.Tensor
+    """Slots to attend to, `[groups * keys]`."""
+    mask: torch.Tensor | None
+    """0 or -inf, `[groups, 1, heads per key-value head * queries, keys]`; None: all is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A flat batch; every tensor is on the model's device."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    """Where the keys and values of each row go."""
+    last: torch.Tensor
+    """The row of each entry's last token."""
+    blocks: list[Block]
+
+
+class _Group(NamedTuple):
+    """A group's attention before padding."""
+
+    rows: Ints
+    table: Ints
+    mask: Floats | None
+
+
+class BatchMaker:
+    """Lays out batches.
+
+    Args:
+        slots: Size of the slot pool.
+        heads_per_key: Query heads that share a key-value head.
+        device: Of the model.
+        dtype: Of the model; masks are added to scores of this type.
+    """
+
+    def __init__(self, slots: int, heads_per_key: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._column = np.empty(slots, np.int64)  # of a slot in its group's table
+        self._used = np.zeros(slots, np.bool_)
+        self._repeat = heads_per_key
+        self._device, self._dtype = device, dtype
+
+    def make(self, entries: Sequence[Entry]) -> Batch:
+        """The batch of these entries, in order."""
+        ends = np.cumsum([entry.count for entry in entries])
+        members: dict[Hashable, list[int]] = {}
+        for i, entry in enumerate(entries):
+            members.setdefault(entry.group, []).append(i)
+        groups = [
+            self._group([entries[i] for i in chosen], [int(ends[i]) for i in chosen])
+            for chosen in members.values()
+        ]
+        return Batch(
+            ids=self._tensor(np.concatenate([e.ids[e.start : len(e.slots)] for e in entries])),
+            positions=self._tensor(np.concatenate([np.arange(e.start, len(e.slots)) for e in entries])),
+            slots=self._tensor(np.concatenate([e.slots[e.start :] for e in entries])),
+            last=self._tensor(ends - 1),
+            blocks=[self._block(chosen, int(ends[-1])) for chosen in _similar(groups)],
+        )
+
+    def _group(self, entries: list[Entry], ends: list[int]) -> _Group:
+        rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
+        if len(entries) == 1 and entries[0].count == 1:
+            return _Group(rows, entries[0].slots, None)
+        table = self._union(entries)
+        mask = np.full((len(rows), len(table)), -np.inf, np.float32)
+        top = 0
+        for entry in entries:
+            columns, count = self._column[entry.slots], entry.count
+            own = mask[top : top + count]
+            own[:, columns[: entry.start]] = 0
+            own[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
+            top += count
+        return _Group(rows, table, mask)
+
+    def _union(self, entries: list[Entry]) -> Ints:
+        if len(entries) == 1:
+            table = entries[0].slots
+        else:
+            for entry in entries:
+                self._used[entry.slots] = True
+            table = np.flatnonzero(self._used)
+            self._used[table] = False
+        self._column[table] = np.arange(len(table))
+        return table
+
+    def _block(self, groups: list[_Group], rows: int) -> Block:
+        queries, keys = (max(len(part) for part in parts) for parts in list(zip(*groups, strict=True))[:2])
+        if len(groups) == 1:
+            (group,) = groups
+            mask = None if group.mask is None else group.mask[None]
+            chosen = slice(0, rows) if queries == rows else self._tensor(group.rows)
+            return Block(chosen, 1, queries, self._tensor(group.table), self._mask(mask))
+        # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
+        index = np.stack([_pad(group.rows, queries) for group in groups])
+        table = np.stack([_pad(group.table, keys) for group in groups])
+        mask = np.full((len(groups), queries, keys), -np.inf, np.float32)
+        for i, group in enumerate(groups):
+            shown = 0 if group.mask is None else group.mask
+            mask[i, : len(group.rows), : len(group.table)] = shown
+            mask[i, len(group.rows) :] = mask[i, 0]
+        chosen = self._tensor(index.reshape(-1))
+        return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._mask(mask))
+
+    def _mask(self, mask: Floats | None) -> torch.Tensor | None:
+        if mask is None:
+            return None
+        tiled = np.tile(mask[:, None], (1, 1, self._repeat, 1))
+        return torch.as_tensor(tiled).to(device=self._device, dtype=self._dtype)
+
+    def _tensor(self, array: Ints) -> torch.Tensor:
+        return torch.as_tensor(array).to(self._device)
+
+
+def _similar(groups: list[_Group]) -> list[list[_Group]]:
+    """Put groups of similar size together, so that padding stays small and blocks stay few."""
+    result: list[list[_Group]] = []
+    size = padded = 0
+    for group in sorted(groups, key=lambda group: (len(group.rows), len(group.table)), reverse=True):
+        area = len(group.rows) * len(group.table)
+        if result:
+            widest = max(len(group.table) for group in (*result[-1], group))
+            padded = (len(result[-1]) + 1) * len(result[-1][0].rows) * widest
+        if result and padded <= _WASTE * (size + area):
+            result[-1].append(group)
+            size += area
+        else:
+            result.append([group])
+            size = area
+    return result
+
+
+def _pad(array: Ints, size: int) -> Ints:
+    return np.concatenate((array, np.full(size - len(array), array[0])))

@@ -1,0 +1,136 @@
+"""The embedded engine: one call of `step` moves every job on by a token (or a part of its prompt)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.config import read_config
+from pasta_async.backends.local.kv_cache import KVCache
+from pasta_async.backends.local.model import CausalLM
+from pasta_async.backends.local.sampler import sample
+from pasta_async.backends.local.scheduler import Scheduler
+from pasta_async.backends.local.weights import load_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.scheduler import Job
+    from pasta_async.protocol import FinishReason
+
+__all__ = ["Engine", "EngineOptions", "Output"]
+
+_CACHE_BYTES = 2**30
+_MOST_SLOTS = 32768
+
+
+class EngineOptions(NamedTuple):
+    """What can be set; None means: choose."""
+
+    device: str | None = None
+    dtype: str | None = None
+    slots: int | None = None
+    context_length: int | None = None
+    max_running: int = 256
+    step_tokens: int = 256
+
+
+class Output(NamedTuple):
+    """A token that a job decoded in a step."""
+
+    job: Job
+    token: int
+    logprob: float
+    finish: FinishReason | None
+
+
+class Engine:
+    """Model, cache and scheduler. Not thread-safe: one thread at a time.
+
+    Args:
+        folder: A checkpoint in Hugging Face's layout.
+        options: Where and how to run it.
+
+    Raises:
+        UnsupportedModel: The checkpoint cannot be used.
+    """
+
+    def __init__(self, folder: Path, options: EngineOptions) -> None:
+        self.config = config = read_config(folder)
+        self._device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._dtype = _dtype(options.dtype)
+        self._options = options
+        self.slots = options.slots or _default_slots(config, self._dtype)
+        self.context_length = min(config.positions, self.slots, options.context_length or self.slots)
+        weights = load_weights(folder, config, device=self._device, dtype=self._dtype)
+        self.weights = sum(tensor.numel() for tensor in weights.values())
+        self._model = CausalLM(config, weights, self.context_length)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every job and everything cached."""
+        config, slots = self.config, self.slots
+        self.scheduler = Scheduler(slots, self._options.max_running, self._options.step_tokens)
+        self._batches = BatchMaker(slots, config.heads // config.kv_heads, self._device, self._dtype)
+        self._cache = KVCache(config, slots, device=self._device, dtype=self._dtype)
+
+    def add(self, job: Job) -> None:
+        """Take a job in; its next `step` may work on it."""
+        self.scheduler.add(job)
+
+    def remove(self, job: Job) -> None:
+        """Let a job go before its end; what it computed stays cached."""
+        self.scheduler.remove(job)
+
+    def step(self) -> list[Output] | None:
+        """Run the model once over all jobs that can move; None if there are none.
+
+        A job whose output has `finish` set is gone already.
+        """
+        tasks = self.scheduler.plan()
+        if not tasks:
+            return None
+        batch = self._batches.make(
+            [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
+        )
+        logits = self._model.forward(batch, self._cache)
+        for job, count in tasks:
+            job.filled += count
+        ready = [i for i, (job, _) in enumerate(tasks) if not job.missing]
+        if not ready:
+            return []
+        if len(ready) < len(tasks):
+            logits = logits[ready]
+        jobs = [tasks[i].job for i in ready]
+        chosen = zip(jobs, *sample(logits, [job.chooser for job in jobs]), strict=True)
+        return [self._advance(job, token, logprob) for job, token, logprob in chosen]
+
+    def _advance(self, job: Job, token: int, logprob: float) -> Output:
+        if job.length == job.prompt:
+            self.scheduler.publish(job)
+        job.ids[job.length] = token
+        job.length += 1
+        finish: FinishReason | None = None
+        if token in job.stops:
+            finish = "stop"
+        elif job.length == job.limit:
+            finish = "length"
+        if finish:
+            self.scheduler.remove(job)
+        return Output(job, token, logprob, finish)
+
+
+def _dtype(name: str | None) -> torch.dtype:
+    dtype = getattr(torch, name or "float32", None)
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"dtype {name!r} is not float32, bfloat16 or float16")
+    return dtype
+
+
+def _default_slots(config: ModelConfig, dtype: torch.dtype) -> int:
+    """As many as a gibibyte holds, within reason."""
+    token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+    return max(min(_CACHE_BYTES // token, _MOST_SLOTS), 256)

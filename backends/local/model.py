@@ -1,0 +1,122 @@
+"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from pasta_async.backends.local.linear import Linear, pad_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pasta_async.backends.local.batch import Batch, Block
+    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.kv_cache import KVCache
+
+__all__ = ["CausalLM"]
+
+
+class CausalLM:
+    """A decoder-only model. One call computes new tokens of many sequences at once.
+
+    Args:
+        config: Its shape.
+        weights: Tensors by their Hugging Face names; taken apart, not kept.
+        positions: Rotary tables are made for this many.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], positions: int) -> None:
+        self.config = config
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._head = Linear(self._embedding if config.tied else weights["lm_head.weight"])
+        self._norm = weights["model.norm.weight"]
+        self._layers = [_Layer(config, weights, f"model.layers.{i}.") for i in range(config.layers)]
+        self._cos, self._sin = _rotary_tables(config, positions, self._embedding)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Compute keys and values of the batch's tokens, and logits `[len(batch.last), vocabulary]`.
+
+        Row i of the logits belongs to the i-th of `batch.last`, a row of the batch.
+        """
+        rows = len(batch.ids)
+        padding = (0, pad_rows(rows) - rows)
+        x = F.embedding(F.pad(batch.ids, padding), self._embedding)  # [padded rows, hidden]
+        positions = F.pad(batch.positions, padding)
+        cos, sin = self._cos[positions], self._sin[positions]  # [padded rows, 1, head_dim]
+        for layer, kv in zip(self._layers, cache.layers, strict=True):
+            x = layer.forward(x, cos, sin, batch, kv)
+        x = F.rms_norm(x[batch.last], (self.config.hidden,), self._norm, self.config.norm_eps)
+        return self._head(x)
+
+
+class _Layer:
+    """Attention and feed-forward, each on a normalised input and added to it."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
+        self.config = config
+        self._norm1 = weights[prefix + "input_layernorm.weight"]
+        self._norm2 = weights[prefix + "post_attention_layernorm.weight"]
+        self._qkv = _fused(weights, prefix + "self_attn.", ("q_proj", "k_proj", "v_proj"))
+        self._out = _fused(weights, prefix + "self_attn.", ("o_proj",))
+        self._gate_up = _fused(weights, prefix + "mlp.", ("gate_proj", "up_proj"))
+        self._down = _fused(weights, prefix + "mlp.", ("down_proj",))
+        self._qk_norm: torch.Tensor | None = None
+        if config.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
+            q, k = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
+            self._qk_norm = torch.stack([q] * config.heads + [k] * config.kv_heads)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, kv: torch.Tensor
+    ) -> torch.Tensor:
+        width, eps = (self.config.hidden,), self.config.norm_eps
+        x = x + self._attention(F.rms_norm(x, width, self._norm1, eps), cos, sin, batch, kv)
+        gate, up = self._gate_up(F.rms_norm(x, width, self._norm2, eps)).chunk(2, -1)
+        return x + self._down(F.silu(gate).mul_(up))
+
+    def _attention(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, kv: torch.Tensor
+    ) -> torch.Tensor:
+        c, rows = self.config, len(batch.ids)
+        qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
+        qk = qkv[:, : c.heads + c.kv_heads]
+        if self._qk_norm is not None:
+            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm
+        qkv[:, : c.heads + c.kv_heads] = torch.addcmul(qk * cos, qk.roll(c.head_dim // 2, -1), sin)
+        kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :].reshape(rows, -1))
+        out = x.new_zeros(len(x), c.heads, c.head_dim)
+        for block in batch.blocks:
+            out[block.rows] = _attend(qkv[:, : c.heads][block.rows], kv, block, c)
+        return self._out(out.view(len(x), -1))
+
+
+def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig) -> torch.Tensor:
+    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' slots."""
+    c, groups, queries = config, block.groups, block.queries
+    gathered = kv.index_select(0, block.table).view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
+    # The queries that share a key-value head stand below each other: one product serves them all.
+    q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(groups, c.kv_heads, -1, c.head_dim)
+    out = F.scaled_dot_product_attention(q, gathered[:, : c.kv_heads], gathered[:, c.kv_heads :], block.mask)
+    out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(groups * queries, c.heads, c.head_dim)
+
+
+def _fused(weights: Mapping[str, torch.Tensor], prefix: str, names: tuple[str, ...]) -> Linear:
+    """Matrices with the same input as one product."""
+    matrices = [weights[f"{prefix}{name}.weight"] for name in names]
+    biases = [weights[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in weights]
+    return Linear(torch.cat(matrices), torch.cat(biases) if biases else None)
+
+
+def _rotary_tables(
+    config: ModelConfig, positions: int, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines, and sines with the sign that rotating halves by `roll` needs: `[positions, 1, head_dim]`."""
+    frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
+    angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(like), torch.cat((-sin, sin), -1).to(like)

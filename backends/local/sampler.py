@@ -1,0 +1,92 @@
+"""Choose the next token of each sequence from its logits."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.sampling import Sampling
+
+__all__ = ["Chooser", "sample"]
+
+
+class Chooser:
+    """How one sequence chooses: its parameters, and its own source of chance.
+
+    One random number is drawn for each token, so a seed gives the same numbers whatever else is decoded.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int | None) -> None:
+        self.sampling = sampling
+        self._random = random.Random(seed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.sampling.temperature == 0
+
+    def draw(self) -> float:
+        """The next number, in [0, 1)."""
+        return self._random.random()
+
+
+class _Parameters(NamedTuple):
+    """One column `[rows, 1]` for each parameter."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    draw: torch.Tensor
+
+
+@torch.inference_mode()
+def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
+    """Choose a token for each row of `logits` `[rows, vocabulary]`.
+
+    Returns the tokens and their log probabilities under the model itself (temperature 1, nothing cut).
+    """
+    logits = logits.float()
+    tokens = logits.argmax(-1)
+    rows = [row for row, chooser in enumerate(choosers) if not chooser.greedy]
+    if rows:
+        chosen = [choosers[row] for row in rows]
+        tokens[rows] = _draw(logits[rows], _parameters(chosen, logits))
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return _list(tokens), _list(logprobs)
+
+
+def _parameters(choosers: Sequence[Chooser], logits: torch.Tensor) -> _Parameters:
+    vocabulary = logits.shape[-1]
+    columns = [
+        (c.sampling.temperature, c.sampling.top_k or vocabulary, c.sampling.top_p, c.sampling.min_p, c.draw())
+        for c in choosers
+    ]
+    table = torch.tensor(columns, dtype=torch.float64, device=logits.device)
+    return _Parameters(*table[:, :, None].unbind(1))
+
+
+def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
+    """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number."""
+    ordered, ids = logits.sort(stable=True, dim=-1, descending=True)
+    probabilities = (ordered / p.temperature).softmax(-1, dtype=torch.float64)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    likely = rank < p.top_k
+    probabilities *= likely
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    before = probabilities.cumsum(-1) - probabilities
+    keep = likely & (before < p.top_p) & (probabilities >= p.min_p * probabilities[:, :1])
+    total = (probabilities * keep).cumsum(-1)
+    place = torch.searchsorted(total, p.draw * total[:, -1:], right=True)
+    place = torch.minimum(place, keep.sum(-1, keepdim=True) - 1)  # rounding may pass the last one kept
+    return ids.gather(1, place)[:, 0]
+
+
+def _list(tensor: torch.Tensor) -> list[Any]:
+    values: Any = tensor.tolist()
+    return values

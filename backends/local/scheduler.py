@@ -1,0 +1,218 @@
+"""Who decodes in the next step, and who owns which KV slot."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pasta_async.backends.local.kv_cache import SlotPool
+from pasta_async.backends.local.radix import RadixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Sequence
+
+    from pasta_async.backends.local.radix import Node
+    from pasta_async.backends.local.sampler import Chooser
+
+__all__ = ["Job", "Scheduler", "Task"]
+
+_HEADROOM = 8  # slots left for each running job when another is admitted
+_REMEMBERED = 4096  # answers that count as started
+
+
+class Job:
+    """A sequence being decoded: its tokens, and the slots of those that have keys and values.
+
+    Args:
+        group: The answer that it belongs to.
+        ids: The context.
+        max_tokens: Most tokens to decode.
+        chooser: How to choose them.
+        stops: Tokens after which it ends.
+    """
+
+    def __init__(
+        self, group: Hashable, ids: Sequence[int], max_tokens: int, chooser: Chooser, stops: Collection[int]
+    ) -> None:
+        self.group, self.chooser, self.stops = group, chooser, frozenset(stops)
+        self.prompt = self.length = len(ids)
+        self.limit = len(ids) + max_tokens
+        self.ids = np.empty(self.limit, np.int64)
+        self.ids[: self.length] = ids
+        self.slots = np.empty(self.limit, np.int64)
+        self.filled = 0
+        """Tokens that have keys and values."""
+        self.shared = 0
+        """Tokens of these whose slots the radix tree owns; the other slots are this job's own."""
+        self.node: Node | None = None
+        """Where it stands in the tree, locked; None while it waits."""
+        self.cached: int | None = None
+        """Tokens of the prompt that the cache had when it was first admitted."""
+        self.arrival = 0
+        self.paused = False
+        """Whether its reader is behind; it then keeps its place but is not computed."""
+
+    @property
+    def missing(self) -> int:
+        """Tokens without keys and values: 1 while it decodes, more before."""
+        return self.length - self.filled
+
+
+class Task(NamedTuple):
+    """Compute the next `tokens` tokens of a job."""
+
+    job: Job
+    tokens: int
+
+
+class Scheduler:
+    """Continuous batching over one pool of KV slots.
+
+    Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest.
+    Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
+    out, cached ones are evicted; then paused jobs and then the youngest are sent back to wait, their slots
+    left in the cache. The oldest is never sent back for want of slots, and no job may need more than the
+    pool, so something always moves.
+
+    Args:
+        slots: Size of the pool.
+        max_running: Most jobs in one step.
+        step_tokens: Most prompt tokens in one step.
+    """
+
+    def __init__(self, slots: int, max_running: int, step_tokens: int) -> None:
+        self.pool = SlotPool(slots)
+        self.radix = RadixCache()
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        self._max_running, self._step_tokens = max_running, step_tokens
+        self._started: OrderedDict[Hashable, None] = OrderedDict()
+        self._arrivals = 0
+
+    def add(self, job: Job) -> None:
+        """Take a job in."""
+        self._arrivals += 1
+        job.arrival = self._arrivals
+        self.waiting.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Let a job go; what it computed stays in the cache."""
+        if job.node is None:
+            self.waiting.remove(job)
+        else:
+            self._leave(job)
+
+    def plan(self) -> list[Task]:
+        """The next step's tasks, with slots assigned to their tokens. Empty: nothing can move."""
+        self._admit()
+        active = [job for job in self.running if not job.paused]
+        tasks = [Task(job, 1) for job in active if job.missing == 1]
+        budget = max(self._step_tokens - len(tasks), 1)
+        for job in active:
+            if job.missing > 1 and budget:
+                tasks.append(Task(job, min(job.missing, budget)))
+                budget -= tasks[-1].tokens
+        tasks = self._make_room(tasks)
+        for job, count in tasks:
+            job.slots[job.filled : job.filled + count] = self.pool.take(count)
+        return tasks
+
+    def publish(self, job: Job) -> None:
+        """Give the tree what a running job has computed since, so that others find it."""
+        if job.filled == job.shared or job.node is None:
+            return
+        new = slice(job.shared, job.filled)
+        node, known = self.radix.insert(job.node, job.ids[new], job.slots[new])
+        if len(known):  # another job computed the same: use its slots, free our own
+            same = slice(job.shared, job.shared + len(known))
+            self.pool.give(job.slots[same])
+            job.slots[same] = known
+        self.radix.lock(node)
+        self.radix.unlock(job.node)
+        job.node, job.shared = node, job.filled
+
+    def check(self) -> None:
+        """Verify that every slot has one owner and every lock a holder (for tests, between steps)."""
+        private = [job.slots[job.shared : job.filled] for job in self.running]
+        nodes = [job.node for job in self.running if job.node is not None]
+        self.radix.check(nodes, np.concatenate([self.pool.peek(), *private]), self.pool.size)
+        for job in self.running:
+            assert job.node is not None
+            slots = [step.slots for step in job.node.path()][::-1]
+            known = np.concatenate(slots) if slots else np.empty(0, np.int64)
+            assert np.array_equal(known, job.slots[: job.shared]), "a job's slots are not those of its path"
+
+    def _admit(self) -> None:
+        ready = [job for job in self.waiting if not job.paused]
+        for job in sorted(ready, key=lambda job: (job.group not in self._started, job.arrival)):
+            if len(self.running) >= self._max_running and not self._yield_paused():
+                return
+            if not self._enter(job):
+                return
+
+    def _enter(self, job: Job) -> bool:
+        """Admit a job if there is room for its prompt."""
+        for other in self.running:
+            if other.group == job.group:
+                self.publish(other)
+        node, slots = self.radix.match(job.ids[: job.length - 1])
+        self.radix.lock(node)
+        active = sum(not other.paused for other in self.running)
+        needed = job.length - len(slots) + _HEADROOM * active
+        while self._available < needed:
+            if active or not self._yield_paused():
+                self.radix.unlock(node)
+                return False
+        job.slots[: len(slots)] = slots
+        job.node, job.filled, job.shared = node, len(slots), len(slots)
+        job.cached = len(slots) if job.cached is None else job.cached
+        self.waiting.remove(job)
+        self.running.append(job)
+        self._remember(job.group)
+        return True
+
+    def _leave(self, job: Job) -> None:
+        self.publish(job)
+        assert job.node is not None
+        self.radix.unlock(job.node)
+        self.running.remove(job)
+        job.node, job.filled, job.shared = None, 0, 0
+
+    def _send_back(self, job: Job) -> None:
+        self._leave(job)
+        self.waiting.append(job)
+
+    def _yield_paused(self) -> bool:
+        """Send the youngest paused job back to wait."""
+        paused = [job for job in self.running if job.paused]
+        if paused:
+            self._send_back(max(paused, key=_arrival))
+        return bool(paused)
+
+    @property
+    def _available(self) -> int:
+        return self.pool.free + self.radix.evictable
+
+    def _make_room(self, tasks: list[Task]) -> list[Task]:
+        """Evict, and if need be send jobs back, until the pool has a slot for every task's token."""
+        while (needed := sum(count for _, count in tasks)) > self._available:
+            if not self._yield_paused():
+                youngest = max(self.running, key=_arrival)
+                self._send_back(youngest)
+                tasks = [task for task in tasks if task.job is not youngest]
+        if needed > self.pool.free:
+            spare = max(needed - self.pool.free, self.pool.size // 64)
+            self.pool.give(self.radix.evict(spare))
+        return tasks
+
+    def _remember(self, group: Hashable) -> None:
+        self._started[group] = None
+        self._started.move_to_end(group)
+        while len(self._started) > _REMEMBERED:
+            self._started.popitem(last=False)
+
+
+def _arrival(job: Job) -> int:
+    return job.arrival

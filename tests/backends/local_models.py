@@ -1,0 +1,140 @@
+"""Random models and tokenizers of the kinds that checkpoints have, written as real model folders."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["CORPUS", "TEMPLATE", "byte_level", "model", "save", "sentencepiece", "word_level"]
+
+CORPUS = [
+    "Both wars reshaped Europe. The causes were many; the outcome was one.",
+    "def f(x):\n    return x + 1  # ünïcödé, 漢字, emoji 🎉\n",
+    "  leading and trailing spaces  \n\n\ttabs",
+] * 4
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
+    """As GPT-2, Llama 3 and Qwen have it; with the tags as special tokens, and one that is not special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([*SPECIAL, *(TAG_TOKENS if tags else ())])
+    tokenizer.add_tokens(["<think>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def sentencepiece(legacy: bool = True) -> PreTrainedTokenizerFast:
+    """As Llama 2 has it: spaces written as an underline, a space before the text, bytes as a last resort."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    replace: Any = normalizers.Replace(" ", "▁")
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+            replacement="▁", prepend_scheme="first", split=False
+        )
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+        limit_alphabet=60,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    raw = json.loads(tokenizer.to_str())
+    raw["added_tokens"] = [entry for entry in raw["added_tokens"] if entry["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(raw))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    tokenizer.add_special_tokens([*SPECIAL[1:], *TAG_TOKENS])
+    tokenizer.add_tokens(["<think>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def word_level() -> PreTrainedTokenizerFast:
+    """Words, and every character alone; no decoder."""
+    text = "".join(CORPUS)
+    words = sorted({*text, *map(chr, range(32, 127)), *text.split()})
+    vocab = {"<unk>": 0, **{word: i + 1 for i, word in enumerate(words)}}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|\W"), "isolated")
+    tokenizer.add_special_tokens(["<unk>", *SPECIAL, *TAG_TOKENS])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>")
+
+
+def model(kind: str = "llama", seed: int = 0, vocabulary: int = 512, **changes: Any) -> Any:
+    """A small random model (`llama`, `qwen2`, `qwen3`) whose greedy texts vary."""
+    kinds: dict[str, Any] = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
+    config, make = kinds[kind]
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.15,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    torch.manual_seed(seed)
+    made: Any = make(config(**{**shape, **changes})).eval()
+    for name, parameter in made.named_parameters():  # biases and norms that matter
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+    return made
+
+
+def save(folder: Path, made: Any, tokenizer: PreTrainedTokenizerFast) -> Path:
+    """Write model and tokenizer as a checkpoint folder."""
+    made.save_pretrained(folder)
+    as_saved: Any = tokenizer
+    as_saved.save_pretrained(folder)
+    return folder
