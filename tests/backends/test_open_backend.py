@@ -1,0 +1,65 @@
+"""Backends by name: what is refused, and what is said when something is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.backends import open_backend
+from pasta_async.errors import InvalidRequest
+from pasta_async.protocol import Backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "url", ["", "vllm:/x", "sglang:", "http:", "http://", "/path/to/model", "localhost:30000"]
+)
+def test_a_name_of_no_backend_is_refused_with_the_forms(url: str) -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"names no backend(?s:.*)local:/path(?s:.*)sglang:/path"
+    ) as caught:
+        open_backend(url)
+    assert repr(url) in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["local:/nowhere", "http://localhost:1", "https://example.org/sub"])
+async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
+    backend = open_backend(url)
+    assert isinstance(backend, Backend)
+    await backend.aclose()
+
+
+async def test_options_go_to_the_backend() -> None:
+    with pytest.raises(InvalidRequest, match="slots"):
+        open_backend("local:/nowhere", slots=0)
+
+
+@pytest.mark.parametrize(("scheme", "module"), [("local", "torch"), ("local", "tokenizers")])
+def test_a_missing_extra_is_named_with_its_command(scheme: str, module: str, tmp_path: Path) -> None:
+    """In a process of its own, where the module cannot be found."""
+    code = f"""
+import asyncio, sys
+sys.modules[{module!r}] = None
+from pasta_async.backends import open_backend
+from pasta_async.errors import BackendError
+try:
+    asyncio.run(open_backend("{scheme}:{tmp_path}").connect())
+except BackendError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"pip install 'pasta_async[{scheme}]'" in done.stdout
+
+
+def test_naming_a_backend_imports_nothing_heavy() -> None:
+    code = """
+import sys, pasta_async.backends, pasta_async.backends.scripted
+print([name for name in ("torch", "sglang", "transformers", "httpx") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
