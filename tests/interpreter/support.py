@@ -1,0 +1,139 @@
+"""What the interpreter's tests share: documents, requests as views have them, ways to run an answer."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from pasta_async import Client, Limits, Sampling
+from pasta_async.lang import TAG_TOKENS, escape, parse, views
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async import Generation
+    from pasta_async.backends.scripted import Play, ScriptedBackend, Tokenizer
+    from pasta_async.lang import Document, Segment, View
+
+__all__ = [
+    "ENDLESS",
+    "RICH",
+    "ROOMY",
+    "Heard",
+    "answer",
+    "documents",
+    "encoded",
+    "heard",
+    "promise",
+    "unrolled",
+]
+
+RICH = (
+    "Both wars reshaped Europe. "
+    '<promise topic="causes" tokens="60"/><async>The causes were many, and old.</async> '
+    '<promise topic="outcome" tokens="40"/><async>The outcome was peace.</async>'
+    "<sync/> Taken together, they ended an age. "
+    '<promise topic="more" tokens="10"/><async>More follows.</async>'
+    '<promise topic="nothing" tokens="10"/><async></async><sync/> So it was.'
+    ' <promise topic="end" tokens="20"/><async>The end.</async>'
+)
+"""Two rounds, adjacent promises, an empty chunk, an end with an open promise."""
+
+ROOMY = Limits(chunk_tokens=10_000)
+ENDLESS = Sampling(max_tokens=10**7)
+"""Limits that no test document reaches."""
+
+Heard = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A thread, what it had in its context behind the prompt, and what it then wrote."""
+
+
+def promise(topic: str, chunk: str | None = None, tokens: int = 20) -> str:
+    """A promise in written form, with its chunk."""
+    tag = f'<promise topic="{topic}" tokens="{tokens}"/>'
+    return tag if chunk is None else f"{tag}<async>{chunk}</async>"
+
+
+async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any) -> Generation:
+    """One answer on a client of its own, on the backend's clock."""
+    async with Client(backend, clock=backend.clock) as client:
+        return await client.generate(prompt, **options)
+
+
+# Documents ------------------------------------------------------------------------------------------------
+
+_BITS = ["Tea ", "is", " a drink.", "\n", " ", "<", ">", '"/>', "<b>", "é", "漢字", "🎉", *TAG_TOKENS]
+_TEXT = st.one_of(st.sampled_from(_BITS), st.text("abcd ", min_size=1, max_size=12)).map(
+    lambda text: (text, False)
+)
+_NESTED = st.sampled_from([("<sync/>", True), (promise("in"), True), ("<async>", True)])
+
+
+def _written(parts: list[tuple[str, bool]]) -> str:
+    """Texts and tags, with neighbouring texts as one."""
+    runs = groupby(parts, lambda part: part[1])
+    joined = (("".join(text for text, _ in run), is_tag) for is_tag, run in runs)
+    return "".join(text if is_tag else escape(text) for text, is_tag in joined)
+
+
+_PROMISE = st.builds(
+    lambda topic, tokens, chunk: (promise(topic, _written(chunk), tokens), True),
+    st.sampled_from(["a", "black tea", "the three causes"]),
+    st.sampled_from([10, 20, 60, 100]),
+    st.lists(_TEXT | _TEXT | _NESTED, max_size=5),
+)
+_TAG = st.sampled_from([("<sync/>", True), ("<sync/>", True), ("</async>", True)])
+
+
+def documents() -> st.SearchStrategy[Document]:
+    """Documents as a trained model writes them: several rounds, idle syncs, literal and stray tags."""
+    return st.lists(_TEXT | _TEXT | _PROMISE | _PROMISE | _TAG, max_size=12).map(_written).map(parse)
+
+
+# Requests and views ---------------------------------------------------------------------------------------
+
+
+def encoded(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of segments: a tag is its id, each run of text is encoded alone."""
+    ids: list[int] = []
+    for segment in segments:
+        if segment.is_tag and tokenizer.tags:
+            ids.append(tokenizer.tags[TAG_TOKENS.index(segment.text)])
+        else:
+            ids += tokenizer.encode(segment.text)
+    return tuple(ids)
+
+
+def unrolled(document: Document, tokenizer: Tokenizer) -> list[Heard]:
+    """What each thread sees and writes, by the language's one rule."""
+    return [
+        (view.thread, encoded(view.context, tokenizer), _output(view, document, tokenizer))
+        for view in views(document)
+    ]
+
+
+def _output(view: View, document: Document, tokenizer: Tokenizer) -> tuple[int, ...]:
+    output = encoded(view.target, tokenizer)
+    ended = view.ends_answer
+    if view.thread:
+        chunk = document.promises[view.thread - 1].chunk
+        ended = chunk is not None and chunk.closed_by == "end"
+    return (*output, tokenizer.end_id) if ended else output
+
+
+def heard(plays: Sequence[Play], prompt: int) -> list[Heard]:
+    """The same, of the requests that were made; one that was cut and continued counts once.
+
+    `prompt`: tokens of the prompt, which all of them begin with.
+    """
+    result: list[Heard] = []
+    for play in plays:
+        thread, context, output = play.request.thread, play.request.ids[prompt:], tuple(play.ids)
+        for at, (number, before, written) in enumerate(result):
+            if number == thread and written and before + written == context:
+                result[at] = (thread, before, written + output)
+                break
+        else:
+            result.append((thread, context, output))
+    return result

@@ -1,0 +1,109 @@
+"""Tokenizers made on the spot: byte-level, SentencePiece-like, with the tags as tokens and without."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.backends.scripted import WordTokenizer
+from pasta_async.lang import TAG_TOKENS
+from pasta_async.protocol import TagIds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.backends.scripted import Tokenizer
+
+__all__ = ["TAGGED", "UNTAGGED", "LibraryTokenizer", "tokenizer"]
+
+tokenizers: Any = importlib.import_module("tokenizers")  # most of it has no types
+
+END = "<|endoftext|>"
+TEXTS = [
+    "Both wars reshaped Europe, and the outcome of each was peace for a while.",
+    "Tea has caffeine. Coffee has more caffeine than tea; water has none.\n\n- one\n\n```\ncode\n```",
+    "A list:\n1. a\n2. b\n\nIn the end. <b>bold</b>, <i>this</i>/that.",
+]
+TAGGED_TEXTS = [
+    'Some <promise topic="black tea" tokens="60"/> text <promise topic="causes" tokens="40"/>',
+    ' and <sync/> on.\nA list:\n1. <promise topic="a" tokens="10"/>\n2. <promise topic="b" tokens="20"/>',
+    "\n\n<sync/>\nIn the end. <sync/>\n",
+    "<async>The causes were many.</async>\n<async>Tea.</async> <sync/>\n</async>. 漢字 🎉",
+]
+
+
+class LibraryTokenizer:
+    """A `tokenizers.Tokenizer` as a scripted backend wants it."""
+
+    def __init__(self, library: Any, *, tags: bool) -> None:
+        library.add_special_tokens([*TAG_TOKENS, END] if tags else [END])
+        library.encode_special_tokens = True  # in a text they are characters like any other
+        self.tags: TagIds | None = TagIds(*map(library.token_to_id, TAG_TOKENS)) if tags else None
+        self.vocab_size: int = library.get_vocab_size()
+        self.end_id: int = library.token_to_id(END)
+        self._library = library
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._library.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._library.decode([i for i in ids if i != self.end_id], skip_special_tokens=False))
+
+
+@cache
+def tokenizer(name: str) -> Tokenizer:
+    """One of `TAGGED` or `UNTAGGED`."""
+    kind, tags = name.removeprefix("plain "), not name.startswith("plain ")
+    if kind == "words":
+        return WordTokenizer(tags=tags)
+    texts = TEXTS if tags else TEXTS + TAGGED_TEXTS
+    return LibraryTokenizer(_MADE[kind](texts * 3), tags=tags)
+
+
+def _bytes(texts: list[str], *, use_regex: bool = True) -> Any:
+    """Byte-level BPE, as GPT-2 and Llama 3 have it: a character may be split over tokens."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    library.pre_tokenizer = byte_level
+    library.decoder = tokenizers.decoders.ByteLevel()
+    _train(library, texts, byte_level.alphabet())
+    return library
+
+
+def _merged(texts: list[str]) -> Any:
+    """The same, but merging across anything: tags grow together with each other and the text around."""
+    return _bytes(texts, use_regex=False)
+
+
+def _pieces(texts: list[str]) -> Any:
+    """As SentencePiece does it: spaces are letters, and what is not in the alphabet is spelled in bytes."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    _train(library, texts, list(_LETTERS), [f"<0x{n:02X}>" for n in range(256)])
+    state = json.loads(library.to_str())
+    state["added_tokens"] = []  # the bytes stay in the vocabulary; nobody can type them
+    library = tokenizers.Tokenizer.from_str(json.dumps(state))
+    make = tokenizers.decoders
+    library.decoder = make.Sequence([make.Replace("\u2581", " "), make.ByteFallback(), make.Fuse()])
+    return library
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789\u2581\n.,;:!?-'\"<>/=`*\\#()"
+_MADE = {"bytes": _bytes, "merged": _merged, "pieces": _pieces}
+TAGGED = ("words", "bytes", "pieces", "merged")
+"""Models that were trained to annotate."""
+UNTAGGED = ("plain words", "plain bytes", "plain pieces", "plain merged")
+"""Models that were not: they write tags as text, in tokens of their own making."""
+
+
+def _train(library: Any, texts: list[str], alphabet: list[str], special: Sequence[str] = ()) -> None:
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=len(alphabet) + len(special) + 220,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        special_tokens=list(special),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
