@@ -6,15 +6,11 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-import anyio
-
 from pasta_async.events import TextDelta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from types import TracebackType
-
-    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from pasta_async.events import Event
     from pasta_async.results import Generation
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["AnswerStream"]
 
 _BUFFER = 64
-"""Batches of events that may wait for the reader before the threads wait for it."""
+"""Batches of events that may wait for the reader; a thread that adds one more then waits for it."""
 
 
 class AnswerStream:
@@ -36,17 +32,20 @@ class AnswerStream:
 
     def __init__(self, run: Callable[[Emit, Watch], Awaitable[Generation]]) -> None:
         self._run = run
+        self._batches: deque[list[Event]] = deque()
         self._batch: deque[Event] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
         self._generation: Generation | None = None
         self._partial: Callable[[], Generation] | None = None
         self._task: asyncio.Task[Generation] | None = None
-        self._send: MemoryObjectSendStream[list[Event]]
-        self._receive: MemoryObjectReceiveStream[list[Event]]
 
     async def __aenter__(self) -> Self:
         """Start the answer."""
-        self._send, self._receive = anyio.create_memory_object_stream[list["Event"]](_BUFFER)
+        if self._task is not None:
+            raise RuntimeError("a stream is entered once; call `stream` again for another answer")
         self._task = asyncio.create_task(self._answer(), name="pasta answer")
+        self._task.add_done_callback(lambda _: self._news.set())
         return self
 
     async def __aexit__(
@@ -91,31 +90,33 @@ class AnswerStream:
         return self._generation or (self._partial() if self._partial else None)
 
     async def _answer(self) -> Generation:
-        with self._send:
-            return await self._run(self._emit, self._watch)
+        return await self._run(self._emit, self._watch)
 
     def _watch(self, partial: Callable[[], Generation]) -> None:
         self._partial = partial
 
     async def _emit(self, events: list[Event]) -> None:
-        try:
-            self._send.send_nowait(events)
-        except anyio.WouldBlock:
-            await self._send.send(events)
+        """Hand events over, then wait while too many are unread. They are kept even if that is cancelled."""
+        self._batches.append(events)
+        self._news.set()
+        while len(self._batches) > _BUFFER:
+            self._room.clear()
+            await self._room.wait()
 
     async def _next_batch(self) -> list[Event]:
         if self._task is None:
             raise RuntimeError("enter the stream first: async with client.stream(...) as s")
-        try:
-            try:
-                return self._receive.receive_nowait()
-            except anyio.WouldBlock:
-                return await self._receive.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._generation = self._task.result()
-            raise StopAsyncIteration from None
+        while not self._batches:
+            if self._task.done():
+                if not self._task.cancelled():
+                    self._generation = self._task.result()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        batch = self._batches.popleft()
+        if not self._batches:
+            self._room.set()  # all who wait at once: each adds one batch, so there is one turn for each
+        return batch
 
     async def _end(self) -> None:
         """Cancel the answer and wait until it is gone, even if we are cancelled meanwhile."""
@@ -129,6 +130,5 @@ class AnswerStream:
                     cancelled = error
             if not self._task.cancelled() and not self._task.exception():
                 self._generation = self._task.result()
-        self._receive.close()
         if cancelled:
             raise cancelled

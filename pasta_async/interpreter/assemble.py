@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.threads import Thread
     from pasta_async.lang import Diagnostic, Node
 
-__all__ = ["assemble"]
+__all__ = ["assemble", "found_in"]
 
 
 def assemble(threads: Sequence[Thread], *, visible: int | None = None) -> Document:
@@ -27,13 +27,19 @@ def assemble(threads: Sequence[Thread], *, visible: int | None = None) -> Docume
     return Document(nodes, tuple(_diagnostics(threads)))
 
 
+def found_in(thread: Thread, since: int) -> Iterator[Diagnostic]:
+    """What a thread's parser found from then on. That a chunk was cut by its cap is no fault of what it says."""
+    cut = thread.closed_by in ("budget", "interrupted")
+    for found in thread.parser.diagnostics[since:]:
+        if not (cut and found.code is Code.ASYNC_UNCLOSED):
+            yield replace(found, thread=thread.number)
+
+
 def _diagnostics(threads: Sequence[Thread]) -> Iterator[Diagnostic]:
-    """What the parsers found. That a chunk was cut by its cap is no fault of what it says."""
     for thread in threads:
-        cut = thread.closed_by in ("budget", "interrupted")
-        for found in thread.parser.diagnostics:
-            if not (cut and found.code is Code.ASYNC_UNCLOSED):
-                yield replace(found, thread=thread.number)
+        if thread.finish == "superseded":
+            continue  # what it wrote is not in the document
+        yield from found_in(thread, 0)
 
 
 def _kept(threads: Sequence[Thread]) -> Iterator[Node]:
@@ -58,11 +64,12 @@ def _truncated(nodes: Sequence[Node], left: int) -> Iterator[Node]:
             yield Text(node.text[:left])
             left -= len(node.text)
         elif isinstance(node, Promise) and node.chunk is not None:
+            gap = node.gap[:left]
             left -= len(node.gap)
             body = tuple(_truncated(node.chunk.nodes, left))
             closed_by = node.chunk.closed_by if left >= len(node.chunk.text) else "interrupted"
             kept = replace(node.chunk, nodes=cast("tuple[Text | Ignored, ...]", body), closed_by=closed_by)
-            yield replace(node, chunk=kept)
+            yield replace(node, chunk=kept, gap=gap)
             left -= len(node.chunk.text)
         else:
             yield node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
-from pasta_async.interpreter.assemble import assemble
+from pasta_async.interpreter.assemble import assemble, found_in
 from pasta_async.interpreter.context import Stretch
 from pasta_async.interpreter.thinking import ThinkingFilter
 from pasta_async.interpreter.threads import Thread
@@ -35,9 +35,6 @@ Dialect = Literal["ids", "text", "plain"]
 
 Fork = Literal["stream", "cut"]
 """Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
-
-_TAIL = 64
-"""Characters of a prompted model's latest text in which a stop text is looked for."""
 
 
 class Machine:
@@ -92,7 +89,6 @@ class Machine:
         self._committed = 0  # tokens reserved by or spent on chunks
         self._inline: Thread | None = None
         self._in_tag = False
-        self._tail = ""
         self._interrupt = False
 
     # What to decode ---------------------------------------------------------------------------------------
@@ -181,7 +177,8 @@ class Machine:
             thread.number: self._chunk(thread) for thread in self._round if thread.finish != "superseded"
         }
         self._joined += self.main.stretch.joined(chunks)
-        self._end_round()
+        self._chain += self._longest()
+        self._round_start = self.main.tokens
         for thread in self._round:
             self._commit(thread, thread.tokens if thread.finish != "superseded" else 0)
         self.main.stretch = Stretch()
@@ -196,7 +193,6 @@ class Machine:
             if thread.state != "done":
                 self._close(thread, "interrupted", "interrupted", now)
         self._show(self._visible.close())
-        self._end_round()
         generation = self._generation(finish or self._finish(), now, parallel=parallel)
         if self._listen and finish is None:
             self.events.append(ev.AnswerDone(generation))
@@ -210,7 +206,6 @@ class Machine:
 
     def _read(self, thread: Thread, ids: tuple[int, ...], text: str, now: float) -> None:
         if self._dialect == "text":
-            self._tail = (self._tail + text)[-_TAIL:]
             literal = False
         elif len(ids) == 1 and ids[0] in self._tag_ids:
             literal = False
@@ -225,15 +220,15 @@ class Machine:
             thought, text = self._thinking.split(text)
         thread.stretch.add(ids, thought + text)
         thread.fed += len(thought) + len(text)
-        found = len(thread.parser.diagnostics)
         if thought:
             self._act(thread, thread.parser.feed(thought, literal=True), now)
         if text:
             self._act(thread, thread.parser.feed(text, literal=literal), now)
-        if self._listen and len(thread.parser.diagnostics) > found:
-            self.events += map(ev.DiagnosticFound, thread.parser.diagnostics[found:])
 
     def _act(self, thread: Thread, readings: list[Reading], now: float) -> None:
+        if self._listen and len(thread.parser.diagnostics) > thread.told:
+            self.events += map(ev.DiagnosticFound, found_in(thread, thread.told))
+            thread.told = len(thread.parser.diagnostics)
         for reading in readings:
             if isinstance(reading, TextDelta):
                 self._write(thread, reading.text)
@@ -253,7 +248,7 @@ class Machine:
         if isinstance(reading, PromiseOpened):
             self._open(reading.promise, self.main.fed - reading.end, now)
         elif isinstance(reading, ChunkClosed):
-            self._end_inline()
+            self._end_inline(now)
         elif isinstance(reading, SyncReached):
             self.main.stretch.cut(self.main.fed - reading.end)
             self.main.stretch.drop_rest()
@@ -307,7 +302,7 @@ class Machine:
         """Main keeps its last promise itself: that text is the chunk, the thread is aborted."""
         thread = self._round[-1]
         thread.lane.pending.clear()
-        thread.text.clear()
+        thread.text = []
         thread.finish, thread.closed_by, thread.ended = "superseded", None, now
         if thread.state == "open":
             self.dropped.append(thread.number)
@@ -318,9 +313,11 @@ class Machine:
         thread.lane.pending.append(gap)
         self._release()
 
-    def _end_inline(self) -> None:
+    def _end_inline(self, now: float) -> None:
         if self._inline:
-            self._inline.lane.done = True
+            self._inline.lane.done, self._inline.ended = True, now
+            if self._listen:
+                self.events.append(ev.ThreadDone(self._inline.number, self._inline.record()))
             self._inline = None
 
     def _release(self) -> None:
@@ -339,15 +336,13 @@ class Machine:
             self._close(thread, "end", "end", now)
         elif self.allowance(thread.number) <= 0 or piece.finish == "length":
             self._close(thread, "length", "budget", now)
-        elif piece.finish == "stop" and not self._resumable(thread, piece):
+        elif piece.finish == "stop" and not self._resumable(thread):
             self._close(thread, "end", "end", now)
 
-    def _resumable(self, thread: Thread, piece: Piece) -> bool:
+    def _resumable(self, thread: Thread) -> bool:
         """Whether a request stopped where we asked it to, and yet the thread is to go on."""
         stop_ids, stop_text = self.stops(thread.number)
-        return piece.ids[-1:] in {(stop,) for stop in stop_ids} or any(
-            stop in self._tail for stop in stop_text
-        )
+        return thread.latest in stop_ids or any(stop in thread.tail for stop in stop_text)
 
     def _close(
         self,
@@ -360,12 +355,11 @@ class Machine:
         if thread is self.main:
             held = self._thinking.flush()
             self._act(thread, [*thread.parser.feed(held), *thread.parser.close()], now)
-            self._end_inline()
+            self._end_inline(now)
             self._release()
         else:
+            thread.closed_by, thread.lane.done = closed_by, True
             self._act(thread, [r for r in thread.parser.close() if isinstance(r, TextDelta)], now)
-            thread.closed_by = closed_by
-            thread.lane.done = True
         thread.state, thread.finish, thread.ended = "done", finish, now
         if self._listen:
             self.events.append(ev.ThreadDone(thread.number, thread.record()))
@@ -384,12 +378,11 @@ class Machine:
         closed = [] if thread.closed_by == "writer" else [self._written(ASYNC_CLOSE)]
         return [self._written(ASYNC_OPEN), *thread.stretch.joined({}), *closed]
 
-    def _end_round(self) -> None:
-        """Add the longest chain of the round to the critical path."""
+    def _longest(self) -> int:
+        """The longest chain of the round."""
         main = self.main.tokens - self._round_start
         chains = (thread.origin + thread.tokens for thread in self._round if thread.finish != "superseded")
-        self._chain += max((main, *chains))
-        self._round_start = self.main.tokens
+        return max((main, *chains))
 
     def _finish(self) -> AnswerFinish:
         if self._visible.stopped:
@@ -401,7 +394,7 @@ class Machine:
         requests = [request for record in records for request in record.requests]
         completion = sum(record.tokens for record in records)
         document = assemble(self.threads, visible=self._visible.length if self._visible.stopped else None)
-        text_tokens = sum(thread.text_tokens for thread in self.threads)
+        text_tokens = sum(thread.text_tokens for thread in self.threads if thread.finish != "superseded")
         if self._dialect == "text":
             text_tokens = round(completion * len(document.text) / max(1, len(document.format())))
         return Generation(
@@ -415,7 +408,7 @@ class Machine:
                 prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
                 requests=len(requests),
             ),
-            critical_path=self._chain,
+            critical_path=self._chain + self._longest(),
             text_tokens=text_tokens,
             finish=finish,
             elapsed=now,

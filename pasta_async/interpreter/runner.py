@@ -121,7 +121,8 @@ class Runner:
 
     async def _answer_within_time(self) -> None:
         deadline = self._group.create_task(self._deadline()) if self._limits.timeout else None
-        await asyncio.wait([self._start(0)])
+        self._start(0)
+        await self._ended(0)
         await self._settle()
         if deadline:
             deadline.cancel()
@@ -163,9 +164,16 @@ class Runner:
     async def _settle(self) -> None:
         """Wait until no promise of the round is open; chunks that failed are taken up here, in order."""
         while waiting := [number for number in self.machine.open_threads if number not in self._failed]:
-            await asyncio.wait([self._tasks[number] for number in waiting])
+            await self._ended(*waiting)
         for number in self.machine.open_threads:
             await self._thread(number)
+
+    async def _ended(self, *numbers: int) -> None:
+        """Wait until these tasks are over."""
+        await asyncio.wait([self._tasks[number] for number in numbers])
+        for number in numbers:
+            if self._tasks[number].cancelled() and self.machine.threads[number].state != "done":
+                raise ThreadFailed(f"{_name(number)} was cancelled on its own", thread=number)
 
     async def _thread(self, number: int) -> None:
         """Decode a thread until it is done or, main, has to wait."""
@@ -176,6 +184,8 @@ class Runner:
                 try:
                     await self._attempts(number)
                 except BackendError as error:
+                    if not self.machine.wants(number):
+                        return  # it was given up, and did not end cleanly
                     if not await self._degrade(number, error):
                         raise ThreadFailed(f"{_name(number)} failed: {error}", thread=number) from error
                     if number:
@@ -282,16 +292,16 @@ class Runner:
         return piece._replace(ids=ids, text=after[len(before) :], finish="length")
 
     def _spawn(self) -> None:
-        for number in self.machine.spawned:
+        numbers, self.machine.spawned = self.machine.spawned, []
+        for number in numbers:
             self._start(number)
-        self.machine.spawned.clear()
 
     def _drop(self) -> None:
-        for number in self.machine.dropped:
+        numbers, self.machine.dropped = self.machine.dropped, []
+        for number in numbers:
             task = self._tasks.get(number)
             if task and task is not asyncio.current_task():  # that one ends by itself
                 task.cancel()
-        self.machine.dropped.clear()
 
     async def _flush(self) -> None:
         """Hand the events on."""

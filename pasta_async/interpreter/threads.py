@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Thread"]
 
+_TAIL = 64
+"""Characters that a request's latest text is remembered by."""
+
 
 class Thread:
     """One sequential decoder: thread 0 is main, thread k keeps the k-th promise."""
@@ -24,6 +27,7 @@ class Thread:
         "closed_by",
         "ended",
         "fed",
+        "latest",
         "finish",
         "first_token",
         "lane",
@@ -37,9 +41,11 @@ class Thread:
         "started",
         "state",
         "stretch",
+        "tail",
         "text",
         "text_tokens",
         "tokens",
+        "told",
     )
 
     def __init__(
@@ -57,6 +63,12 @@ class Thread:
         """Main's tokens in its round when the promise was written."""
         self.fed = 0
         """Characters its parser was fed."""
+        self.told = 0
+        """How many of its diagnostics came out as events."""
+        self.tail = ""
+        """The end of what the request under way has written, in which a stop text is looked for."""
+        self.latest: int | None = None
+        """Its latest id."""
         self.tokens = 0
         self.text_tokens = 0
         self.text: list[str] = []
@@ -75,6 +87,7 @@ class Thread:
         if self.started is None:
             self.started = now
         self.prompt = (prompt_tokens, None)
+        self.tail, self.latest = "", None
         self.requests.append(
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
@@ -88,7 +101,9 @@ class Thread:
 
     def note(self, piece: Piece, now: float) -> None:
         """Count a piece."""
+        self.tail = (self.tail + piece.text)[-_TAIL:]
         if piece.ids:
+            self.latest = piece.ids[-1]
             if self.first_token is None:
                 self.first_token = now
             self.tokens += len(piece.ids)

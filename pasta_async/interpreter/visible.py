@@ -37,7 +37,7 @@ class Visible:
         self.tail = Lane()
         self._lanes = deque((self.tail,))
         self._stop = tuple(stop)
-        self._back = ""  # withheld: the beginning of a stop text, perhaps
+        self._back: str = ""  # withheld: the beginning of a stop text, perhaps
 
     def open(self) -> Lane:
         """A lane for a chunk where main stands now; main goes on behind it."""
@@ -78,10 +78,9 @@ class Visible:
             return self._record(text)
         text = self._back + text
         self._back = ""
-        places = [place for place in map(text.find, self._stop) if place >= 0]
-        if places:
-            self.stopped = True
-            return self._record(text[: min(places)])
+        if found := [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]:
+            self.stopped = True  # by the one that was complete first, however the text came in
+            return self._record(text[: min(found)[1]])
         keep = max(_overlap(text, stop) for stop in self._stop)
         if keep:
             text, self._back = text[:-keep], text[-keep:]
