@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import anyio
+from pydantic import TypeAdapter, ValidationError
 
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequest
 from pasta_async.interpreter import Machine, Runner, Slots
 from pasta_async.interpreter.thinking import OPEN as THINK
 from pasta_async.prompting import with_instructions
+from pasta_async.protocol import Message
 from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     from pasta_async.clock import Clock
     from pasta_async.interpreter import Dialect, Fork
     from pasta_async.limits import Limits
-    from pasta_async.protocol import Backend, Message, ModelInfo
+    from pasta_async.protocol import Backend, ModelInfo
     from pasta_async.results import Generation
     from pasta_async.settings import Settings
     from pasta_async.streaming import Emit, Watch
 
 __all__ = ["Client", "generate", "stream"]
+
+_MESSAGES = TypeAdapter(list[Message])
 
 
 @dataclass(frozen=True)
@@ -171,10 +175,12 @@ class Client:
     async def _answer(
         self, question: _Question, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
-        began = self._clock.time()
         messages = _messages(question.prompt)
+        if question.fork not in ("stream", "cut"):
+            raise InvalidRequest(f'fork is "stream" or "cut"; got {question.fork!r}')
         sampling, limits = question.sampling or Sampling(), question.limits or self.limits
-        info = await self.connect()
+        info = await self.connect()  # loading a model is no part of the answer's time
+        began = self._clock.time()
         dialect = _dialect(info, question.prompted, baseline=question.baseline)
         ids = await self._encode(question, messages, dialect)
         _check_length(ids, info)
@@ -262,12 +268,18 @@ def _messages(prompt: str | Sequence[Message]) -> list[Message]:
     """The prompt as messages, checked."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    messages = [dict(message) for message in prompt]
+    try:
+        messages = _MESSAGES.validate_python(prompt)
+    except ValidationError as error:
+        raise InvalidRequest(
+            "the prompt is a text, or a list of messages with a role and a content, both text: "
+            + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
+        ) from error
     if not messages:
         raise InvalidRequest("the prompt has no message")
     for index, message in enumerate(messages):
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InvalidRequest(f"message {index} needs a role and a content, both text; got {message!r}")
+        if not {"role", "content"} <= message.keys():
+            raise InvalidRequest(f"message {index} needs a role and a content; got {message!r}")
     if not any(message["content"].strip() for message in messages):
         raise InvalidRequest("the prompt is empty")
     return messages

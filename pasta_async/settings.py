@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from pasta_async.errors import InvalidRequest
 from pasta_async.limits import Limits
 
 __all__ = ["Settings"]
@@ -16,6 +17,15 @@ class Settings(BaseSettings):
     """What holds where the code says nothing; each field is read from `PASTA_<NAME>`."""
 
     model_config = SettingsConfigDict(env_prefix="PASTA_", frozen=True)
+
+    def __init__(self) -> None:
+        try:
+            super().__init__()
+        except ValidationError as error:
+            told = (
+                f"PASTA_{e['loc'][0]}".upper() + f": {e['msg']}" for e in error.errors(include_input=False)
+            )
+            raise InvalidRequest(f"settings from the environment: {'; '.join(told)}") from None
 
     backend: str = "local:"
     """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`."""

@@ -28,7 +28,7 @@ def assemble(threads: Sequence[Thread], *, visible: int | None = None) -> Docume
 
 
 def found_in(thread: Thread, since: int) -> Iterator[Diagnostic]:
-    """What a thread's parser found from then on. That a chunk was cut by its cap is no fault of what it says."""
+    """What a thread's parser found from then on; that its cap cut a chunk is no fault of what it says."""
     cut = thread.closed_by in ("budget", "interrupted")
     for found in thread.parser.diagnostics[since:]:
         if not (cut and found.code is Code.ASYNC_UNCLOSED):

@@ -224,6 +224,10 @@ class Runner:
             try:
                 await self._decode(request)
                 return
+            except asyncio.CancelledError as error:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise
+                raise BackendProtocolError("the backend cancelled the request by itself") from error
             except BackendError as error:
                 if machine.threads[number].tokens > tokens or not error.retryable or not left:
                     raise
