@@ -1,0 +1,216 @@
+"""Who is ahead of whom, played on a virtual clock where a token takes a second unless said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pasta_async import Client, Limits, Sampling
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.lang import Document, Promise, parse
+from tests.interpreter.support import RICH, answer, promise
+
+if TYPE_CHECKING:
+    from pasta_async import Event, Generation
+
+pytestmark = pytest.mark.loop_matrix
+
+TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/> End."
+
+
+def scripted(script: str, **options: Any) -> ScriptedBackend:
+    return ScriptedBackend(script, **{"latency": 1.0, **options})
+
+
+async def watched(backend: ScriptedBackend, **options: Any) -> tuple[list[Event], Generation]:
+    """All events of an answer, and the answer."""
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", **options) as stream:
+        events = [event async for event in stream]
+        return events, await stream.result()
+
+
+def check_whole(backend: ScriptedBackend, generation: Generation, script: str) -> None:
+    assert generation.document == parse(script)
+    assert generation.text == parse(script).text
+    assert not backend.open
+    assert not backend.aborted
+
+
+async def test_main_does_not_stop_at_a_promise() -> None:
+    backend = scripted(TWO)
+    generation = await answer(backend)
+    main, first, second = generation.threads
+    assert main.requests[0].completion_tokens == 3 + 5 + 1 + 5 + 1  # up to its sync in one request
+    assert first.started == 8.0  # with the promise's last token, while main goes on
+    assert second.started == 14.0
+    assert first.ended == 13.0
+    check_whole(backend, generation, TWO)
+
+
+async def test_main_ahead_of_its_threads_waits_at_the_sync_for_the_last_of_them() -> None:
+    backend = scripted(TWO, thread_latency={1: 10.0, 2: 3.0})
+    events, generation = await watched(backend)
+    waiting = next(event for event in events if event.type == "sync.waiting")
+    joined = next(event for event in events if event.type == "sync.joined")
+    assert waiting.threads == (1, 2)
+    assert (waiting.time, joined.time) == (15.0, 8.0 + 5 * 10.0)
+    assert backend.played[-1].started == joined.time
+    check_whole(backend, generation, TWO)
+
+
+async def test_threads_ahead_of_main_cost_no_waiting() -> None:
+    backend = scripted(TWO, thread_latency={1: 0.1, 2: 0.1})
+    events, generation = await watched(backend)
+    waiting = next(event for event in events if event.type == "sync.waiting")
+    joined = next(event for event in events if event.type == "sync.joined")
+    assert waiting.threads == ()
+    assert (waiting.time, joined.time) == (15.0, 15.0)
+    check_whole(backend, generation, TWO)
+
+
+async def test_several_rounds() -> None:
+    backend = scripted(RICH)
+    events, generation = await watched(backend)
+    assert [event.type for event in events if event.type in ("promise.opened", "sync.joined")] == [
+        *("promise.opened", "promise.opened", "sync.joined"),
+        *("promise.opened", "promise.opened", "sync.joined"),
+        "promise.opened",
+    ]
+    assert len(generation.threads) == 6
+    check_whole(backend, generation, RICH)
+
+
+async def test_after_a_sync_main_sees_the_chunks_and_before_it_does_not() -> None:
+    backend = scripted(TWO)
+    await answer(backend)
+    contexts = [await backend.detokenize(request.ids) for request in backend.requests]
+    first, chunk_a, chunk_b, second = [context.split("<|answer|>")[1] for context in contexts]
+    bare = TWO[: TWO.index("<sync/>")]
+    assert first == ""
+    assert chunk_a == 'One. <promise topic="a" tokens="20"/><async>'
+    assert chunk_b == 'One. <promise topic="a" tokens="20"/> <promise topic="b" tokens="20"/><async>'
+    assert second == bare + "<sync/>"
+
+
+async def test_a_sync_with_nothing_open_has_no_effect() -> None:
+    script = f"One.<sync/> Two. {promise('a', 'Alpha.')}<sync/><sync/> Three."
+    backend = scripted(script)
+    events, generation = await watched(backend)
+    assert [event.type for event in events].count("sync.waiting") == 1
+    assert [str(found.code) for found in generation.diagnostics] == ["sync-idle", "sync-idle"]
+    assert generation.elapsed == generation.critical_path  # not a moment was lost with them
+    check_whole(backend, generation, script)
+
+
+async def test_the_end_of_the_answer_joins_what_is_open() -> None:
+    script = f"One. {promise('a', 'Alpha beta gamma delta.')}"
+    backend = scripted(script, thread_latency={1: 5.0})
+    events, generation = await watched(backend)
+    assert generation.threads[0].ended == 9.0
+    assert generation.threads[1].ended == generation.elapsed == 8.0 + 6 * 5.0
+    assert "sync.joined" not in [event.type for event in events]  # nothing is decoded after it
+    check_whole(backend, generation, script)
+
+
+async def test_adjacent_promises_do_not_see_each_other() -> None:
+    script = f"{promise('a', 'Alpha.')}{promise('b', 'Beta.')}{promise('c', 'Gamma.')}<sync/>."
+    backend = scripted(script)
+    generation = await answer(backend)
+    chunks = [await backend.detokenize(r.ids) for r in backend.requests if r.thread]
+    assert not any(name in context for context in chunks for name in ("Alpha", "Beta", "Gamma"))
+    check_whole(backend, generation, script)
+
+
+async def test_an_empty_chunk() -> None:
+    script = f"One {promise('a', '')}two{promise('b', '')}<sync/>three."
+    backend = scripted(script)
+    generation = await answer(backend)
+    assert [thread.tokens for thread in generation.threads[1:]] == [1, 1]
+    assert generation.text == "One twothree."
+    check_whole(backend, generation, script)
+
+
+async def test_a_chunk_over_its_cap_is_closed_and_its_closing_tag_forced() -> None:
+    script = f"One {promise('a', 'a b c d e f g h')} two<sync/> three."
+    backend = scripted(script)
+    generation = await answer(backend, limits=Limits(chunk_tokens=3))
+    chunk = generation.document.promises[0].chunk
+    assert chunk is not None
+    assert (chunk.text, chunk.closed_by) == ("a b c", "budget")
+    assert (generation.threads[1].finish, generation.threads[1].closed_by) == ("length", "budget")
+    assert generation.text == "One a b c two three."
+    assert "<async>a b c</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
+    assert generation.usage.completion_tokens == sum(len(play.ids) for play in backend.played)
+    assert not generation.diagnostics  # that it was cut is no fault of what it says
+
+
+async def test_the_cap_is_four_times_the_estimate_and_64_unless_set() -> None:
+    for tokens, cap in (("20", 144), ("21", 184), ("", 512)):
+        script = f'<promise topic="a" tokens="{tokens}"/><async>{"a " * 600}</async>'
+        generation = await answer(ScriptedBackend(script))
+        assert generation.threads[1].tokens == cap
+
+
+async def test_end_of_text_closes_a_chunk() -> None:
+    document = parse(f"One {promise('a', 'Alpha beta')} two<sync/> three.")
+    first, kept, *rest = document.nodes
+    assert isinstance(kept, Promise)
+    assert kept.chunk is not None
+    unclosed = replace(kept, chunk=replace(kept.chunk, closed_by="end"))
+    backend = ScriptedBackend(Document((first, unclosed, *rest)), latency=1.0)
+    generation = await answer(backend)
+    chunk = generation.document.promises[0].chunk
+    assert chunk is not None
+    assert (chunk.text, chunk.closed_by) == ("Alpha beta", "end")
+    assert generation.threads[1].finish == "end"
+    assert "<async>Alpha beta</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
+
+
+@pytest.mark.parametrize("fork", ["stream", "cut"])
+async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order(fork: Any) -> None:
+    together, alone = scripted(RICH), scripted(RICH)
+    expected = await answer(together, fork=fork)
+    generation = await answer(alone, fork=fork, parallel=False)
+    assert generation.text == expected.text
+    assert generation.document == expected.document
+    assert generation.critical_path == expected.critical_path
+    assert (alone.max_open, generation.elapsed) == (1, float(generation.usage.completion_tokens))
+    order = [request.thread for request in alone.requests]
+    assert [k for n, k in enumerate(order) if n == 0 or order[n - 1] != k] == [0, 1, 2, 0, 3, 4, 0, 5]
+
+
+async def test_without_contention_the_time_is_the_critical_path() -> None:
+    for script in (TWO, RICH, "Plain."):
+        generation = await answer(scripted(script))
+        assert generation.elapsed == generation.critical_path
+
+
+async def test_cut_at_the_promise_main_is_sent_again_with_what_it_wrote() -> None:
+    backend = scripted(TWO)
+    generation = await answer(backend, fork="cut")
+    mains = [play for play in backend.played if play.request.thread == 0]
+    assert len(mains) == 4
+    for earlier, later in pairwise(mains[:3]):
+        assert later.request.ids == (*earlier.request.ids, *earlier.ids)
+    check_whole(backend, generation, TWO)
+
+
+async def test_the_text_streams_in_document_order_and_what_is_ready_early_comes_at_once() -> None:
+    backend = scripted(TWO, thread_latency={1: 10.0})
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+        deltas = [(delta, backend.clock.time()) async for delta in stream.text_deltas()]
+    assert "".join(delta for delta, _ in deltas) == parse(TWO).text
+    assert (" Delta.", 58.0) in deltas  # thread 2 was done long before, and waited for thread 1
+
+
+async def test_a_stalled_thread_keeps_nobody_else_from_writing() -> None:
+    backend = scripted(TWO, faults=[Fault(1, 1, "stall")])
+    limits = Limits(timeout=100)
+    with pytest.raises(TimeoutError) as caught:
+        await answer(backend, limits=limits, sampling=Sampling())
+    partial = getattr(caught.value, "partial")  # noqa: B009
+    assert partial.document.format().startswith('One. <promise topic="a" tokens="20"/><async>Alpha</async>')
+    assert "<async>Delta.</async>" in partial.document.format()
