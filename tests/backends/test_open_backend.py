@@ -39,21 +39,21 @@ async def test_options_go_to_the_backend() -> None:
         open_backend("local:/nowhere", slots=0)
 
 
-@pytest.mark.parametrize(("scheme", "module"), [("local", "torch"), ("local", "tokenizers")])
-def test_a_missing_extra_is_named_with_its_command(scheme: str, module: str, tmp_path: Path) -> None:
-    """In a process of its own, where the module cannot be found."""
+def test_a_missing_extra_is_named_with_its_command(tmp_path: Path) -> None:
+    """In a process of its own, where torch cannot be found."""
     code = f"""
 import asyncio, sys
-sys.modules[{module!r}] = None
+sys.modules["torch"] = None
 from pasta_async.backends import open_backend
 from pasta_async.errors import BackendError
 try:
-    asyncio.run(open_backend("{scheme}:{tmp_path}").connect())
+    asyncio.run(open_backend("local:{tmp_path}").connect())
 except BackendError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"pip install 'pasta_async[{scheme}]'" in done.stdout
+    assert "'torch'" in done.stdout
+    assert "pip install 'pasta_async[local]'" in done.stdout
 
 
 def test_naming_a_backend_imports_nothing_heavy() -> None:
