@@ -78,10 +78,6 @@ class Lexer:
         self._hold(buffer, base, done, buffer.rfind("<", done - self._shown, starts), lexemes)
         return lexemes
 
-    def drop(self) -> None:
-        """Forget what is held."""
-        self.held, self._shown = "", 0
-
     def close(self) -> tuple[str, Place | None, Place]:
         """End the text.
 
@@ -110,7 +106,8 @@ class Lexer:
                 if not escapes:
                     lexemes.append(self._place(buffer, base, start))
             elif escapes:
-                lexemes.append(buffer[done : start + 1])
+                if start >= done:
+                    lexemes.append(buffer[done : start + 1])
                 done = start + 2  # one backslash is dropped; the rest is text like any other
             else:
                 if start > done:

@@ -154,7 +154,7 @@ class Parser:
                 if self.end is not None:
                     break
                 if self._halt and isinstance(events[-1], SyncReached):
-                    lexer.drop()
+                    lexer.close()
                     break
             else:
                 self._end_gap(events)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 thorough = settings(
-    max_examples=150,
+    max_examples=100,
     derandomize=True,
     deadline=None,
     database=None,

@@ -37,6 +37,7 @@ def coalesced(events: Iterable[Event]) -> list[Event | str]:
 def outcome(parser: Parser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
     events = [event for piece, literal in pieces for event in parser.feed(piece, literal=literal)]
     events += parser.close()
+    assert TextDelta("") not in events
     return coalesced(events), parser.nodes, parser.diagnostics, parser.end
 
 

@@ -118,12 +118,13 @@ def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
 
 def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
     parser = Parser(halt_at_sync=True)
-    events = parser.feed("<promise/><sync/> so <async> <sy")
+    events = parser.feed("<promise/><sync/> so <async> <sync\n")
     assert events[1:] == [SyncReached(17, "<sync/>")]
-    parser.feed("nc/>")
+    parser.feed("/> <sync/>")
     parser.close()
-    assert parser.document().text == "nc/>"
-    assert len(parser.nodes) == 3
+    assert parser.nodes[2:] == (Text("/> "), Ignored("<sync/>"))
+    place = parser.diagnostics[-1]
+    assert (place.code, place.line, place.column) == ("sync-idle", 2, 4)
 
 
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
