@@ -181,7 +181,7 @@ class Answer:
         if thread == 0:
             return self._find_main(ids)
         stretch = self._chunks.get(thread, self._silence)
-        base = self._bases.get(thread) or self._behind_open(ids)
+        base = self._bases.get(thread) or self._behind_open(ids, stretch)
         left = stretch.after(ids[len(base) :], self._tokenizer) if ids[: len(base)] == base else None
         if left is None:
             base, left = ids, stretch
@@ -189,11 +189,13 @@ class Answer:
             self._bases[thread] = base
         return left
 
-    def _behind_open(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _behind_open(self, ids: tuple[int, ...], stretch: Stretch) -> tuple[int, ...]:
+        """The context up to the `<async>` behind which only tokens of this chunk stand."""
         tags = self._tokenizer.tags
-        if tags is None or tags.open_async not in ids:
-            return ids
-        return ids[: len(ids) - ids[::-1].index(tags.open_async)]
+        for at in range(max(0, len(ids) - len(stretch.ids)), len(ids)):
+            if tags and ids[at] == tags.open_async and stretch.ids[: len(ids) - at - 1] == ids[at + 1 :]:
+                return ids[: at + 1]
+        return ids
 
     def _find_main(self, ids: tuple[int, ...]) -> Stretch:
         if ids in self._starts:  # the same again

@@ -24,6 +24,7 @@ from pasta_async.lang import (
     Sync,
     Text,
     View,
+    parse,
     views,
 )
 from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
@@ -167,6 +168,16 @@ async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     opened = await player.encode([Segment(ASYNC_OPEN, is_tag=True)])
     some = await player.encode([Segment(" The causes")])
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
+
+
+@pytest.mark.parametrize("cut", range(5))
+async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
+    script = 'x<promise topic="a" tokens="10"/><async>one<async> two three</async>'
+    player = await Player.ask(ScriptedBackend(script))
+    view = views(parse(script))[1]
+    target = await player.encode(view.target)
+    context = (*(await player.encode(view.context)), *target[:cut])
+    assert ids_of(await player.pieces(1, context)) == target[cut:]
 
 
 async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
