@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pasta_async.backends.sglang.engine import EngineBackend
 from pasta_async.backends.sglang.http import SGLangBackend
 
-__all__ = ["SGLangBackend"]
+__all__ = ["EngineBackend", "SGLangBackend"]

@@ -172,8 +172,8 @@ class Encoder:
 class _Seamless:
     """A tokenizer that adds nothing at the beginning of a text.
 
-    Those of the SentencePiece kind put a space before every text and drop it from every decoded one. For these
-    a line break stands before each text, and what belongs to it is cut off again.
+    Those of the SentencePiece kind put a space before every text and drop it from every decoded one. For
+    these a line break stands before each text, and what belongs to it is cut off again.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import re
-import uuid
 import zlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from pasta_async.backends.sglang.encoding import Encoder
 from pasta_async.backends.sglang.events import Increments, PieceReader
 from pasta_async.backends.sglang.handshake import end_ids, server_facts, vocab_size
+from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params
+from pasta_async.backends.sglang.server_tokenizer import ServerTokenizer
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
 from pasta_async.errors import (
     BackendError,
@@ -34,17 +34,13 @@ if TYPE_CHECKING:
     from pasta_async.backends.sglang.transport import EventStream
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
-__all__ = ["SGLangBackend", "checked_ids", "sampling_params"]
+__all__ = ["SGLangBackend"]
 
 ABORT_SECONDS = 5.0
 """How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
 
 MAX_RETRY_AFTER = 60.0
 """Seconds a server's Retry-After is followed at most."""
-
-MAX_STOPS = 32
-MAX_STOP_PATTERN = 256
-"""Stop patterns that SGLang takes, and characters of one."""
 
 
 class SGLangBackend:
@@ -80,15 +76,14 @@ class SGLangBackend:
         self._server = Server(
             url, api_key=api_key, client=client, timeout=timeout, max_connections=max_connections
         )
-        self._tokenizer = _ServerTokenizer(self._server)
+        self._tokenizer = ServerTokenizer(self._server)
         self._encoder = Encoder(self._tokenizer)
         self._retries = retries
         self._backoff = backoff
         self._vocab_size = vocab_size
         self._connecting = asyncio.Lock()
         self._known: tuple[ServerFacts, ModelInfo] | None = None
-        # Aborts go by prefix of the id: ids of one length are no prefixes of each other.
-        self._rids = (f"pasta-{uuid.uuid4().hex}-{number:012x}" for number in itertools.count())
+        self._rids = request_ids()
         self._cleanups: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> ModelInfo:
@@ -248,103 +243,3 @@ class _Call:
             await self._server.post("/abort_request", {"rid": self._body["rid"]})
         except BackendError:
             pass
-
-
-class _ServerTokenizer:
-    """The server's tokenizer (`pasta_async.backends.sglang.encoding.Tokenizer`)."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        if not texts:
-            return []
-        body = {"prompt": list(texts), "add_special_tokens": special}
-        return cast("list[list[int]]", await self._field("/tokenize", body, "tokens"))
-
-    async def tokenize_chat(
-        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
-    ) -> list[int]:
-        body = {
-            "messages": list(messages),
-            "add_generation_prompt": True,
-            "chat_template_kwargs": dict(template_kwargs) or None,
-        }
-        return cast("list[int]", await self._field("/tokenize", body, "tokens"))
-
-    async def detokenize(self, ids: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
-        texts = [""] * len(ids)
-        filled = [at for at, one in enumerate(ids) if one]  # an empty first list is read as no list at all
-        if filled:
-            body = {"tokens": [list(ids[at]) for at in filled], "skip_special_tokens": skip_special}
-            for at, text in zip(filled, await self._field("/detokenize", body, "text"), strict=True):
-                texts[at] = str(text)
-        return texts
-
-    async def _field(self, path: str, body: Mapping[str, Any], name: str) -> list[Any]:
-        answer = await self._server.post(path, body)
-        try:
-            value: Any = answer[name]
-        except (KeyError, TypeError) as error:
-            raise BackendProtocolError(f"{self._server.url}{path} answered {answer!r:.200}") from error
-        if not isinstance(value, list):
-            raise BackendProtocolError(f"{self._server.url}{path} answered {answer!r:.200}")
-        return cast("list[Any]", value)
-
-
-def checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
-    """The ids, if the server can take them: one outside the vocabulary kills it.
-
-    Raises:
-        InvalidRequest: An id outside the vocabulary, or no ids.
-    """
-    bad = next((i for i in ids if not 0 <= i < info.vocab_size), None)
-    if bad is not None:
-        raise InvalidRequest(
-            f"token id {bad} is outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
-        )
-    return list(ids)
-
-
-def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
-    """SGLang's sampling parameters for a request.
-
-    Everything that a server could have another default for is spelled out.
-
-    Raises:
-        InvalidRequest: The context leaves no room for a token.
-    """
-    room = info.context_length - len(request.ids)
-    if not request.ids or room < 1:
-        raise InvalidRequest(
-            f"a context of {len(request.ids)} tokens; {info.name} takes 1 to {info.context_length - 1}, "
-            f"since prompt and answer share {info.context_length}"
-        )
-    sampling = request.sampling
-    params: dict[str, Any] = {
-        "max_new_tokens": min(request.max_tokens, room),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "ignore_eos": False,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-    }
-    if request.stop_ids:
-        params["stop_token_ids"] = list(request.stop_ids)
-    if patterns := _stop_patterns(request.stop_text):
-        params["stop_regex"] = patterns
-    if info.honours_seeds and request.seed is not None:
-        params["sampling_seed"] = request.seed
-    return params
-
-
-def _stop_patterns(texts: Sequence[str]) -> list[str]:
-    """Stop texts as patterns: behind a stop string SGLang cuts the text but not the ids, here neither."""
-    patterns = [f"(?:{re.escape(text)})" for text in texts if text]
-    return [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN][:MAX_STOPS]

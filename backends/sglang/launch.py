@@ -1,4 +1,4 @@
-"""The command that starts an SGLang server as pasta_async likes it."""
+"""How SGLang is started, as a server or in this process, to suit pasta_async."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pasta_async.errors import BackendError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ServerCommand", "server_command"]
+__all__ = ["Device", "ServerCommand", "engine_arguments", "find_device", "server_command"]
 
 Device = Literal["cuda", "cpu"]
 
-_COMMON = {
-    "--incremental-streaming-output": "events hold what is new, not the whole answer again",
-    "--schedule-policy lpm": "threads of one answer wait next to the prefix they share",
+_Settings = dict[str, tuple[str | int | bool, str]]
+_COMMON: _Settings = {
+    "incremental_streaming_output": (True, "events hold what is new, not the whole answer again"),
+    "schedule_policy": ("lpm", "threads of one answer are served next to the prefix they share"),
 }
-_CUDA = {"--attention-backend flashinfer": "attention by flashinfer"}
-_CPU = {
-    "--device cpu": "no GPU was found",
-    "--attention-backend torch_native": "attention by torch itself; flashinfer needs a GPU",
-    "--sampling-backend pytorch": "sampling by torch itself",
-    "--dtype float32": "the same numbers as the embedded engine",
-    "--page-size 1": "forks share the prefix to the last token",
-    "--max-total-tokens 65536": "room for that many tokens in the KV cache, not most of the memory",
+_CUDA: _Settings = {"attention_backend": ("flashinfer", "attention by flashinfer")}
+_CPU: _Settings = {
+    "device": ("cpu", "no GPU"),
+    "attention_backend": ("torch_native", "attention by torch itself; flashinfer needs a GPU"),
+    "sampling_backend": ("pytorch", "sampling by torch itself"),
+    "dtype": ("float32", "the same numbers as the embedded engine"),
+    "page_size": (1, "forks share their prefix to the last token"),
+    "sleep_on_idle": (True, "an idle scheduler leaves its core to others"),
+    "max_total_tokens": (65536, "a KV cache of so many tokens, not of most of the memory"),
 }
 
 
@@ -58,18 +62,42 @@ def server_command(
         extra: Further arguments of SGLang, which win over those chosen here.
 
     Raises:
-        ModuleNotFoundError: SGLang is not installed; the message says how to.
+        BackendError: SGLang is not installed.
+    """
+    device = find_device(device)
+    given = {argument.partition("=")[0] for argument in extra}
+    flags = {_flag(name): setting for name, setting in _settings(device).items()}
+    chosen = {flag: setting for flag, setting in flags.items() if flag not in given}
+    words = [word for flag, (value, _) in chosen.items() for word in _words(flag, value)]
+    module = "sglang.launch_server" if device == "cuda" else "pasta_async.backends.sglang.cpu"
+    base = [sys.executable, "-m", module, "--model-path", model, "--host", host, "--port", str(port)]
+    reasons = {" ".join(_words(flag, value)): why for flag, (value, why) in chosen.items()}
+    return ServerCommand([*base, *words, *extra], device, reasons)
+
+
+def engine_arguments(device: Device) -> dict[str, str | int | bool]:
+    """The same settings as arguments of `sglang.Engine`."""
+    return {name: value for name, (value, _) in _settings(device).items()}
+
+
+def find_device(wanted: Device | None = None) -> Device:
+    """Where SGLang is to run: as wanted, else on a GPU if there is one.
+
+    Raises:
+        BackendError: SGLang is not installed.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise ModuleNotFoundError("SGLang is not installed: pip install 'pasta_async[sglang]'")
-    device = device or _device()
-    given = {argument.partition("=")[0] for argument in extra}
-    flags = _COMMON | (_CUDA if device == "cuda" else _CPU)
-    chosen = {flag: why for flag, why in flags.items() if flag.split()[0] not in given}
-    module = "sglang.launch_server" if device == "cuda" else "pasta_async.backends.sglang.cpu"
-    argv = [sys.executable, "-m", module, "--model-path", model, "--host", host, "--port", str(port)]
-    return ServerCommand([*argv, *(word for flag in chosen for word in flag.split()), *extra], device, chosen)
+        raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
+    return wanted or ("cuda" if importlib.import_module("torch").cuda.is_available() else "cpu")
 
 
-def _device() -> Device:
-    return "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
+def _settings(device: Device) -> _Settings:
+    return _COMMON | (_CUDA if device == "cuda" else _CPU)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _words(flag: str, value: str | int | bool) -> list[str]:
+    return [flag] if value is True else [flag, str(value)]

@@ -1,0 +1,213 @@
+"""SGLang inside this process: `sglang.Engine` behind the backend protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import signal
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from pasta_async.backends.sglang.events import Increments
+from pasta_async.backends.sglang.launch import engine_arguments, find_device
+from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params
+from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModel
+from pasta_async.protocol import ModelInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+
+    from pasta_async.backends.sglang.engine_thread import EngineThread
+    from pasta_async.backends.sglang.launch import Device
+    from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.protocol import DecodeRequest, Message, Piece
+
+__all__ = ["EngineBackend"]
+
+ABORT_SECONDS = 5.0
+"""How long a cancelled request may take to end before its cancellation goes on regardless."""
+
+
+class EngineBackend:
+    """SGLang's engine in this process, with its workers as child processes.
+
+    The program's event-loop policy and signal handlers stay as they are, and one backend serves any number of
+    event loops one after another. Programs that use it need the usual ``if __name__ == "__main__":``, since
+    the workers are spawned. If a worker crashes while it serves, SGLang ends the whole program (SIGQUIT).
+
+    Args:
+        path: A model folder.
+        device: Where to run; None looks for a GPU.
+        server_args: Further arguments of `sglang.Engine`, which win over those chosen here.
+    """
+
+    def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
+        self._path = Path(path)
+        self._device: Device | None = device
+        self._arguments = server_args
+        self._thread: EngineThread | None = None
+        self._known: tuple[ModelInfo, TextCodec] | None = None
+        self._rids = request_ids()
+
+    async def connect(self) -> ModelInfo:
+        """Start the engine, once.
+
+        Cancelling stops the wait, not the start: a later call takes it up, and `aclose` ends it.
+
+        Raises:
+            UnsupportedModel: The folder holds no model that can be used.
+            BackendError: SGLang is missing, or could not start.
+        """
+        return (await self._connected())[0]
+
+    async def _connected(self) -> tuple[ModelInfo, TextCodec]:
+        if self._known is None:
+            codec = await asyncio.to_thread(self._read_tokenizer)
+            if self._thread is None:
+                self._thread = self._start()
+            with _spared_from_quitting():
+                try:
+                    engine: Any = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
+                except Exception as error:
+                    raise BackendError(f"SGLang could not start on {self._path}: {error}") from error
+            self._known = (_model_info(engine, codec, self._path), codec)
+        return self._known
+
+    def _read_tokenizer(self) -> TextCodec:
+        if not (self._path / "config.json").is_file():
+            raise UnsupportedModel(f"{self._path} is no model folder: it has no config.json")
+        return importlib.import_module("pasta_async.backends.tokenization").TextCodec.from_folder(self._path)
+
+    def _start(self) -> EngineThread:
+        device = find_device(self._device)
+        arguments = {"model_path": str(self._path), **engine_arguments(device), **self._arguments}
+        module = importlib.import_module("pasta_async.backends.sglang.engine_thread")
+        thread: EngineThread = module.EngineThread(arguments, on_cpu=device == "cpu")
+        thread.start()
+        return thread
+
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data."""
+        _, codec = await self._connected()
+        return codec.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages by the model's chat template; what stands in them is data."""
+        _, codec = await self._connected()
+        return codec.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        info, codec = await self._connected()
+        return codec.detokenize(checked_ids(ids, info))
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode a request.
+
+        Closing the generator, or cancelling the task that iterates it, aborts the request and returns once it
+        has ended, in at most 5 s.
+
+        Raises:
+            InvalidRequest: The ids do not fit the model. Nothing was sent.
+            BackendError: The engine refused or failed.
+        """
+        info, codec = await self._connected()
+        assert self._thread is not None
+        body: dict[str, Any] = {
+            "input_ids": checked_ids(request.ids, info),
+            "sampling_params": sampling_params(request, info),
+            "stream": True,
+            "rid": next(self._rids),
+        }
+        read = Increments(incremental=self._arguments.get("incremental_streaming_output", True))
+        local_text = importlib.import_module("pasta_async.backends.sglang.local_text")
+        pieces = local_text.LocalReader(codec, request.stop_ids)
+        call = _Call(self._thread, body)
+        try:
+            while (event := await call.events.get()) is not None:
+                for piece in pieces.read(read.take(event)):
+                    yield piece
+            call.result()
+        finally:
+            await call.end()
+
+    async def aclose(self) -> None:
+        """End the engine and its processes. Open requests end; cancelling does not stop the ending."""
+        if self._thread is not None:
+            thread, self._thread, self._known = self._thread, None, None
+            with anyio.CancelScope(shield=True):
+                await asyncio.to_thread(thread.stop)
+
+
+class _Call:
+    """One request in the engine, which runs on another thread's loop."""
+
+    def __init__(self, thread: EngineThread, body: dict[str, Any]) -> None:
+        self._thread = thread
+        self._rid = body["rid"]
+        self._loop = asyncio.get_running_loop()
+        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """What the engine says; None at the end."""
+        self._ended = thread.submit(self._pump(body))
+
+    async def _pump(self, body: dict[str, Any]) -> None:
+        engine: Any = self._thread.engine.result()
+        try:
+            async for event in await engine.async_generate(**body):
+                self._put(event)
+        finally:
+            self._put(None)
+
+    def _put(self, event: dict[str, Any] | None) -> None:
+        self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    def result(self) -> None:
+        """Raise what went wrong, if something did."""
+        error = self._ended.exception()
+        if isinstance(error, ValueError):
+            raise BackendStatusError(f"SGLang refused the request: {error}", status=400) from error
+        if error is not None:
+            raise BackendError(f"SGLang failed: {error}") from error
+
+    async def end(self) -> None:
+        if self._ended.done():
+            return
+        manager: Any = self._thread.engine.result().tokenizer_manager
+        self._thread.call(lambda: manager.abort_request(rid=self._rid))
+        with anyio.move_on_after(ABORT_SECONDS, shield=True):
+            await asyncio.wait([asyncio.wrap_future(self._ended)])
+
+
+def _model_info(engine: Any, codec: TextCodec, path: Path) -> ModelInfo:
+    manager = engine.tokenizer_manager
+    ends: set[int] = set(manager.model_config.hf_eos_token_id or ())
+    return ModelInfo(
+        name=path.name,
+        context_length=min(manager.context_len, manager.max_req_input_len),
+        vocab_size=manager.model_config.vocab_size,
+        end_ids=tuple(sorted(ends | set(codec.end_ids))),
+        tags=codec.tags,
+        honours_seeds=bool(engine.server_args.enable_deterministic_inference),
+    )
+
+
+def _ignore(number: int, frame: object) -> None:
+    pass
+
+
+@contextmanager
+def _spared_from_quitting() -> Generator[None]:
+    """While SGLang starts: a worker that fails tells its parent by SIGQUIT, which would end the program."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGQUIT) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGQUIT, _ignore)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)

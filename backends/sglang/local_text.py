@@ -1,0 +1,61 @@
+"""Ids to pieces, and text to ids, where the model's tokenizer is at hand: no server is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pasta_async.backends.tokenization import Detokenizer
+from pasta_async.protocol import Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pasta_async.backends.sglang.events import Increment
+    from pasta_async.backends.tokenization import TextCodec
+
+__all__ = ["LocalReader"]
+
+
+class LocalReader:
+    """Cuts increments into pieces by the model's own tokenizer; what text they hold is not looked at.
+
+    Args:
+        codec: The model's tokenizer.
+        stop_ids: Ids the request asked to stop at; another id that ends it is end-of-text.
+    """
+
+    def __init__(self, codec: TextCodec, stop_ids: Sequence[int]) -> None:
+        self._tags = codec.tags
+        self._detokenizer = Detokenizer(codec)
+        self._stop_ids = frozenset(stop_ids)
+
+    def read(self, new: Increment) -> list[Piece]:
+        """The pieces of an increment; the last one carries its finish and its counts."""
+        pieces = list(self._pieces(new))
+        if new.finish and (rest := self._detokenizer.flush()):
+            pieces.append(Piece((), rest))
+        if not pieces and new.finish:
+            pieces = [Piece((), "")]
+        if pieces:
+            pieces[-1] = pieces[-1]._replace(
+                finish=new.finish, prompt_tokens=new.prompt_tokens, cached_tokens=new.cached_tokens
+            )
+        return pieces
+
+    def _pieces(self, new: Increment) -> Iterator[Piece]:
+        ids: list[int] = []
+        text: list[str] = []
+        ended = new.matched is not None and new.matched not in self._stop_ids
+        plain = len(new.ids) - 1 if ended else len(new.ids)
+        for at, i in enumerate(new.ids):
+            if self._tags is not None and i in self._tags:
+                rest = "".join(text) + self._detokenizer.flush()
+                if ids or rest:
+                    yield Piece(tuple(ids), rest)
+                yield Piece((i,), self._tags.written(i))
+                ids, text = [], []
+            else:
+                ids.append(i)
+                text.append(self._detokenizer.add(i) if at < plain else "")
+        if ids:
+            yield Piece(tuple(ids), "".join(text))
