@@ -64,26 +64,41 @@ async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any)
 # Documents ------------------------------------------------------------------------------------------------
 
 _BITS = ["Tea ", "is", " a drink.", "\n", " ", "<", ">", '"/>', "<b>", "é", "漢字", "🎉", *TAG_TOKENS]
-_TEXT = st.one_of(st.sampled_from(_BITS), st.text("abcd ", min_size=1, max_size=12)).map(
-    lambda text: (text, False)
-)
-_NESTED = st.sampled_from([("<sync/>", True), (promise("in"), True), ("<async>", True)])
+_Part = tuple[str, bool]
+"""What is written, and whether it is a tag."""
 
 
-def _written(parts: list[tuple[str, bool]]) -> str:
+def _text(text: str) -> _Part:
+    return text, False
+
+
+def _tag(source: str) -> _Part:
+    return source, True
+
+
+_WORDS = st.text("abcd ", min_size=1, max_size=12)
+_TEXT = st.one_of(st.sampled_from(_BITS), _WORDS).map(_text)
+_NESTED = st.sampled_from(["<sync/>", promise("in"), "<async>"]).map(_tag)
+
+
+def _written(parts: list[_Part]) -> str:
     """Texts and tags, with neighbouring texts as one."""
     runs = groupby(parts, lambda part: part[1])
     joined = (("".join(text for text, _ in run), is_tag) for is_tag, run in runs)
     return "".join(text if is_tag else escape(text) for text, is_tag in joined)
 
 
+def _promise(topic: str, tokens: int, chunk: list[_Part]) -> _Part:
+    return _tag(promise(topic, _written(chunk), tokens))
+
+
 _PROMISE = st.builds(
-    lambda topic, tokens, chunk: (promise(topic, _written(chunk), tokens), True),
+    _promise,
     st.sampled_from(["a", "black tea", "the three causes"]),
     st.sampled_from([10, 20, 60, 100]),
     st.lists(_TEXT | _TEXT | _NESTED, max_size=5),
 )
-_TAG = st.sampled_from([("<sync/>", True), ("<sync/>", True), ("</async>", True)])
+_TAG = st.sampled_from(["<sync/>", "<sync/>", "</async>"]).map(_tag)
 
 
 def documents() -> st.SearchStrategy[Document]:

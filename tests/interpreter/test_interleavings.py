@@ -22,7 +22,8 @@ TWO = f"One. {promise('a', 'Alpha beta gamma.')} {promise('b', 'Delta.')}<sync/>
 
 
 def scripted(script: str, **options: Any) -> ScriptedBackend:
-    return ScriptedBackend(script, **{"latency": 1.0, **options})
+    options.setdefault("latency", 1.0)
+    return ScriptedBackend(script, **options)
 
 
 async def watched(backend: ScriptedBackend, **options: Any) -> tuple[list[Event], Generation]:

@@ -1,0 +1,242 @@
+"""The machine alone, fed in any order: what an answer comes to does not depend on who was fed when."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_async import ModelInfo, Piece
+from pasta_async.backends.scripted import Script
+from pasta_async.interpreter import Machine
+from pasta_async.lang import parse
+from tests.interpreter.support import RICH, ROOMY, documents, promise, unrolled
+from tests.interpreter.vocabularies import tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pasta_async import Generation
+    from pasta_async.backends.scripted import Tokenizer
+    from pasta_async.interpreter import Dialect
+    from pasta_async.interpreter.context import Part
+    from pasta_async.lang import Document
+
+Choose = Callable[[int], int]
+"""Which of n things that could happen next does."""
+Outcome = dict[tuple[int, int], tuple[int, ...]]
+"""What each request had in its context, by thread and number."""
+
+
+@dataclass
+class Model:
+    """A model that writes what it is given, whoever asks when."""
+
+    tokenizer: Tokenizer
+    main: deque[deque[Piece]]
+    """Main's pieces, stretch by stretch."""
+    chunks: dict[int, deque[Piece]]
+
+    def next(self, thread: int) -> Piece:
+        pieces = self.chunks[thread] if thread else self.main[0]
+        return pieces.popleft() if pieces else Piece((), "", "stop")
+
+    def resolve(self, parts: Iterable[Part]) -> tuple[int, ...]:
+        ids: list[int] = []
+        for part in parts:
+            ids += self.tokenizer.encode(part) if isinstance(part, str) else part
+        return tuple(ids)
+
+    def info(self) -> ModelInfo:
+        end = (self.tokenizer.end_id,)
+        return ModelInfo("table", 10**7, self.tokenizer.vocab_size, end, self.tokenizer.tags, True)
+
+
+def spoken(ids: Iterable[int], tokenizer: Tokenizer) -> Iterator[Piece]:
+    """Pieces of one token; the text of a character waits for its last one."""
+    pending: list[int] = []
+    for token in ids:
+        pending.append(token)
+        text = tokenizer.decode(pending)
+        yield Piece((token,), "" if "\ufffd" in text else text)
+        if "\ufffd" not in text:
+            pending.clear()
+
+
+def annotating(document: Document, name: str) -> Model:
+    """A trained model: tags are ids, and what is asked is the views."""
+    words = tokenizer(name)
+    main: deque[deque[Piece]] = deque()
+    chunks: dict[int, deque[Piece]] = {}
+    for thread, _, output in unrolled(document, words):
+        pieces = deque(spoken(output, words))
+        if thread:
+            chunks[thread] = pieces
+        else:
+            main.append(pieces)
+    return Model(words, main, chunks)
+
+
+def prompted(document: Document, name: str, behind_sync: str = "") -> Model:
+    """Any other model: tags are text; after a sync it runs on a little, until somebody stops it."""
+    words = tokenizer(name)
+    script = Script.of(document)
+
+    def pieces(text: str) -> deque[Piece]:
+        return deque(spoken(words.encode(text), words))
+
+    *stretches, last = script.main
+    main = deque([*(pieces(text + behind_sync) for text in stretches), pieces(last)])
+    return Model(words, main, {number: pieces(text) for number, text in script.chunks.items()})
+
+
+def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Outcome]:
+    """Play an answer; `choose` says which of n things that could happen next does."""
+    machine = Machine(model.info(), dialect, ROOMY, max_tokens=10**7)
+    contexts: Outcome = {}
+    asking: set[int] = set()
+    started = [0]
+    while True:
+        able = [number for number in started if machine.wants(number)]
+        ready = machine.main.state == "joining" and not machine.open_threads
+        if not able and not ready:
+            return machine.finish(None, 0.0, parallel=True), contexts
+        at = choose(len(able) + ready)
+        if at == len(able):
+            machine.join(0.0)
+            model.main.popleft()
+            continue
+        number = able[at]
+        if number not in asking:
+            asking.add(number)
+            contexts[number, len(machine.threads[number].requests)] = model.resolve(machine.context(number))
+            machine.begin_request(number, 0, 0.0)
+        piece = model.next(number)
+        if machine.feed(number, piece, 0.0) or piece.finish:
+            asking.discard(number)
+        started += machine.spawned
+        machine.spawned.clear()
+
+
+def first(_: int) -> int:
+    return 0
+
+
+def last(count: int) -> int:
+    return count - 1
+
+
+def told(outcome: tuple[Generation, Outcome]) -> object:
+    generation, contexts = outcome
+    return (
+        generation.document,
+        generation.text,
+        generation.critical_path,
+        generation.usage.completion_tokens,
+        [str(found) for found in generation.diagnostics],
+        [(thread.text, thread.tokens, thread.finish, thread.closed_by) for thread in generation.threads],
+        contexts,
+    )
+
+
+@given(document=documents(), name=st.sampled_from(["words", "pieces"]), data=st.data())
+@settings(max_examples=25)
+def test_the_outcome_does_not_depend_on_the_interleaving(
+    document: Document, name: str, data: st.DataObject
+) -> None:
+    def choose(count: int) -> int:
+        return data.draw(st.integers(0, count - 1))
+
+    outcome = run(annotating(document, name), "ids", choose)
+    assert outcome[0].document == document
+    assert outcome[0].text == document.text
+    assert told(outcome) == told(run(annotating(document, name), "ids", first))
+    assert told(outcome) == told(run(annotating(document, name), "ids", last))
+
+
+@pytest.mark.parametrize("order", [first, last])
+@given(document=documents(), name=st.sampled_from(["words", "merged"]))
+@settings(max_examples=15)
+def test_the_contexts_are_those_of_the_views(document: Document, name: str, order: Choose) -> None:
+    model = annotating(document, name)
+    contexts = set(run(model, "ids", order)[1].values())
+    assert contexts >= {context for _, context, _ in unrolled(document, model.tokenizer)}
+
+
+_WORD = st.sampled_from(["Tea ", "is. ", "\n", ">", "- ", "and so on", '"/>.'])
+_PLAIN = st.lists(
+    _WORD | st.builds(promise, st.just("a b"), st.lists(_WORD, max_size=4).map("".join)) | st.just("<sync/>"),
+    max_size=12,
+).map(lambda parts: parse("".join(parts)))
+
+
+@given(document=_PLAIN, name=st.sampled_from(["plain words", "plain merged", "plain pieces"]), data=st.data())
+@settings(max_examples=25)
+def test_the_same_for_a_model_that_writes_tags_as_text(
+    document: Document, name: str, data: st.DataObject
+) -> None:
+    def choose(count: int) -> int:
+        return data.draw(st.integers(0, count - 1))
+
+    behind = data.draw(st.sampled_from(["", " and on", '<promise topic="x" tokens="10"/>']))
+    outcome = run(prompted(document, name, behind), "text", choose)
+    assert outcome[0].document == document
+    assert outcome[0].text == document.text
+    assert told(outcome) == told(run(prompted(document, name, behind), "text", first))
+    assert told(outcome) == told(run(prompted(document, name, behind), "text", last))
+
+
+def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
+    model = annotating(parse(RICH), "words")
+    mains = [len(pieces) for pieces in model.main]
+    chunks = {number: len(pieces) for number, pieces in model.chunks.items()}
+    generation, _ = run(model, "ids", first)
+    first_round = max(mains[0], 6 + 5 + chunks[1], 6 + 5 + 1 + 5 + chunks[2])
+    second_round = max(mains[1], 9 + 5 + chunks[3], 9 + 5 + 5 + chunks[4])
+    third_round = max(mains[2], 5 + 5 + chunks[5])
+    assert generation.critical_path == first_round + second_round + third_round
+
+
+def test_a_sync_that_is_split_between_pieces_while_a_thread_writes_is_still_seen() -> None:
+    """A request that stopped at an idle sync goes on, whatever another thread wrote in between."""
+    words = tokenizer("plain words")
+    end = (words.end_id,)
+    machine = Machine(ModelInfo("m", 10**6, 10**6, end, None, True), "text", ROOMY, max_tokens=1000)
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((1,), '<promise topic="a" tokens="10"/><sync/>', "stop"), 0.0)
+    machine.begin_request(1, 0, 0.0)
+    machine.feed(1, Piece((1,), "a</async>", "stop"), 0.0)
+    machine.join(0.0)
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((1,), '<promise topic="b" tokens="10"/><sync/>', "stop"), 0.0)
+    machine.begin_request(2, 0, 0.0)
+    machine.feed(2, Piece((1,), "b</async>", "stop"), 0.0)
+    machine.join(0.0)
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((1,), "Idle: <sy"), 0.0)
+    machine.feed(0, Piece((1,), "nc/>", "stop"), 0.0)
+    assert machine.wants(0)
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((1,), " The end.", "stop"), 0.0)
+    assert not machine.wants(0)  # the sync before was another request's
+    assert machine.finish(None, 0.0, parallel=True).text == "abIdle:  The end."
+
+
+def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
+    """Some backends say why a request ended in a last piece that holds no token."""
+    words = tokenizer("words")
+    assert words.tags is not None
+    info = ModelInfo("m", 10**6, 10**6, (words.end_id,), words.tags, True)
+    machine = Machine(info, "ids", ROOMY, max_tokens=1000)
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((words.tags.sync,), "<sync/>"), 0.0)
+    machine.feed(0, Piece((), "", "stop"), 0.0)
+    assert machine.wants(0)  # nothing was open, so main goes on
+    machine.begin_request(0, 0, 0.0)
+    machine.feed(0, Piece((), "", "stop"), 0.0)
+    assert not machine.wants(0)
