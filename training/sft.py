@@ -58,7 +58,7 @@ class Config(BaseModel):
     kv_heads: int = Field(default=2, description="its key-value heads")
     inner: int = Field(default=512, description="width of its feed-forward layers")
     context: int = Field(default=2048, description="longest context, in tokens")
-    save_every: int = Field(default=100, ge=1, description="steps between checkpoints")
+    save_every: int = Field(default=50, ge=1, description="steps between checkpoints")
     stop_at: int = Field(
         default=0, ge=0, description="leave after this step, to go on later (0: run to the end)"
     )
@@ -147,8 +147,8 @@ class Trainer:
     def train_step(self, batches: Sequence[Batch]) -> float:
         """One update; returns the mean loss of a target.
 
-        Micro-batches run side by side on threads that meet once an update, which a busy machine disturbs less
-        than threads that meet in every operation. Gradients are added in a fixed order, so a run is repeatable.
+        Micro-batches run side by side on threads that meet once an update: a busy machine disturbs them less
+        than threads that meet in every operation. Gradients are added in a fixed order, so runs repeat.
         """
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
