@@ -165,7 +165,7 @@ class LocalBackend:
             return session
         if session is not None and session.busy:
             raise BackendError(f"{self._folder.name}: the backend is in use on another event loop")
-        if session is not None:
+        if session is not None and session.abandoned:
             model.stepper.submit(model.stepper.reset)
         self._session = Session(model.stepper, self._executor)
         return self._session

@@ -19,9 +19,9 @@ class Linear:
     """`y = x W^T + b` for `x` of `[rows, in]`.
 
     A decode step has as many rows as there are threads. On a CPU the usual product of 2 to 16 rows costs
-    about twice that of one row, since it packs the weights anew each time; with oneDNN's packed weights 8 rows
-    cost little more than one (measured for 256 x 1408: 1.4 times). Where torch has no packed product (other
-    devices and types), this is `torch.nn.functional.linear`.
+    about twice that of one row, since it packs the weights anew each time; with oneDNN's packed weights 8
+    rows cost little more than one (measured for 256 x 1408: 1.4 times). Where torch has no packed product
+    (other devices and types), this is `torch.nn.functional.linear`.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -49,7 +49,6 @@ class Stepper:
 
     def reset(self) -> None:
         """Drop everything (a command)."""
-        self._commands.clear()
         self._streams.clear()
         self._engine.reset()
 
@@ -98,6 +97,11 @@ class Session:
     def busy(self) -> bool:
         """Whether streams are open on a loop that is still alive."""
         return bool(self._open) and not self.loop.is_closed()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the loop was closed while streams were open."""
+        return bool(self._open) and self.loop.is_closed()
 
     def open(self, stream: Stream) -> None:
         """Start a stream."""

@@ -1,0 +1,440 @@
+"""The engine's step: the tokens of transformers, whatever shares the batch, the cache, or runs out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import local_models
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.radix import RadixCache
+from pasta_async.backends.local.sampler import Chooser, sample
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.backends.local.radix import Node
+
+torch.set_num_threads(1)
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"kind": "llama"},
+    "llama, no sharing of heads, tied": {
+        "kind": "llama",
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
+    "llama 3.1, all biases": {
+        "kind": "llama",
+        "rope_parameters": LLAMA3_ROPE,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "qwen2": {"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen3": {"kind": "qwen3", "head_dim": 32},
+}
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng([length, seed]).integers(0, 512, length).tolist()
+
+
+def reference(model: Any, ids: list[int], count: int) -> list[int]:
+    """The tokens that transformers decodes greedily."""
+    inputs = torch.tensor([ids])
+    out = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=count,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+    )
+    return out[0, len(ids) :].tolist()
+
+
+def job(ids: list[int], count: int, *, group: object = 0, seed: int | None = None, **sampling: Any) -> Job:
+    return Job(group, ids, count, Chooser(Sampling(**sampling), seed), ())
+
+
+def decoded(task: Job) -> list[int]:
+    return task.ids[task.prompt : task.length].tolist()
+
+
+def run(engine: Engine, *jobs: Job) -> None:
+    """Add the jobs and step to the end, checking every invariant after each step."""
+    for task in jobs:
+        engine.add(task)
+    while engine.step() is not None:
+        engine.scheduler.check()
+
+
+@pytest.fixture(scope="module")
+def made() -> Any:
+    return local_models.model()
+
+
+@pytest.fixture(scope="module")
+def folder(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine")
+    made.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def engine(folder: Path) -> Engine:
+    return Engine(folder, EngineOptions(device="cpu", slots=1024))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    model = local_models.model(**VARIANTS[variant])
+    model.save_pretrained(tmp_path)
+    engine = Engine(tmp_path, EngineOptions(device="cpu", slots=1024, step_tokens=48))
+    prompts = [prompt(length) for length in (1, 7, 75)]
+    jobs = [job(ids, 16, group=i // 2) for i, ids in enumerate(prompts)]
+    run(engine, *jobs)
+    assert [decoded(task) for task in jobs] == [reference(model, ids, 16) for ids in prompts]
+
+
+def test_logits_are_those_of_transformers_to_rounding(made: Any, engine: Engine) -> None:
+    ids = prompt(60)
+    with torch.no_grad():
+        expected = made(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    task = job(ids, 1)
+    engine.add(task)
+    (output,) = engine.step() or ()
+    assert output.logprob == pytest.approx(expected.max().item(), abs=1e-4)
+
+
+def test_half_precision_files_are_computed_in_float32(made: Any, tmp_path: Path) -> None:
+    model = local_models.model().to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    task = job(prompt(20), 16)
+    run(Engine(tmp_path, EngineOptions(device="cpu", slots=256)), task)
+    again: Any = LlamaForCausalLM
+    assert decoded(task) == reference(again.from_pretrained(tmp_path, dtype=torch.float32), prompt(20), 16)
+
+
+def test_a_fork_finds_what_its_running_parent_has_decoded(made: Any, engine: Engine) -> None:
+    parent = job(prompt(40), 60)
+    engine.add(parent)
+    for _ in range(20):
+        engine.step()
+    known = parent.ids[: parent.length].tolist()
+    forks = [job([*known, extra], 20) for extra in (3, 4)]
+    free = engine.scheduler.pool.free
+    run(engine, *forks)
+    assert [fork.cached for fork in forks] == [len(known) - 1] * 2  # the last token was not computed yet
+    assert free - engine.scheduler.pool.free <= 2 * (2 + 20) + 40
+    for task in (parent, *forks):
+        ids = task.ids[: task.prompt].tolist()
+        assert decoded(task) == reference(made, ids, task.limit - task.prompt)
+
+
+def test_a_join_is_computed_from_the_longest_cached_prefix(made: Any, engine: Engine) -> None:
+    main = job(prompt(30), 10)
+    run(engine, main)
+    promise = main.ids[: main.length].tolist()
+    chunk = job([*promise, 7], 12)
+    run(engine, chunk)
+    joined = [*chunk.ids[: chunk.length].tolist(), *prompt(5)]
+    after = job(joined, 10)
+    run(engine, after)
+    assert after.cached == chunk.length - 1
+    assert decoded(after) == reference(made, joined, 10)
+
+
+def test_prompts_computed_at_once_end_up_shared(engine: Engine) -> None:
+    twins = [job(prompt(50), 10, group=i) for i in range(3)]
+    run(engine, *twins)
+    assert len({tuple(decoded(task)) for task in twins}) == 1
+    assert engine.scheduler.pool.free == 1024 - 59  # once: 50 + 10, but for the last
+
+
+def test_a_step_has_no_more_prompt_tokens_than_told(folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, step_tokens=32))
+    running, long = job(prompt(5), 50, group="a"), job(prompt(200), 1, group="b")
+    engine.add(running)
+    engine.step()
+    engine.add(long)
+    steps = 0
+    while long.length == long.prompt:
+        before = running.length
+        engine.step()
+        steps += 1
+        assert running.length == before + 1  # it is not stalled
+    assert steps == 7  # 31 beside the decoded token
+
+
+def test_when_slots_run_out_the_youngest_wait_and_all_come_out_right(made: Any, folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
+    prompts = [prompt(30, seed) for seed in range(5)]
+    jobs = [job(ids, 60, group=i) for i, ids in enumerate(prompts)]
+    for task in jobs:
+        engine.add(task)
+    order: list[Job] = []
+    while (outputs := engine.step()) is not None:
+        engine.scheduler.check()
+        order += [output.job for output in outputs if output.finish]
+    assert order[0] is jobs[0]
+    assert [decoded(task) for task in jobs] == [reference(made, ids, 60) for ids in prompts]
+
+
+def test_a_paused_job_keeps_its_place_until_its_slots_are_needed(made: Any, folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=128))
+    slow, other = job(prompt(30, 1), 40, group="a"), job(prompt(50, 2), 60, group="b")
+    engine.add(slow)
+    for _ in range(10):
+        engine.step()
+    slow.paused = True
+    assert engine.step() is None
+    run(engine, other)  # needs 109 of 128 slots; the paused job has 39
+    assert slow.length == 40
+    assert decoded(other) == reference(made, prompt(50, 2), 60)
+    slow.paused = False
+    while engine.step() is not None:
+        engine.scheduler.check()
+    assert decoded(slow) == reference(made, prompt(30, 1), 40)
+
+
+def test_started_answers_go_before_new_ones(folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=1024, max_running=1))
+    main = job(prompt(10), 2, group="first")
+    run(engine, main)
+    new, chunk = job(prompt(12), 2, group="second"), job(prompt(14), 2, group="first")
+    engine.add(new)
+    engine.add(chunk)
+    ended: list[Job] = []
+    while (outputs := engine.step()) is not None:
+        ended += [output.job for output in outputs if output.finish]
+    assert ended == [chunk, new]
+
+
+def test_a_removed_job_leaves_its_slots_to_the_cache(engine: Engine) -> None:
+    task = job(prompt(40), 100)
+    engine.add(task)
+    for _ in range(5):
+        engine.step()
+    engine.remove(task)
+    engine.scheduler.check()
+    assert engine.scheduler.radix.evictable == 44
+    again = job(prompt(40), 1)
+    run(engine, again)
+    assert again.cached == 39
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_mix_of_forks_and_removals_decodes_the_same(made: Any, folder: Path, data: st.DataObject) -> None:
+    """A random schedule in a small pool; every sequence continues as it would alone."""
+    slots = data.draw(st.sampled_from([96, 160, 400]))
+    engine = Engine(folder, EngineOptions(device="cpu", slots=slots, step_tokens=16, max_running=4))
+    alive: list[Job] = []
+    done: list[Job] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        action = data.draw(st.sampled_from(["new", "fork", "remove", "pause", "step", "step", "step"]))
+        if action == "new":
+            task = job(prompt(data.draw(st.integers(1, 40))), data.draw(st.integers(1, 20)), group=len(done))
+        elif action == "fork" and alive + done:
+            parent = data.draw(st.sampled_from(alive + done))
+            ids = [*parent.ids[: parent.length].tolist(), data.draw(st.integers(0, 511))]
+            task = job(ids[-60:] if len(ids) > 60 else ids, 8, group=parent.group)
+        else:
+            task = None
+        if task is not None:
+            engine.add(task)
+            alive.append(task)
+        elif alive and action == "remove":
+            engine.remove(alive.pop(data.draw(st.integers(0, len(alive) - 1))))
+        elif alive and action == "pause":
+            chosen = data.draw(st.sampled_from(alive))
+            chosen.paused = not chosen.paused
+        else:
+            ended = [output.job for output in engine.step() or () if output.finish]
+            alive = [task for task in alive if task not in ended]
+            done += ended
+        engine.scheduler.check()
+    for task in alive:
+        task.paused = False
+    while engine.step() is not None:
+        engine.scheduler.check()
+    for task in alive + done:
+        assert decoded(task) == _greedy(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
+
+
+_known: dict[tuple[int, ...], list[int]] = {}
+
+
+def _greedy(made: Any, ids: list[int], count: int) -> list[int]:
+    key = (*ids, -count)
+    if key not in _known:
+        _known[key] = reference(made, ids, count)
+    return _known[key]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 2.0, "top_p": 0.3, "min_p": 0.05},
+    ],
+)
+def test_a_seed_gives_the_same_tokens_whatever_the_batch(engine: Engine, sampling: dict[str, Any]) -> None:
+    alone = job(prompt(20), 20, seed=7, **sampling)
+    run(engine, alone)
+    engine.reset()
+    same = job(prompt(20), 20, seed=7, **sampling)
+    other = job(prompt(20), 20, seed=8, **sampling)
+    crowd = [job(prompt(25, i), 30, group=i, seed=i, temperature=i % 2) for i in range(3)]
+    for task in crowd:
+        engine.add(task)
+    engine.step()
+    run(engine, same, other)
+    assert decoded(same) == decoded(alone)
+    assert decoded(other) != decoded(alone)
+
+
+def _drawn(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
+    """Frequencies of the tokens drawn from one row of logits."""
+    choosers = [Chooser(Sampling(**sampling), seed) for seed in range(count)]
+    tokens, _ = sample(logits.expand(count, -1), choosers)
+    return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / count
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([0.5, 2.0, 1.0, -1.0])
+    seen = _drawn(logits, 4000, temperature=1.5)
+    assert torch.allclose(seen, (logits / 1.5).softmax(-1), atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        ({"top_k": 2}, {1, 2}),
+        ({"top_p": 0.6}, {1, 2}),  # 0.55 is too little, 0.55 + 0.25 enough
+        ({"top_p": 0.5}, {1}),
+        ({"min_p": 0.3}, {1, 2}),  # at least 0.3 x 0.55
+        ({"top_k": 3, "top_p": 0.7}, {1, 2}),  # after top_k: 0.58 + 0.26
+        ({"temperature": 1e-6}, {1}),
+        ({"top_k": 100, "min_p": 1.0}, {1}),
+    ],
+)
+def test_cuts_keep_the_right_tokens(sampling: dict[str, Any], kept: set[int]) -> None:
+    logits = torch.tensor([0.05, 0.55, 0.25, 0.15]).log()
+    seen = _drawn(logits, 300, **{"temperature": 1.0, **sampling})
+    assert set(seen.nonzero().flatten().tolist()) == kept
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    choosers = [Chooser(Sampling(temperature=t, top_k=3), 1) for t in (0.0, 0.5, 2.0)]
+    tokens, logprobs = sample(logits, choosers)
+    assert logprobs == pytest.approx(logits.log_softmax(-1)[range(3), tokens].tolist(), abs=1e-5)
+    assert tokens[0] == logits[0].argmax()
+
+
+class _Plain:
+    """What the radix tree should know: every sequence put in, as a list."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[int, ...]] = {()}
+
+    def add(self, ids: list[int]) -> None:
+        self.known |= {tuple(ids[:end]) for end in range(len(ids) + 1)}
+
+    def longest(self, ids: list[int]) -> int:
+        return max(end for end in range(len(ids) + 1) if tuple(ids[:end]) in self.known)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=20))
+def test_the_tree_finds_the_longest_prefix_ever_put_in(sequences: list[list[int]]) -> None:
+    tree, plain, slots, standing = RadixCache(), _Plain(), 0, list[tuple["Node", list[int]]]()
+    free = set(range(1000))
+    for ids in sequences:
+        array = np.array(ids)
+        node, found = tree.match(array)
+        assert len(found) == plain.longest(ids)
+        fresh = np.array(sorted(free)[: len(ids) - len(found)], np.int64)
+        free -= set(fresh.tolist())
+        end, known = tree.insert(node, array[len(found) :], fresh)
+        assert len(known) == 0
+        plain.add(ids)
+        tree.lock(end)
+        standing.append((end, ids))
+        slots += len(fresh)
+        tree.check([node for node, _ in standing], np.array(sorted(free), np.int64), 1000)
+    for number, (node, ids) in enumerate(standing):
+        if number % 2:
+            tree.unlock(node)
+            continue
+        assert len(tree.match(np.array(ids))[1]) == len(ids)
+    kept = [node for node, _ in standing[::2]]
+    evictable = tree.evictable
+    freed = tree.evict(10**6)
+    assert len(freed) == evictable
+    assert tree.evictable == 0
+    tree.check(kept, np.array(sorted(free | set(freed.tolist())), np.int64), 1000)
+    for _, ids in standing[::2]:
+        assert len(tree.match(np.array(ids))[1]) == len(ids)  # what is locked stays
+
+
+def test_eviction_takes_the_least_recently_used_leaf_from_its_end() -> None:
+    tree = RadixCache()
+    for start in (0, 100, 200):
+        ids = np.arange(start, start + 10)
+        tree.insert(tree.root, ids, ids)
+    tree.match(np.arange(0, 10))
+    assert sorted(tree.evict(4).tolist()) == [106, 107, 108, 109]
+    assert len(tree.match(np.arange(100, 110))[1]) == 6
+    assert sorted(tree.evict(12).tolist()) == [8, 9, *range(200, 210)]
+
+
+def test_the_check_notices_every_kind_of_damage() -> None:
+    def grown() -> tuple[RadixCache, Node]:
+        tree = RadixCache()
+        node, _ = tree.insert(tree.root, np.arange(5), np.arange(5))
+        tree.lock(node)
+        return tree, node
+
+    tree, node = grown()
+    rest = np.arange(5, 8)
+    tree.check([node], rest, 8)
+    with pytest.raises(AssertionError, match="lost or has two owners"):
+        tree.check([node], rest[1:], 8)
+    with pytest.raises(AssertionError, match="lost or has two owners"):
+        tree.check([node], np.arange(4, 8), 8)
+    with pytest.raises(AssertionError, match="1 locks, 0 sequences"):
+        tree.check([], rest, 8)
+    node.locks = 0
+    with pytest.raises(AssertionError, match="evictable"):
+        tree.check([], rest, 8)
+    tree, node = grown()
+    node.ids = node.ids + 1
+    with pytest.raises(AssertionError, match="first id"):
+        tree.check([node], rest, 8)
+    tree, node = grown()
+    node.slots = node.slots[:-1]
+    with pytest.raises(AssertionError, match="one slot for each id"):
+        tree.check([node], rest, 8)
+    tree, node = grown()
+    tree.root.children.clear()
+    with pytest.raises(AssertionError, match="not in the tree"):
+        tree.check([node], np.arange(8), 8)
