@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_NEEDED = ("rich", "typer")
-
 
 def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -> None:
     """Run a command and leave the process with its exit code.
@@ -30,10 +28,10 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
     try:
         from pasta_async.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        if error.name != "typer":  # which brings rich
             raise
         sys.stderr.write(
-            f"pasta-async: the command line needs {error.name}, which is not installed; "
+            "pasta-async: the command line needs typer, which is not installed; "
             "pip install 'pasta_async[cli]' brings it\n"
         )
         sys.exit(1)

@@ -11,7 +11,6 @@ import typer
 
 from pasta_async.cli.display import JsonDisplay, TextDisplay
 from pasta_async.client import Client
-from pasta_async.errors import PastaError
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
 from pasta_async.settings import Settings
@@ -65,12 +64,8 @@ def run(job: Job, backend: str | Backend | None, *, form: Form) -> None:
     try:
         asyncio.run(_on_a_client(job, backend, display))
     except KeyboardInterrupt:
-        display.broken()
         sys.stderr.write("pasta-async: interrupted\n")
         raise typer.Exit(130) from None
-    except PastaError:
-        display.broken()
-        raise
 
 
 def _display(form: Form) -> Display:
@@ -82,8 +77,12 @@ def _display(form: Form) -> Display:
 
 
 async def _on_a_client(job: Job, backend: str | Backend | None, display: Display) -> None:
-    async with Client(backend, limits=job.limits) as client:
-        await answer(client, job, display)
+    try:
+        async with Client(backend, limits=job.limits) as client:
+            await answer(client, job, display)
+    except BaseException:  # a cancellation too: nothing runs any more, show what there is
+        display.broken()
+        raise
 
 
 async def answer(client: Client, job: Job, display: Display) -> None:

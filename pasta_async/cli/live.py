@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -44,7 +44,7 @@ class LiveDisplay:
         self._stream: AnswerStream | None = None
         self._answer: AnswerStream | None = None
         self._baseline = self._waiting = False
-        self._drawn = 0.0
+        self._next: asyncio.TimerHandle | None = None
 
     def begin(self, stream: AnswerStream, *, baseline: bool) -> None:
         """Start drawing."""
@@ -56,13 +56,11 @@ class LiveDisplay:
             self._live.start()
 
     def show(self, event: Event) -> None:
-        """Draw, if the last picture is old enough."""
+        """See to it that it is drawn soon: the next picture comes by itself, also if no event follows."""
         if isinstance(event, SyncWaiting | SyncJoined):
             self._waiting = isinstance(event, SyncWaiting)
-        now = time.monotonic()
-        if now - self._drawn >= _INTERVAL:
-            self._draw()
-            self._drawn = time.monotonic()
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(_INTERVAL, self._draw)
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """The answer, the timeline and the numbers."""
@@ -81,12 +79,16 @@ class LiveDisplay:
             self._print(partial.text)
 
     def _draw(self) -> None:
+        self._next = None
         if self._live and self._stream and (partial := self._stream.partial):
             title = "baseline" if self._baseline else "main"
             picture = view(partial, title=title, waiting=self._waiting, width=self._console.width)
             self._live.update(picture, refresh=True)
 
     def _stop(self) -> None:
+        if self._next:
+            self._next.cancel()
+            self._next = None
         if self._live:
             self._live.stop()
             self._live = None
@@ -114,19 +116,16 @@ def view(
 
 
 def _rows(threads: list[ThreadRecord], width: int) -> Table:
+    names = [label(thread) for thread in threads]
+    counts = [f"{thread.tokens}/{thread.estimate or '?'}" for thread in threads]
+    left = width - max(map(len, names)) - _PROGRESS - max(map(len, counts)) - 3  # a gap behind each column
     table = Table.grid(padding=(0, 1), expand=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, width=_PROGRESS)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True, ratio=1, overflow="crop")
-    for thread in threads:
+    for justify in ("left", "left", "right", "left"):
+        table.add_column(no_wrap=True, justify=justify)
+    for thread, name, count in zip(threads, names, counts, strict=True):
         style = "dim" if thread.started is None else "green" if thread.ended is not None else "cyan"
-        table.add_row(
-            Text(label(thread), style=style),
-            Text(_progress(thread), style=style),
-            Text(f"{thread.tokens}/{thread.estimate or '?'}"),
-            Text(_tail(" ".join(thread.text.split()), max(width - 54, 16))),
-        )
+        text = _tail(" ".join(thread.text.split()), max(left, 16))
+        table.add_row(Text(name, style=style), Text(_progress(thread), style=style), Text(count), Text(text))
     return table
 
 

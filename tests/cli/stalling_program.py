@@ -1,0 +1,11 @@
+"""`pasta-async` with a model that falls silent inside the second chunk; run by test_process.py."""
+
+from __future__ import annotations
+
+from written import scripted
+
+from pasta_async.backends.scripted import Fault
+from pasta_async.cli import main
+
+if __name__ == "__main__":
+    main(backend=scripted(Fault(2, 3, "stall")))

@@ -1,0 +1,111 @@
+"""The live view, drawn on a recorded console, and the timeline."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from written import CAUSES, END, INTRO, TEXT, WRITTEN
+
+from pasta_async import Client, Generation, Limits, Sampling, Span
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.cli.generate import Job, answer
+from pasta_async.cli.live import LiveDisplay, view
+from pasta_async.cli.summary import bar, summary, timeline
+
+
+def picture(generation: Generation, *, waiting: bool = False, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(view(generation, waiting=waiting, width=width))
+    return console.export_text().splitlines()
+
+
+def job(*, compare: bool = False) -> Job:
+    messages = [{"role": "user", "content": "Compare."}]
+    return Job(messages, Sampling(), Limits(), prompted=None, template={}, compare=compare)
+
+
+async def waiting_and_done(latency: dict[int, float]) -> tuple[Generation, Generation]:
+    """The answer when main waits for its threads, and at its end."""
+    backend = ScriptedBackend(WRITTEN, latency=1.0, thread_latency=latency)
+    async with Client(backend, clock=backend.clock) as client, client.stream("x") as stream:
+        async for event in stream:
+            if event.type == "sync.waiting":
+                break
+        waiting = stream.partial
+        assert waiting
+        return waiting, await stream.result()
+
+
+async def test_each_thread_has_a_row_with_topic_progress_and_text() -> None:
+    waiting, done = await waiting_and_done(latency={2: 0.1})
+    rows = picture(waiting, waiting=True)
+    assert "waits for its threads" in rows[0]
+    assert INTRO in rows[1]
+    one, two = rows[3:]
+    assert one.startswith("1 causes")
+    assert "/20" in one
+    assert two.startswith("2 outcome")
+    assert "━" * 12 in two, "it has ended: its bar is full"
+    assert "╌" in one, "it has not"
+    assert CAUSES.strip() in "\n".join(picture(done))
+
+
+async def test_the_display_ends_with_the_answer_the_timeline_and_the_numbers() -> None:
+    console = Console(file=io.StringIO(), width=100, record=True, force_terminal=True)
+    backend = ScriptedBackend(WRITTEN, latency=0.25)
+    async with Client(backend, clock=backend.clock) as client:
+        await answer(client, job(compare=True), LiveDisplay(console))
+    shown = console.export_text()
+    text, bars, numbers = shown[shown.rindex(TEXT) :].strip().split("\n\n")
+    assert text == TEXT
+    assert [row.split("  ")[0].strip() for row in bars.splitlines()] == [
+        "main",
+        "1 causes",
+        "2 outcome",
+        "baseline",
+        "",
+    ]
+    assert "speed-up: " in numbers
+
+
+async def test_markup_in_an_answer_is_text() -> None:
+    backend = ScriptedBackend('[bold]x[/] <promise topic="[red]t" tokens="10"/><async>[/]</async>')
+    async with Client(backend, clock=backend.clock) as client:
+        done = await client.generate("x")
+    shown = "\n".join(picture(done))
+    assert "[bold]x[/]" in shown
+    assert "1 [red]t" in shown
+
+
+async def test_long_texts_show_their_ends_and_stay_within_the_width() -> None:
+    words = " ".join(f"word{n}" for n in range(90))
+    backend = ScriptedBackend(f'{words}<promise topic="t" tokens="10"/><async>{words}</async>')
+    async with Client(backend, clock=backend.clock) as client:
+        done = await client.generate("x", limits=Limits(chunk_tokens=500))
+    rows = picture(done, width=60)
+    assert max(map(len, rows)) <= 60
+    assert sum("word89" in row for row in rows) == 2
+
+
+def test_bars_are_drawn_to_scale() -> None:
+    spans = [Span(thread=0, start=0.0, end=1.0), Span(thread=0, start=3.0, end=4.0)]
+    assert bar(spans, 4.0, 8) == "██    ██"
+    assert bar([Span(thread=1, start=3.99, end=4.0)], 4.0, 8) == "       █", "the shortest is one cell"
+    assert bar([], 4.0, 4) == "    "
+    assert bar([Span(thread=1, start=0.0, end=0.0)], 0.0, 2) == "██", "no time at all"
+
+
+async def test_the_timeline_has_the_threads_spans_on_one_scale() -> None:
+    backend = ScriptedBackend(WRITTEN, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client:
+        done = await client.generate("x")
+        baseline = await client.generate("x", baseline=True)
+    longest = max(done.elapsed, baseline.elapsed)
+    rows = timeline(done, baseline, width=int(longest))  # a cell is a token
+    assert rows[3].count("█") == baseline.usage.completion_tokens
+    assert rows[0].count("█") == pytest.approx(done.threads[0].tokens, abs=2)
+    assert rows[-1].endswith(f"{longest:.2f} s")
+    assert f"{done.critical_path} on the critical path" in "\n".join(summary(done))
+    assert END.strip() in done.text

@@ -1,0 +1,99 @@
+"""The command line as a process: Ctrl-C, pipes, terminals, a missing extra."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from written import CAUSES, INTRO
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+STALLING = [sys.executable, str(HERE / "stalling_program.py"), "generate", "x"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
+SO_FAR = INTRO + CAUSES + " The outcome"
+
+
+def read_until(descriptor: int, wanted: str) -> str:
+    """Read until a text has come; the test's own time limit ends a wait in vain."""
+    read = b""
+    while wanted.encode() not in read:
+        piece = os.read(descriptor, 4096)
+        assert piece, read.decode()
+        read += piece
+    return read.decode()
+
+
+@contextmanager
+def start(*options: str, stdout: int = subprocess.PIPE) -> Generator[subprocess.Popen[str]]:
+    """The program, which does not outlive the test."""
+    with subprocess.Popen(
+        [*STALLING, *options], stdout=stdout, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ctrl_c_ends_a_stream_with_the_text_so_far() -> None:
+    with start() as process:
+        assert process.stdout
+        so_far = read_until(process.stdout.fileno(), SO_FAR)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate()
+    assert process.returncode == 130
+    assert so_far + rest == SO_FAR + " was\n"
+    assert errors == "pasta-async: interrupted\n"
+
+
+def test_ctrl_c_ends_the_live_view_and_gives_the_terminal_back() -> None:
+    screen, terminal = pty.openpty()
+    with start("--live", stdout=terminal) as process:
+        os.close(terminal)
+        drawn = read_until(screen, "1 causes")
+        process.send_signal(signal.SIGINT)
+        after = read_until(screen, CAUSES.strip())
+        while b"?25h" not in after.encode():  # the cursor is shown again
+            after += os.read(screen, 4096).decode()
+        _, errors = process.communicate()
+    os.close(screen)
+    assert process.returncode == 130
+    assert "2 outcome" in drawn + after
+    assert errors == "pasta-async: interrupted\n"
+
+
+def test_a_reader_that_leaves_ends_it_quietly() -> None:
+    with start() as process:
+        assert process.stdout
+        process.stdout.close()
+        assert process.stderr
+        errors = process.stderr.read()
+        assert process.wait() == 1
+    assert errors == ""
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    command = [sys.executable, "-m", "pasta_async", "check", "-"]
+    done = subprocess.run(command, input="<sync/>", env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith("<stdin>:1:1: sync-idle")
+
+
+def test_without_its_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['typer'] = None; from pasta_async.cli import main; main(['check', '-'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'pasta_async[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
