@@ -18,10 +18,12 @@ from pasta_async.evals.workload import UNLIMITED, document, limits, requests
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from pasta_async.protocol import DecodeRequest
 
     Open = Callable[[], Awaitable[None]]
+    Setting = Callable[[int, int, str], AbstractAsyncContextManager[tuple[ScriptedBackend, list[Open]]]]
 
 __all__ = ["ThreadMemory", "measure_memory"]
 
@@ -50,25 +52,30 @@ def measure_memory(*, answers: int = 1250, chunks: int = 8, prompt_words: int = 
     """Memory of `answers * chunks` open threads; each of the counts is taken in a fresh process."""
     shape = (answers, chunks, "word" + " word" * (prompt_words - 1))
     threads = answers * chunks
-    counts = [_in_fresh_process(*shape, kind) / threads for kind in ("allocated", "backend", "resident")]
-    return ThreadMemory(answers, threads, prompt_words + 3, *counts)
+    (resident,) = _in_fresh_process(_resident_growth, *shape)
+    allocated, backend = _in_fresh_process(_allocations, *shape)
+    return ThreadMemory(
+        answers, threads, prompt_words + 3, allocated / threads, backend / threads, resident / threads
+    )
 
 
-def _in_fresh_process(*shape: Any) -> int:
+def _in_fresh_process(work: Callable[..., list[int]], *shape: Any) -> list[int]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measure, shape)
+        return pool.apply(work, shape)
 
 
-def _measure(answers: int, chunks: int, prompt: str, kind: str) -> int:
+def _resident_growth(answers: int, chunks: int, prompt: str) -> list[int]:
+    return [asyncio.run(_grown(answers, chunks, prompt, _readers, _resident))]
+
+
+def _allocations(answers: int, chunks: int, prompt: str) -> list[int]:
+    """With the interpreter, and without."""
+    tracemalloc.start()
+    return [asyncio.run(_grown(answers, chunks, prompt, held, _allocated)) for held in (_readers, _players)]
+
+
+async def _grown(answers: int, chunks: int, prompt: str, setting: Setting, count: Callable[[], int]) -> int:
     """Bytes that all threads take together."""
-    if kind != "resident":
-        tracemalloc.start()
-    return asyncio.run(_grown(answers, chunks, prompt, kind))
-
-
-async def _grown(answers: int, chunks: int, prompt: str, kind: str) -> int:
-    count = _resident if kind == "resident" else _allocated
-    setting = _players if kind == "backend" else _readers
     async with setting(1, chunks, prompt) as (backend, work):  # loads what is loaded late
         await _hold(backend, work, chunks, count)
     async with setting(answers, chunks, prompt) as (backend, work):

@@ -1,0 +1,54 @@
+"""Prompts to measure with: held-out ones of the synthetic task, or a file's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pasta_async.training.synthetic import Example, sample, score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.training.synthetic import Split
+
+__all__ = ["Prompt", "held_out", "read_prompts"]
+
+_SPLITS: tuple[Split, ...] = ("names", "templates")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, and how its answer is judged if it is one of the synthetic task."""
+
+    text: str
+    family: str
+    example: Example | None = None
+
+    def right(self, answer: str) -> bool | None:
+        """Whether an answer is right; None where nobody knows."""
+        return None if self.example is None else score(self.example, answer)
+
+
+def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> list[Prompt]:
+    """So many prompts of each family, unseen names and unseen templates in turn, the families mixed."""
+    return [
+        Prompt(example.prompt, family, example)
+        for k in range(count)
+        for family in families
+        for example in [sample(family, first_seed + k // 2, _SPLITS[k % 2])]
+    ]
+
+
+def read_prompts(path: Path | str) -> list[Prompt]:
+    """The prompts of a text file, one in each line that is not empty.
+
+    Raises:
+        ValueError: There is none.
+    """
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    prompts = [Prompt(line.strip(), "file") for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt: write one in each line")
+    return prompts

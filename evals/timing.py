@@ -1,0 +1,108 @@
+"""Time answers: one at a time, the two forms of each prompt next to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pasta_async import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pasta_async import Client, Generation
+    from pasta_async.clock import Clock
+    from pasta_async.evals.prompts import Prompt
+
+__all__ = ["Form", "Run", "time_answers", "warm_up"]
+
+Form = Literal["parallel", "baseline"]
+"""An answer in PASTA-LANG, or the same model's answer without tags."""
+
+_ORDER: tuple[tuple[Form, Form], tuple[Form, Form]] = (("parallel", "baseline"), ("baseline", "parallel"))
+
+_SAMPLING = Sampling(max_tokens=1024)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One timed answer."""
+
+    prompt: int
+    """Its place in the list."""
+    family: str
+    form: Form
+    number: int
+    """The pass, from 0."""
+    seconds: float
+    """From the call to the finished answer."""
+    tokens: int
+    """Generated, tags counted."""
+    critical_path: int
+    cached_tokens: int
+    """Context tokens that the prefix cache had, over all requests."""
+    prefilled_tokens: int
+    requests: int
+    well_formed: bool
+    """Whether it ended by itself, with nothing to complain about."""
+    right: bool | None
+    text: str
+
+
+async def time_answers(
+    client: Client,
+    prompts: Sequence[Prompt],
+    *,
+    clock: Clock,
+    number: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Run]:
+    """One pass: every prompt in both forms, in the order A B B A; odd passes begin with B.
+
+    Args:
+        client: What answers.
+        prompts: What is asked.
+        clock: Measures.
+        number: The pass.
+        done: Called after each answer.
+
+    Cancelling it cancels the answer under way.
+    """
+    runs = list[Run]()
+    for index, prompt in enumerate(prompts):
+        for form in _ORDER[(index + number) % 2]:
+            began = clock.time()
+            generation = await _answer(client, prompt, form)
+            runs.append(_run(index, prompt, form, number, clock.time() - began, generation))
+            done()
+    return runs
+
+
+async def warm_up(client: Client, prompts: Sequence[Prompt]) -> None:
+    """Answer some prompts in both forms, untimed. Cancelling it cancels the answer under way."""
+    for prompt in prompts:
+        for form in _ORDER[0]:
+            await _answer(client, prompt, form)
+
+
+async def _answer(client: Client, prompt: Prompt, form: Form) -> Generation:
+    return await client.generate(prompt.text, sampling=_SAMPLING, baseline=form == "baseline")
+
+
+def _run(index: int, prompt: Prompt, form: Form, number: int, seconds: float, generation: Generation) -> Run:
+    usage = generation.usage
+    return Run(
+        prompt=index,
+        family=prompt.family,
+        form=form,
+        number=number,
+        seconds=seconds,
+        tokens=usage.completion_tokens,
+        critical_path=generation.critical_path,
+        cached_tokens=usage.cached_tokens,
+        prefilled_tokens=usage.prefilled_tokens,
+        requests=usage.requests,
+        well_formed=generation.finish == "end" and not generation.diagnostics,
+        right=prompt.right(generation.text),
+        text=generation.text,
+    )

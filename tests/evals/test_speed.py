@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async import Client
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.clock import VirtualClock
+from pasta_async.evals.prompts import Prompt, held_out, read_prompts
+from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.speed import measure
+from pasta_async.evals.speedups import compare, summarise
+from pasta_async.evals.timing import Form, Run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+LATENCY = 0.01
+
+
+def scripted(
+    scripts: Mapping[str, str], clock: VirtualClock
+) -> Callable[[], AbstractAsyncContextManager[Client]]:
+    """Clients of new backends, which take time for each token and for nothing else."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Client]:
+        backend = ScriptedBackend(scripts, clock=clock, latency=LATENCY)
+        async with Client(backend, clock=clock) as client:
+            yield client
+
+    return opened
+
+
+def chunk(topic: str, words: int) -> str:
+    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+
+
+PARALLEL = f"Two parts. {chunk('one', 40)} {chunk('two', 40)}"
+
+
+async def test_measured_speedups_are_the_theoretical_ones_where_only_tokens_take_time():
+    clock = VirtualClock()
+    prompts = [Prompt("both", "parallel"), Prompt("one", "plain")]
+    scripts = {"both": PARALLEL, "one": "Word" + " word" * 50}
+    runs = await measure(scripted(scripts, clock), prompts, passes=2, clock=clock)
+
+    both, one = compare(runs)
+    assert both.theoretical > 1.5
+    assert both.realised == pytest.approx(1)
+    assert one.theoretical == 1
+    assert one.speedup == pytest.approx(1)
+    baseline = next(run for run in runs if run.form == "baseline")
+    assert baseline.seconds == pytest.approx(baseline.tokens * LATENCY)
+
+
+async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
+    clock = VirtualClock()
+    prompts = [Prompt(name, "plain") for name in "ab"]
+    opened = scripted({"a": "A word.", "b": "A word.", "warm": "A word."}, clock)
+    runs = await measure(opened, prompts, warm=[Prompt("warm", "plain")], passes=2, clock=clock)
+
+    order = "".join(run.form[0] for run in runs)
+    assert order == "pbbp" + "bppb"
+    assert [run.number for run in runs] == [0] * 4 + [1] * 4
+    assert [run.prompt for run in runs] == [0, 0, 1, 1] * 2
+
+
+async def test_no_pass_finds_what_an_earlier_one_left_in_the_cache():
+    clock = VirtualClock()
+    runs = await measure(scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], passes=3, clock=clock)
+
+    first, again = ([r for r in runs if r.number == number] for number in (0, 2))  # in the same order
+    assert [r.cached_tokens for r in first] == [r.cached_tokens for r in again]
+    assert [(r.form, r.requests) for r in first] == [("parallel", 3), ("baseline", 1)]
+
+
+async def test_the_summary_counts_what_is_malformed_and_what_is_right():
+    clock = VirtualClock()
+    good, bad = held_out(["describe"], 2)
+    assert good.example is not None and bad.example is not None
+    scripts = {good.text: good.example.document.format(), bad.text: "Well. <sync/> That is all."}
+    runs = await measure(scripted(scripts, clock), [good, bad], passes=1, clock=clock)
+
+    (row,) = summarise(runs)
+    assert row["family"] == "describe"
+    assert row["prompts"] == 2
+    assert row["malformed"] == "50.0%"
+    assert row["right, parallel"] == row["right, baseline"] == "50.0%"
+    assert row["speed-up"] == pytest.approx(row["theoretical"])
+
+
+def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Run:
+    return Run(prompt, "f", form, number, seconds, tokens, critical, 30, 70, 1, True, None, "")
+
+
+def test_figures_of_known_runs():
+    runs = [
+        run(0, "parallel", 1.0, 120, 50),
+        run(0, "baseline", 2.0, 100, 100),
+        run(0, "parallel", 1.0, 120, 50, number=1),
+        run(0, "baseline", 8.0, 100, 100, number=1),
+        run(1, "parallel", 1.0, 100, 100),
+        run(1, "baseline", 1.0, 100, 100),
+    ]
+    first, second = compare(runs)
+    assert (first.speedup, first.theoretical, first.realised) == (4, 2, 2)
+    assert (second.speedup, second.theoretical) == (1, 1)
+
+    (row,) = summarise(runs)
+    assert row["speed-up"] == pytest.approx(2)
+    assert row["theoretical"] == row["realised"] == pytest.approx(2**0.5)
+    assert row["cached"] == "30.0%"
+    assert row["right, parallel"] == "-"
+    assert row["95%"] == "1.00-4.00"
+
+
+def test_a_missing_form_is_refused():
+    with pytest.raises(ValueError, match="both forms"):
+        compare([run(0, "parallel", 1, 1, 1)])
+
+
+def test_several_families_get_a_row_each_and_one_together():
+    runs = [run(0, "parallel", 1, 10, 10), run(0, "baseline", 2, 10, 10)]
+    runs += [replace(one, prompt=1, family="g") for one in runs]
+    assert [row["family"] for row in summarise(runs)] == ["f", "g", "all"]
+
+
+def test_held_out_prompts_are_of_both_kinds_and_repeat():
+    prompts = held_out(["describe", "chain"], 4)
+    assert [prompt.family for prompt in prompts] == ["describe", "chain"] * 4
+    splits = {prompt.example.split for prompt in prompts if prompt.example}
+    assert splits == {"names", "templates"}
+    assert len({prompt.text for prompt in prompts}) == 8
+    assert prompts == held_out(["describe", "chain"], 4)
+    assert all(prompt.right(prompt.example.document.text) for prompt in prompts if prompt.example)
+
+
+def test_prompts_come_from_a_file(tmp_path: Path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("First?\n\n  Second?  \n", encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(file)] == ["First?", "Second?"]
+    file.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no prompt"):
+        read_prompts(file)
+
+
+def test_tables_and_raw_rows(tmp_path: Path):
+    rows = [{"name": "a", "value": 1.23456, "count": 12345}, {"name": "b", "value": 12345.6, "count": 0}]
+    assert markdown_table(rows).splitlines() == [
+        "| name | value | count |",
+        "| --- | --- | --- |",
+        "| a | 1.23 | 12,345 |",
+        "| b | 12346 | 0 |",
+    ]
+    assert markdown_table([]) == ""
+    write_rows(tmp_path / "new" / "rows.jsonl", [environment(), *rows])
+    where, *read = map(json.loads, (tmp_path / "new" / "rows.jsonl").read_text().splitlines())
+    assert read == rows
+    assert where["cores"] >= 1
+    assert where["cpu"]
