@@ -113,7 +113,7 @@ def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
     middle = share + z * z / (2 * count)
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
-    return (middle - margin) / scale, (middle + margin) / scale
+    return max(0.0, (middle - margin) / scale), min(1.0, (middle + margin) / scale)
 
 
 def table(rows: Sequence[Row]) -> str:
