@@ -1,0 +1,207 @@
+"""A thread that fails is sent again before its first token; then the answer fails, or it is taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async import (
+    BackendError,
+    BackendProtocolError,
+    Client,
+    GenerationTimeout,
+    Limits,
+    PastaError,
+    ThreadFailed,
+)
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.lang import parse
+from tests.interpreter.support import RICH, answer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pasta_async import DecodeRequest, Event, Generation, Piece
+
+pytestmark = pytest.mark.loop_matrix
+
+SEQUENCE = Limits(on_failure="sequence")
+
+
+async def failing(backend: ScriptedBackend, limits: Limits | None = None) -> PastaError:
+    """The error that an answer ends with; nothing is left behind."""
+    with pytest.raises(PastaError) as caught:
+        await answer(backend, limits=limits)
+    assert not backend.open
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    return caught.value
+
+
+async def events_of(backend: ScriptedBackend, limits: Limits) -> tuple[list[Event], Generation]:
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", limits=limits) as stream:
+        events = [event async for event in stream]
+        return events, await stream.result()
+
+
+@pytest.mark.parametrize("thread", range(6))
+async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(thread: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 0, retryable=True)])
+    generation = await answer(backend)
+    assert generation.text == parse(RICH).text
+    first, again = [play for play in backend.played if play.request.thread == thread][:2]
+    assert (first.finish, again.request) == ("failed", first.request)
+    assert not backend.aborted
+
+
+async def test_it_is_sent_again_so_often_and_no_more() -> None:
+    fault = Fault(1, 0, retryable=True, times=3)
+    assert (await answer(ScriptedBackend(RICH, faults=[fault]), limits=Limits(retries=3))).finish == "end"
+    for limits in (Limits(retries=2), Limits(retries=0)):
+        backend = ScriptedBackend(RICH, faults=[fault])
+        assert isinstance(await failing(backend, limits), ThreadFailed)
+        sent = [request for request in backend.requests if request.thread == 1]
+        assert len(sent) == limits.retries + 1
+
+
+async def test_it_is_not_sent_again_if_that_cannot_help() -> None:
+    backend = ScriptedBackend(RICH, faults=[Fault(1, 0)])
+    await failing(backend)
+    assert [request.thread for request in backend.requests].count(1) == 1
+
+
+async def test_it_is_not_sent_again_after_its_first_token() -> None:
+    backend = ScriptedBackend(RICH, faults=[Fault(1, 1, retryable=True)])
+    await failing(backend)
+    assert [request.thread for request in backend.requests].count(1) == 1
+
+
+@pytest.mark.parametrize("thread", range(6))
+async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 0 if thread == 4 else 1)])
+    error = await failing(backend)
+    assert isinstance(error, ThreadFailed)
+    assert error.thread == thread
+    assert isinstance(error.__cause__, BackendError)
+    assert ("main thread" if thread == 0 else f"thread {thread}") in str(error)
+    assert error.partial is not None
+    assert error.partial.finish == "interrupted"
+    assert error.partial.text == error.partial.document.text
+    assert error.partial.usage.completion_tokens == sum(len(play.ids) for play in backend.played)
+    assert error.partial.threads[thread].tokens >= (thread != 4)
+
+
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("thread", [0, 1, 2, 5])
+async def test_in_sequence_it_is_taken_up_where_it_broke_off(thread: int, after: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, after)])
+    generation = await answer(backend, limits=SEQUENCE)
+    assert generation.document == parse(RICH)
+    assert generation.usage.completion_tokens == (await answer(ScriptedBackend(RICH))).usage.completion_tokens
+    first, again = [play for play in backend.played if play.request.thread == thread][:2]
+    assert again.request.ids == (*first.request.ids, *first.ids)
+    assert not backend.aborted
+
+
+async def test_in_sequence_failed_threads_run_one_after_another_once_the_others_are_done() -> None:
+    backend = ScriptedBackend(
+        RICH, latency=1.0, thread_latency={2: 9.0}, faults=[Fault(1, 2), Fault(3, 1), Fault(4, 0)]
+    )
+    events, generation = await events_of(backend, SEQUENCE)
+    assert generation.document == parse(RICH)
+    actions = [(event.thread, event.action) for event in events if event.type == "thread.failed"]
+    assert sorted(actions) == [(1, "sequence"), (3, "sequence"), (4, "sequence")]
+    again = next(play for play in backend.played[3:] if play.request.thread == 1)
+    second = next(play for play in backend.played if play.request.thread == 2)
+    assert second.ended is not None
+    assert again.started >= second.ended
+
+
+async def test_in_sequence_a_second_failure_ends_the_answer() -> None:
+    for times, kind in ((2, ThreadFailed), (9, ThreadFailed)):
+        backend = ScriptedBackend(RICH, faults=[Fault(1, 2, times=times)])
+        assert isinstance(await failing(backend, SEQUENCE), kind)
+        assert [request.thread for request in backend.requests].count(1) == 2
+
+
+async def test_events_tell_what_is_done_about_a_failure() -> None:
+    fault = Fault(1, 0, retryable=True)
+    events, _ = await events_of(ScriptedBackend(RICH, faults=[fault]), Limits())
+    assert [(e.thread, e.action) for e in events if e.type == "thread.failed"] == [(1, "retry")]
+    backend = ScriptedBackend(RICH, faults=[Fault(2, 0)])
+    seen: list[Event] = []
+    with pytest.raises(ThreadFailed):
+        async with Client(backend) as client, client.stream("Why?") as stream:
+            async for event in stream:
+                seen.append(event)  # noqa: PERF401 - it fails on the way
+    assert [(e.thread, e.action) for e in seen if e.type == "thread.failed"] == [(2, "fail")]
+    assert seen[-1].type != "answer.done"
+
+
+@pytest.mark.parametrize("thread", [0, 1, 3])
+async def test_a_stalled_request_ends_with_the_time_out(thread: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 1, "stall")])
+    error = await failing(backend, Limits(timeout=500.0))
+    assert isinstance(error, GenerationTimeout)
+    assert error.partial is not None
+    assert backend.clock.time() == 500.0
+    assert [request.thread for request in backend.aborted] == [thread]
+
+
+async def test_a_broken_stream_is_a_failure_like_any_other() -> None:
+    backend = ScriptedBackend(RICH, faults=[Fault(2, 1, "cut")])
+    error = await failing(backend)
+    assert isinstance(error.__cause__, BackendProtocolError)
+    backend = ScriptedBackend(RICH, faults=[Fault(2, 0, "cut")])
+    assert (await answer(backend)).text == parse(RICH).text
+
+
+@pytest.mark.parametrize("thread", [0, 1, 4])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), KeyError("a bug"), TimeoutError("of the backend's own")]
+)
+async def test_an_error_that_no_backend_should_raise_leaves_nothing_behind(
+    thread: int, error: Exception
+) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 1, error=error)])
+    with pytest.raises(type(error)) as caught:
+        await answer(backend)
+    assert caught.value is error
+    assert not backend.open
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+class Odd(ScriptedBackend):
+    """Ends some requests in a way that no backend should."""
+
+    thread = 1
+    how = ""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async for piece in super().decode(request):
+            if request.thread != self.thread:
+                yield piece
+            elif self.how == "cancels itself":
+                raise asyncio.CancelledError
+            elif self.how == "aborts":
+                yield piece._replace(finish="abort")
+            elif piece.finish is None:  # else: says nothing at its end
+                yield piece
+
+
+@pytest.mark.parametrize("how", ["cancels itself", "aborts", "says nothing at its end"])
+@pytest.mark.parametrize("thread", [0, 1])
+async def test_a_request_that_ends_oddly_fails_its_thread(thread: int, how: str) -> None:
+    backend = Odd(RICH)
+    backend.thread, backend.how = thread, how
+    error = await failing(backend)
+    assert isinstance(error, ThreadFailed)
+    assert isinstance(error.__cause__, BackendProtocolError)
+    assert error.thread == thread
+
+
+async def test_a_failure_before_any_token_has_an_empty_partial_answer() -> None:
+    error = await failing(ScriptedBackend(RICH, faults=[Fault(0, 0)]))
+    assert error.partial is not None
+    assert (error.partial.text, error.partial.usage.completion_tokens) == ("", 0)
