@@ -9,7 +9,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from language_texts import canonical_documents, marked_texts, texts, thorough
 
-from pasta_async.lang import ASYNC_CLOSE, MAX_TAG, Document, Event, Parser, TextDelta, check, parse
+from pasta_async.errors import ParseError
+from pasta_async.lang import (
+    ASYNC_CLOSE,
+    MAX_TAG,
+    MILD,
+    Diagnostic,
+    Document,
+    Event,
+    Parser,
+    TextDelta,
+    check,
+    parse,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,6 +92,24 @@ def test_any_cut_gives_the_same_events_nodes_and_diagnostics(
     whole = outcome(Parser(inside_chunk=inside_chunk, whole=True), [(text, False)])
     pieces = data.draw(cuts(text))
     assert outcome(Parser(inside_chunk=inside_chunk, whole=True), [(p, False) for p in pieces]) == whole
+
+
+def refused(pieces: Iterable[str]) -> Diagnostic | None:
+    """What strict reading raises."""
+    try:
+        outcome(Parser(strict=True, whole=True), [(piece, False) for piece in pieces])
+    except ParseError as error:
+        return error.diagnostic
+    return None
+
+
+@thorough
+@given(texts)
+@example("<promise/> <sync <")
+def test_strict_reading_raises_the_same_for_any_cut(text: str) -> None:
+    diagnostic = refused([text])
+    assert refused(text) == diagnostic
+    assert (diagnostic is None) == all(found.code in MILD for found in check(text))
 
 
 @thorough
