@@ -1,0 +1,453 @@
+"""The HTTP backend against servers that are odd, wrong, old, or broken."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import odd_server
+import pytest
+from odd_server import END, TAGS, OddServer, encode, event, sse, stream
+
+from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequest,
+    UnsupportedModel,
+)
+from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+SYNC, CLOSE = TAGS[5], TAGS[4]
+STOP = {"type": "stop", "matched": END}
+HTML = httpx.Response(200, html="<html>Welcome</html>")
+
+
+def backend(server: OddServer, **options: Any) -> SGLangBackend:
+    options = {"retries": 0, "backoff": 0.0, **options}
+    return SGLangBackend("http://odd", client=server.client(), **options)
+
+
+async def decode(made: SGLangBackend, **fields: Any) -> list[Piece]:
+    fields = {
+        "answer": "a",
+        "thread": 0,
+        "ids": (11, 12, 13),
+        "max_tokens": 50,
+        "sampling": Sampling(),
+        **fields,
+    }
+    return [piece async for piece in made.decode(DecodeRequest(**fields))]
+
+
+def letters(text: str) -> list[int]:
+    """Ids of characters, also where they spell a special token."""
+    return [odd_server.FIRST_LETTER + ord(letter) for letter in text]
+
+
+def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
+    return [(piece.ids, piece.text) for piece in pieces]
+
+
+# Connecting -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("routes", "kind", "message"),
+    [
+        ({"/server_info": httpx.ConnectError("refused")}, BackendConnectError, "Is the server running"),
+        ({"/server_info": httpx.Response(404)}, BackendConnectError, "not an SGLang server"),
+        ({"/server_info": HTML}, BackendConnectError, "not an SGLang server"),
+        ({"/server_info": {"name": "ollama"}}, BackendConnectError, "names no version"),
+        ({"/server_info": [1]}, BackendConnectError, "not an SGLang server"),
+        ({"/server_info": {"version": "0.5.22.post1"}}, BackendConnectError, "runs SGLang 0.5.22.post1"),
+        (
+            {"/server_info": httpx.Response(404), "/get_server_info": {"version": "0.4.1"}},
+            BackendConnectError,
+            "runs SGLang 0.4.1",
+        ),
+        ({"/server_info": httpx.Response(401, json={"error": "no"})}, BackendStatusError, "pass api_key="),
+        ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503: warming up"),
+        ({"/server_info": httpx.ReadTimeout("")}, BackendProtocolError, "for too long"),
+        ({"/server_info": httpx.ReadError("reset")}, BackendProtocolError, "broke off"),
+        ({"/model_info": {"is_generation": False}}, UnsupportedModel, "does not generate text"),
+        ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
+        ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
+        ({"/tokenize": {"ids": []}}, BackendProtocolError, "/tokenize answered"),
+        (
+            {"/server_info": {"version": "0.6", "skip_tokenizer_init": True}},
+            UnsupportedModel,
+            "--skip-tokenizer-init",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_server_is_told(
+    routes: dict[str, Any], kind: type[BackendError], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        await backend(OddServer(routes)).connect()
+    assert message in str(caught.value) and "http://odd" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["odd:30000", "ftp://odd", "http://", "http://odd?x=1", "http://odd:port"])
+def test_what_is_no_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidRequest):
+        SGLangBackend(url)
+
+
+async def test_many_that_connect_at_once_ask_once() -> None:
+    server = OddServer()
+    made = backend(server)
+    infos = await asyncio.gather(*(made.connect() for _ in range(5)))
+    assert len(server.sent("/server_info")) == 1 and all(info is infos[0] for info in infos)
+    assert infos[0].vocab_size == odd_server.VOCABULARY
+    assert infos[0].end_ids == (END,) and infos[0].tags == TAGS
+
+
+async def test_a_cancelled_connect_can_be_repeated() -> None:
+    asked = asyncio.Event()
+
+    class Slow(OddServer):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if not asked.is_set():
+                asked.set()
+                await asyncio.Event().wait()
+            return await super().handle_async_request(request)
+
+    made = backend(Slow())
+    first = asyncio.create_task(made.connect())
+    await asked.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled() and (await made.connect()).tags == TAGS
+
+
+async def test_a_path_and_a_key_go_with_every_request() -> None:
+    server = OddServer()
+    server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
+    server.decoding = [stream([sse([event([END], 1, finish=STOP)])])]
+    made = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
+    await decode(made)
+    assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
+
+
+# What is sent ---------------------------------------------------------------------------------------------
+
+
+async def test_everything_a_server_could_default_is_spelled_out() -> None:
+    server = OddServer({"/server_info": {"version": "0.5.23", "enable_deterministic_inference": True}})
+    server.decoding = [stream([sse([event([CLOSE], 1, finish={"type": "stop", "matched": CLOSE})])])]
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    await decode(
+        backend(server), sampling=sampling, seed=7, stop_ids=(CLOSE,), stop_text=("a.b", "", "x" * 300)
+    )
+    body = server.sent("/generate")[-1]
+    assert body["input_ids"] == [11, 12, 13] and body["stream"] is True and "routed_dp_rank" not in body
+    assert body["sampling_params"] == {
+        "max_new_tokens": 50,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+        "stop_token_ids": [CLOSE],
+        "stop_regex": [r"(?:a\.b)"],
+        "sampling_seed": 7,
+    }
+
+
+async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
+    server = OddServer()
+    count = 20
+    server.decoding = [stream([sse([event([END], 1, finish=STOP)])]) for _ in range(2 * count)]
+    for made in (backend(server), backend(server)):
+        for _ in range(count):
+            await decode(made)
+    rids = [body["rid"] for body in server.sent("/generate") if "rid" in body]
+    assert len(set(rids)) == 2 * count and len({len(rid) for rid in rids}) == 1
+
+
+async def test_all_threads_of_an_answer_meet_one_cache() -> None:
+    server = OddServer({"/server_info": {"version": "0.5.23", "dp_size": 4}})
+    answers = [f"answer {number}" for number in range(20)]
+    server.decoding = [stream([sse([event([END], 1, finish=STOP)])]) for _ in range(60)]
+    made = backend(server)
+    for thread in range(3):
+        for answer in answers:
+            await decode(made, answer=answer, thread=thread)
+    ranks = [body["routed_dp_rank"] for body in server.sent("/generate") if "rid" in body]
+    assert ranks[:20] == ranks[20:40] == ranks[40:] and set(ranks) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [(), (odd_server.VOCABULARY,), (-1,), tuple(range(11, 111))],
+    ids=["none", "far", "negative", "many"],
+)
+async def test_what_does_not_fit_the_model_is_never_sent(ids: tuple[int, ...]) -> None:
+    server = OddServer()
+    with pytest.raises(InvalidRequest):
+        await decode(backend(server), ids=ids)
+    assert not [body for body in server.sent("/generate") if "rid" in body]
+
+
+# What comes back ------------------------------------------------------------------------------------------
+
+
+def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same events in the form that repeats what was said."""
+    ids: list[int] = []
+    text = ""
+    result: list[dict[str, Any]] = []
+    for one in events:
+        ids, text = [*ids, *one["output_ids"]], text + one["text"]
+        result.append({**one, "output_ids": ids, "text": text})
+    return result
+
+
+async def test_both_forms_of_streams_read_the_same() -> None:
+    events = [event([40], 1), event([40], 2), event([41, SYNC], 4), event([42, END], 6, finish=STOP)]
+    expected = [((40,), "\x1e"), ((40,), "\x1e"), ((41,), "\x1f"), ((SYNC,), "<sync/>"), ((42, END), " ")]
+    for form, flag in ((events, True), (cumulative(events), False)):
+        for told in ({}, {"incremental_streaming_output": flag}):
+            server = OddServer({"/server_info": {"version": "0.5.23", **told}})
+            server.decoding = [stream([sse(form)])]
+            pieces = await decode(backend(server))
+            assert words(pieces) == expected
+            assert pieces[-1] == Piece((42, END), " ", "stop", 3, 1)
+            assert all(piece.finish is None for piece in pieces[:-1])
+
+
+@pytest.mark.parametrize(
+    ("ids", "pieces"),
+    [
+        (encode("<sync/>"), ["<sync/>"]),
+        ([*letters("<sync/>"), SYNC], ["<sync/>", "<sync/>"]),
+        ([SYNC, *letters("<sync/>"), SYNC, 107], ["<sync/>", "<sync/>", "<sync/>", "a"]),
+        ([*letters('" tokens='), TAGS[2]], ['" tokens=', '"/>']),
+        (
+            [TAGS[0], 107, TAGS[1], 59, *TAGS[2:5]],
+            ['<promise topic="', "a", '" tokens="', "1", '"/>', "<async>", "</async>"],
+        ),
+    ],
+)
+async def test_tags_that_come_together_are_told_apart(ids: list[int], pieces: list[str]) -> None:
+    server = OddServer()
+    server.decoding = [stream([sse([event([100], 1), event([*ids, END], len(ids) + 2, finish=STOP)])])]
+    got = await decode(backend(server))
+    assert [piece.text for piece in got if piece.text] == ["Z", *pieces]
+    assert [i for piece in got for i in piece.ids] == [100, *ids, END]
+    assert all(len(piece.ids) == 1 for piece in got if set(piece.ids) & set(TAGS))
+
+
+async def test_text_that_lags_is_complete_before_a_tag() -> None:
+    events = [
+        event([500], 1, text=""),
+        event([501], 2, text="a"),
+        event([502, SYNC], 4, text="é<sync/>"),
+        event([503], 5, text=""),
+        event([END], 6, text="\ufffd</s>", finish=STOP),
+    ]
+    server = OddServer()
+    server.decoding = [stream([sse(events)])]
+    pieces = await decode(backend(server))
+    assert words(pieces) == [
+        ((500,), ""),
+        ((501,), "a"),
+        ((502,), "é"),
+        ((SYNC,), "<sync/>"),
+        ((503,), ""),
+        ((END,), "\ufffd"),
+    ]
+
+
+async def test_one_answer_in_one_piece() -> None:
+    server = OddServer()
+    server.decoding = [event([107, SYNC, 108, END], 4, finish=STOP)]
+    pieces = await decode(backend(server), stream=False)
+    assert words(pieces) == [((107,), "a"), ((SYNC,), "<sync/>"), ((108, END), "b")]
+    assert server.sent("/generate")[-1]["stream"] is False and not server.sent("/abort_request")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (stream([b"data: {not json}\n\n"]), BackendProtocolError, "no JSON"),
+        (stream([b"data: 7\n\n"]), BackendProtocolError, "no JSON object"),
+        (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, "malformed"),
+        (
+            stream([b'data: {"text": "x"}\n\n']),
+            BackendProtocolError,
+            "an event of another form than SGLang's",
+        ),
+        (stream([sse([event([107], 1)], done=False)]), BackendProtocolError, "broke off"),
+        (stream([sse([event([107], 1)])]), BackendProtocolError, "without saying why"),
+        (stream([sse([])]), BackendProtocolError, "without saying why"),
+        (HTML, BackendProtocolError, "no event stream"),
+        (httpx.Response(400, json={"error": {"message": "bad"}}), BackendStatusError, "400: bad"),
+        (httpx.Response(500, text="oops"), BackendStatusError, "500: oops"),
+        (
+            stream([sse([{"error": {"message": "too long", "code": 400}}])]),
+            BackendStatusError,
+            "400: too long",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_told(
+    answer: httpx.Response, kind: type[BackendError], message: str
+) -> None:
+    server = OddServer()
+    server.decoding = [answer]
+    with pytest.raises(kind) as caught:
+        await decode(backend(server))
+    assert message in str(caught.value)
+
+
+# Trying again ---------------------------------------------------------------------------------------------
+
+
+def good() -> httpx.Response:
+    return stream([sse([event([107, END], 2, finish=STOP)])])
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        httpx.Response(503, headers={"retry-after": "0"}, text="busy"),
+        httpx.Response(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+        httpx.ConnectError("refused"),
+        httpx.RemoteProtocolError("Server disconnected without sending a response."),
+        stream([]),
+        stream([b"data: {"]),
+    ],
+)
+async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(failure: Any) -> None:
+    server = OddServer()
+    server.decoding = [failure, good()]
+    assert words(await decode(backend(server, retries=1))) == [((107, END), "a")]
+    first, second = (body["rid"] for body in server.sent("/generate") if "rid" in body)
+    assert first != second
+
+
+async def test_a_request_is_not_sent_again_after_its_first_token_or_for_its_own_fault() -> None:
+    for failure in (
+        stream([sse([event([107], 1)], done=False)]),
+        httpx.Response(400, json={"error": {"message": "bad"}}),
+    ):
+        server = OddServer()
+        server.decoding = [failure, good()]
+        with pytest.raises(BackendError):
+            await decode(backend(server, retries=5))
+        assert len(server.decoding) == 1
+
+
+async def test_retries_come_to_an_end() -> None:
+    server = OddServer()
+    server.decoding = [httpx.Response(503) for _ in range(5)]
+    with pytest.raises(BackendStatusError, match="503"):
+        await decode(backend(server, retries=2))
+    assert len(server.decoding) == 2
+
+
+# Ending early ---------------------------------------------------------------------------------------------
+
+
+class Endless(httpx.AsyncByteStream):
+    """An answer that goes on until it is aborted, or its connection is closed."""
+
+    def __init__(self, first: bytes = b"") -> None:
+        self.first = first
+        self.reading = asyncio.Event()
+        self.aborted = asyncio.Event()
+        self.over = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            if self.first:
+                yield self.first
+            self.reading.set()
+            await self.aborted.wait()
+        finally:
+            self.over = True
+
+    def abort(self, body: Any) -> httpx.Response:
+        self.aborted.set()
+        return httpx.Response(200)
+
+
+async def test_closing_early_aborts_the_request_and_reads_it_to_its_end() -> None:
+    answer = Endless(sse([event([107], 1)], done=False))
+    server = OddServer({"/abort_request": answer.abort})
+    server.decoding = [stream(answer)]
+    pieces = backend(server).decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
+    assert (await anext(pieces)).text == "a"
+    await pieces.aclose()
+    assert server.sent("/abort_request") == [{"rid": server.sent("/generate")[-1]["rid"]}]
+    assert answer.over
+
+
+@pytest.mark.parametrize("first", [b"", sse([event([107], 1)], done=False)])
+@pytest.mark.parametrize(
+    "abort",
+    [httpx.Response(200), httpx.Response(403), httpx.ConnectError("gone")],
+    ids=["200", "403", "gone"],
+)
+async def test_cancelling_aborts_the_request_and_stays_a_cancellation(first: bytes, abort: Any) -> None:
+    answer = Endless(first)
+    server = OddServer({"/abort_request": abort})
+    server.decoding = [stream(answer)]
+    made = backend(server)
+    task = asyncio.create_task(decode(made))
+    await answer.reading.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and answer.over
+    assert server.sent("/abort_request") == [{"rid": server.sent("/generate")[-1]["rid"]}]
+    await made.aclose()
+
+
+async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
+    answer, asked, answered = Endless(), asyncio.Event(), asyncio.Event()
+    server = OddServer()
+    slow = server.handle_async_request
+
+    async def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/abort_request":
+            asked.set()
+            await answered.wait()
+        return await slow(request)
+
+    server.handle_async_request = handle
+    server.decoding = [stream(answer)]
+    made = backend(server)
+    task = asyncio.create_task(decode(made))
+    await answer.reading.wait()
+    task.cancel()
+    await asked.wait()
+    task.cancel()
+    answered.set()
+    await asyncio.wait([task])
+    await made.aclose()
+    assert task.cancelled() and len(server.sent("/abort_request")) == 1 and answer.over
+
+
+async def test_a_finished_request_is_not_aborted() -> None:
+    server = OddServer()
+    server.decoding = [good()]
+    pieces = backend(server).decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
+    assert (await anext(pieces)).finish == "stop"
+    await pieces.aclose()
+    assert not server.sent("/abort_request")

@@ -1,0 +1,218 @@
+"""Bytes to events, events to pieces, and typed text to ids: whatever the splits and the tokenizer."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import table_model
+from hypothesis import given
+from hypothesis import strategies as st
+from odd_server import FIRST_LETTER, TAGS, decode, event
+
+from pasta_async.backends.sglang.encoding import Encoder
+from pasta_async.backends.sglang.events import Increments, PieceReader
+from pasta_async.backends.sglang.local_text import LocalReader
+from pasta_async.backends.sglang.sse import SSEDecoder
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import BackendProtocolError
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import TagIds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pasta_async.protocol import Message, Piece
+
+LINES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)))
+CUTS = st.lists(st.integers(0, 400), max_size=12)
+
+
+def cut(content: bytes, places: Sequence[int]) -> list[bytes]:
+    edges = [0, *sorted(place for place in places if place <= len(content)), len(content)]
+    return [content[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@given(st.lists(LINES, max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), CUTS)
+def test_any_split_of_the_bytes_gives_the_same_events(lines: list[str], end: str, places: list[int]) -> None:
+    content = "".join(f": note{end}event: x{end}data: {line}{end}{end}" for line in lines) + f"data: cut{end}"
+    decoder = SSEDecoder()
+    events = [one for chunk in cut(content.encode(), places) for one in decoder.feed(chunk)]
+    assert events == lines
+
+
+@given(LINES, LINES, CUTS)
+def test_an_event_of_several_lines_is_one(first: str, second: str, places: list[int]) -> None:
+    content = f"data:{first.removeprefix(' ')}\ndata: {second}\n\n"
+    decoder = SSEDecoder()
+    events = [one for chunk in cut(content.encode(), places) for one in decoder.feed(chunk)]
+    assert events == [f"{first.removeprefix(' ').removeprefix(' ')}\n{second}"] or first.startswith("  ")
+
+
+def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pasta_async.backends.sglang.sse.MAX_EVENT", 100)
+    decoder = SSEDecoder()
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        for _ in range(20):
+            decoder.feed(b"data: 12345")
+
+
+TOKENS = st.sampled_from([*TAGS, *(FIRST_LETTER + ord(letter) for letter in '<sync/> "tokens=aé')])
+
+
+async def pieces_of(ids: Sequence[int], sizes: Sequence[int]) -> list[Piece]:
+    async def detokenize(lists: list[list[int]]) -> list[str]:
+        return [decode(one) for one in lists]
+
+    increments, reader = Increments(incremental=True), PieceReader(TagIds(*TAGS), (), detokenize)
+    pieces: list[Piece] = []
+    done = 0
+    for size in [*sizes, len(ids)]:
+        part = ids[done : done + size]
+        done += len(part)
+        finish = {"type": "length", "length": done} if done == len(ids) else None
+        pieces += await reader.read(increments.take(event(part, done, finish=finish)))
+        if finish:
+            break
+    return pieces
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=40), st.lists(st.integers(1, 9), max_size=20))
+async def test_any_grouping_of_tokens_gives_the_same_text_and_lone_tags(
+    ids: list[int], sizes: list[int]
+) -> None:
+    pieces = await pieces_of(ids, sizes)
+    assert [i for piece in pieces for i in piece.ids] == ids
+    position = 0
+    for piece in pieces:
+        position += len(piece.ids)
+        if set(piece.ids) & set(TAGS):
+            assert piece.text == decode(piece.ids) and len(piece.ids) == 1
+    assert "".join(piece.text for piece in pieces) == decode(ids)
+    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+def test_an_event_that_takes_back_ids_is_refused() -> None:
+    increments = Increments(incremental=False)
+    increments.take(event([50, 51], 2))
+    with pytest.raises(BackendProtocolError, match="after one with 2"):
+        increments.take(event([50], 1))
+
+
+def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
+    codec = TextCodec.from_folder(table_folder)
+    vocabulary = table_model.tokenizer()
+    ids: list[int] = vocabulary.encode("é<sync/>").ids
+    end: int = vocabulary.token_to_id("</s>")
+    reader, increments = LocalReader(codec, ()), Increments(incremental=True)
+    finish = {"type": "stop", "matched": end}
+    parts = [(ids[:1], None), ([*ids[1:], ids[0]], None), ([end], finish)]
+    done, pieces = 0, list[Any]()
+    for part, reason in parts:
+        done += len(part)
+        pieces += reader.read(increments.take(event(part, done, text="", finish=reason)))
+    assert [(piece.ids, piece.text) for piece in pieces] == [
+        ((ids[0],), ""),
+        ((ids[1],), "é"),
+        ((ids[2],), "<sync/>"),
+        ((ids[0],), ""),
+        ((end,), ""),
+        ((), "\ufffd"),
+    ]
+    assert pieces[-1].finish == "stop"
+
+
+# Encoding through a tokenizer elsewhere ---------------------------------------------------------------------
+
+
+class Elsewhere:
+    """What SGLang does with a tokenizer of the `tokenizers` library."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        return [self.tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
+
+    async def tokenize_chat(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[int]:
+        written = "".join(f"<s>{m['role']}: {m['content'].strip()}</s>" for m in messages)
+        return self.tokenizer.encode(written, add_special_tokens=False).ids
+
+    async def detokenize(self, ids: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
+        return [self.tokenizer.decode(list(one), skip_special_tokens=skip_special) for one in ids]
+
+
+def sentencepiece_like() -> Any:
+    """BPE with byte fallback that puts a space before every text, as Llama 2 has it."""
+    library: Any = importlib.import_module("tokenizers")
+    letters = sorted({*"abcdefghijklmnopqrstuvwxyz</>=\"10'|_:.", "\u2581"})
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *letters,
+        "\u2581s",
+        "sy",
+        "nc",
+    ]
+    vocab = {word: i for i, word in enumerate(words)}
+    merges = [("\u2581", "s"), ("s", "y"), ("n", "c")]
+    model = library.models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True)
+    made = library.Tokenizer(model)
+    made.normalizer = library.normalizers.Sequence(
+        [library.normalizers.Prepend("\u2581"), library.normalizers.Replace(" ", "\u2581")]
+    )
+    made.decoder = library.decoders.Sequence(
+        [
+            library.decoders.Replace("\u2581", " "),
+            library.decoders.ByteFallback(),
+            library.decoders.Fuse(),
+            library.decoders.Strip(content=" ", left=1),
+        ]
+    )
+    specials = ("<s>", "</s>", *TAG_TOKENS)
+    made.add_special_tokens([library.AddedToken(one, special=True, normalized=False) for one in specials])
+    return made
+
+
+KINDS = {"bytes": table_model.tokenizer, "sentencepiece": sentencepiece_like}
+TYPED = [
+    "sync",
+    " two  spaces ",
+    "\nline",
+    "a<sync/>b <sync/>",
+    '<s></s><promise topic="a" tokens="10"/><async>',
+    "<sync/\ue000><sync/>\ue000",
+    "é<async></async>",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("typed", TYPED)
+async def test_typed_text_is_data_for_every_kind_of_tokenizer(kind: str, typed: str) -> None:
+    tokenizer = KINDS[kind]()
+    encoder = Encoder(Elsewhere(tokenizer))
+    tags = await encoder.find_tags()
+    assert tags == tuple(map(tokenizer.token_to_id, TAG_TOKENS))
+    ids = await encoder.encode(typed)
+    assert await encoder.detokenize(ids) == typed
+    assert not set(ids) & {*tags, *map(tokenizer.token_to_id, ("<s>", "</s>"))}
+    # In the middle of an answer too: nothing is added at the seams.
+    assert await encoder.detokenize([*ids, *ids]) == typed + typed
+    chat = await encoder.encode_chat([{"role": "user", "content": typed}], {})
+    assert chat[0] == tokenizer.token_to_id("<s>") and chat[-1] == tokenizer.token_to_id("</s>")
+    assert not set(chat[1:-1]) & {*tags, *map(tokenizer.token_to_id, ("<s>", "</s>"))}
+    assert tokenizer.decode(chat[1:-1], skip_special_tokens=False).strip() == f"user: {typed.strip()}".strip()
+
+
+async def test_a_model_without_tags_has_none() -> None:
+    library: Any = importlib.import_module("tokenizers")
+    state = json.loads(table_model.tokenizer().to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] != "<sync/>"]
+    plain = Encoder(Elsewhere(library.Tokenizer.from_str(json.dumps(state))))
+    assert await plain.find_tags() is None
+    assert await plain.detokenize(await plain.encode("<sync/><async></s>")) == "<sync/><async></s>"
