@@ -2,8 +2,8 @@
 
 SGLang takes the program it runs in for its own: importing it sets uvloop's event-loop policy, an engine
 installs signal handlers and binds itself to the first event loop that uses it, and shutting it down kills
-every child of the process. The policy is put back here, a thread with a loop of its own avoids the handlers and
-the bond, and the engine's own children are ended instead.
+every child of the process. The policy is put back here, a thread with a loop of its own avoids the handlers
+and the bond, and the engine's own children are ended instead.
 """
 
 from __future__ import annotations

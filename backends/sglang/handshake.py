@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import httpx
+
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -92,6 +94,8 @@ async def _about(server: Server) -> dict[str, Any]:
         if error.status not in (404, 405):
             raise
     except BackendProtocolError as error:
+        if isinstance(error.__cause__, httpx.RequestError):
+            raise
         raise _not_sglang(server, str(error)) from error
     try:  # what older servers had; they are refused for their version
         return await server.get("/get_server_info")
