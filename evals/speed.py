@@ -3,9 +3,9 @@
     python -m pasta_async.evals.speed --backend local: --n 20
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --n 5 --families describe totals
 
-One model answers every prompt in both forms, one answer at a time: in parallel, and as the baseline, without
-tags. The order goes A B B A over the prompts, the other way round in the next pass. Each pass begins with a
-cold prefix cache and a few answers that do not count, so that no answer finds its own text cached.
+One model answers every prompt in both forms: in parallel, and as the baseline, without tags. The order goes
+A B B A over the prompts (or groups of them, with --together), the other way round in the next pass. Each pass
+begins with a cold prefix cache and a few answers that do not count, so no answer finds its own text there.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ async def measure(
     *,
     warm: Sequence[Prompt] = (),
     passes: int = 2,
+    together: int = 1,
     clock: Clock = REAL_CLOCK,
 ) -> list[Run]:
     """Time every prompt in both forms, `passes` times.
@@ -58,16 +59,19 @@ async def measure(
         prompts: What is asked.
         warm: Prompts that are answered first, and not counted.
         passes: How often all of it is done.
+        together: Prompts that are answered at the same time.
         clock: Measures.
 
-    Cancelling it cancels the answer under way and closes the client.
+    Cancelling it cancels the answers under way and closes the client.
     """
     runs = list[Run]()
     with progress(2 * passes * len(prompts), "answers") as done:
         for number in range(passes):
             async with opened() as client:
                 await warm_up(client, warm)
-                runs += await time_answers(client, prompts, clock=clock, number=number, done=done)
+                runs += await time_answers(
+                    client, prompts, clock=clock, number=number, together=together, done=done
+                )
     return runs
 
 
@@ -90,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prompts = read_prompts(options.prompts) if options.prompts else held_out(families, count)
     warm = held_out(families, 1, first_seed=_WARM_UP_SEED)
     opened = partial(_cold_client, options.backend)
-    runs = asyncio.run(measure(opened, prompts, warm=warm, passes=options.passes))
+    runs = asyncio.run(measure(opened, prompts, warm=warm, passes=options.passes, together=options.together))
     print(markdown_table(summarise(runs)))
     if options.out:
         write_rows(options.out, [{"backend": options.backend, **where}, *map(asdict, runs)])
@@ -104,6 +108,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--prompts", help="a file with a prompt in each line, instead of held-out ones")
     parser.add_argument("--passes", type=int, default=2)
+    parser.add_argument("--together", type=int, default=1, help="prompts that are answered at the same time")
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     return parser.parse_args(arguments)
 

@@ -1,7 +1,8 @@
-"""Time answers: one at a time, the two forms of each prompt next to each other."""
+"""Time answers, the two forms of each prompt next to each other."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -55,6 +56,7 @@ async def time_answers(
     *,
     clock: Clock,
     number: int = 0,
+    together: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> list[Run]:
     """One pass: every prompt in both forms, in the order A B B A; odd passes begin with B.
@@ -64,17 +66,25 @@ async def time_answers(
         prompts: What is asked.
         clock: Measures.
         number: The pass.
+        together: Prompts that are answered at the same time, all in the same form.
         done: Called after each answer.
 
-    Cancelling it cancels the answer under way.
+    Cancelling it cancels the answers under way.
     """
+
+    async def timed(index: int, form: Form) -> Run:
+        began = clock.time()
+        generation = await _answer(client, prompts[index], form)
+        done()
+        return _run(index, prompts[index], form, number, clock.time() - began, generation)
+
     runs = list[Run]()
-    for index, prompt in enumerate(prompts):
-        for form in _ORDER[(index + number) % 2]:
-            began = clock.time()
-            generation = await _answer(client, prompt, form)
-            runs.append(_run(index, prompt, form, number, clock.time() - began, generation))
-            done()
+    for turn, start in enumerate(range(0, len(prompts), together)):
+        group = range(start, min(start + together, len(prompts)))
+        for form in _ORDER[(turn + number) % 2]:
+            async with asyncio.TaskGroup() as tasks:
+                answers = [tasks.create_task(timed(index, form)) for index in group]
+            runs += [answer.result() for answer in answers]
     return runs
 
 

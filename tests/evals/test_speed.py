@@ -72,6 +72,19 @@ async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
     assert [run.prompt for run in runs] == [0, 0, 1, 1] * 2
 
 
+async def test_prompts_that_run_together_are_all_in_the_same_form():
+    clock = VirtualClock()
+    prompts = [Prompt(name, "plain") for name in "abc"]
+    opened = scripted(dict.fromkeys("abc", "A word" + " word" * 20), clock)
+    runs = await measure(opened, prompts, passes=1, together=2, clock=clock)
+
+    assert [(run.form[0], run.prompt) for run in runs] == [
+        *(("p", 0), ("p", 1), ("b", 0), ("b", 1)),
+        *(("b", 2), ("p", 2)),
+    ]
+    assert clock.time() == pytest.approx(sum(run.seconds for run in runs) * 4 / 6)
+
+
 async def test_no_pass_finds_what_an_earlier_one_left_in_the_cache():
     clock = VirtualClock()
     runs = await measure(scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], passes=3, clock=clock)
