@@ -3,6 +3,7 @@
 #   PYTHON       the Python to start from, 3.11 or later              make demo PYTHON=python3.12
 #   VENV         where the virtual environment lies                   make test VENV=/somewhere/else
 #   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
+#   PROMPT       the file with the prompt of the demo              make demo PROMPT=my-prompt.txt
 #   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PROMPT ?= $(shell cat examples/prompt.txt)
+PROMPT ?= examples/prompt.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint type format check bench dist clean
@@ -23,7 +24,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## a real model decodes one answer in parallel threads, here and now
-	$(BIN)/pasta-async generate --live --compare $(ARGS) "$(PROMPT)"
+	$(BIN)/pasta-async generate --backend local: --live --compare $(ARGS) - < $(PROMPT)
 
 test: $(VENV)/.test ## all tests, the real SGLang server on a CPU included
 	$(PY) -m pytest $(ARGS)
