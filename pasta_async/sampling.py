@@ -26,5 +26,5 @@ class Sampling(Options):
     """Seed of the answer; every thread derives its own from it."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the answer when they appear in its visible text."""
-    max_tokens: int = Field(default=2048, ge=1)
-    """Tokens of the whole answer, all threads and tags counted."""
+    max_tokens: int = Field(default=16_384, ge=1)
+    """Tokens of the whole answer, all threads and tags counted. Promises reserve their chunks' caps from it."""
