@@ -352,14 +352,15 @@ class Machine:
         now: float,
     ) -> None:
         """End a thread; what its parser held back is text after all."""
+        cut = closed_by == "interrupted"  # half a tag is nothing to show
         if thread is self.main:
             held = self._thinking.flush()
-            self._act(thread, [*thread.parser.feed(held), *thread.parser.close()], now)
+            self._act(thread, [*thread.parser.feed(held), *thread.parser.close(cut=cut)], now)
             self._end_inline(now)
             self._release()
         else:
             thread.closed_by, thread.lane.done = closed_by, True
-            self._act(thread, [r for r in thread.parser.close() if isinstance(r, TextDelta)], now)
+            self._act(thread, [r for r in thread.parser.close(cut=cut) if isinstance(r, TextDelta)], now)
         thread.state, thread.finish, thread.ended = "done", finish, now
         if self._listen:
             self.events.append(ev.ThreadDone(thread.number, thread.record()))

@@ -161,17 +161,21 @@ class Parser:
                 self._report(Code.TAG_BROKEN, *lexeme)
         return events
 
-    def close(self) -> list[Event]:
-        """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`)."""
+    def close(self, *, cut: bool = False) -> list[Event]:
+        """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`).
+
+        Args:
+            cut: The writer was interrupted: forget a tag that is not complete rather than show it as text.
+        """
         events: list[Event] = []
         if self.end is not None:
             return events
-        text, cut, end = self._lexer.close()
-        if text:
+        text, tag, end = self._lexer.close()
+        if text and not (tag and cut):
             self._on_text(text, events)
         self._end_gap(events)
-        if cut:
-            self._report(Code.TAG_CUT, *cut)
+        if tag and not cut:
+            self._report(Code.TAG_CUT, *tag)
         if self._in_chunk:
             self._report(Code.ASYNC_UNCLOSED, *end)
             self._end_chunk("end")

@@ -34,7 +34,7 @@ async def test_threads_of_an_answer_above_the_limit_queue_and_none_is_dropped(th
 
 
 async def test_a_thread_holds_its_slot_only_while_it_decodes() -> None:
-    backend = ScriptedBackend(WIDE, latency=1.0)
+    backend = ScriptedBackend(WIDE, latency=1.0, thread_latency=SLOW)
     await answer(backend, limits=Limits(max_threads=3))
     spans = [(play.started, play.ended) for play in backend.played if play.request.thread]
     main = backend.played[0]
@@ -114,7 +114,7 @@ async def test_the_chunk_cap_can_be_set() -> None:
     assert generation.text == "a b c d" * 12 + "Done."
 
 
-@pytest.mark.parametrize("most", [1, 3, 5, 20, 45])
+@pytest.mark.parametrize("most", [1, 3, 6, 20, 45])
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_an_answer_has_at_most_so_many_tokens_over_all_its_threads(most: int, parallel: bool) -> None:
     backend = ScriptedBackend(WIDE)
@@ -122,7 +122,7 @@ async def test_an_answer_has_at_most_so_many_tokens_over_all_its_threads(most: i
     assert sum(len(play.ids) for play in backend.played) == generation.usage.completion_tokens <= most
     assert generation.finish == "length"
     assert generation.text == generation.document.text
-    assert most < 5 or parse(WIDE).text.startswith(generation.text)  # a tag that is cut is text
+    assert most < 6 or parse(WIDE).text.startswith(generation.text)  # a tag that is cut is text
 
 
 async def test_a_promise_reserves_its_cap_so_that_main_stops_where_the_answers_limit_is() -> None:

@@ -1,0 +1,89 @@
+"""What users import: names, events, and what a generation looks like as JSON."""
+
+from __future__ import annotations
+
+import json
+import typing
+
+import pydantic
+
+import pasta_async
+from pasta_async import events
+from pasta_async.backends.scripted import ScriptedBackend
+
+NAMES = """
+AnswerDone AnswerStream Backend BackendConnectError BackendError BackendProtocolError BackendStatusError
+Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
+ModelInfo ParseError PastaError Piece PromiseOpened RealClock RequestRecord Sampling Span SyncJoined
+SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord ThreadStarted
+UnsupportedModel Usage VirtualClock __version__ generate stream
+"""
+
+TYPES = {
+    "AnswerDone": "answer.done",
+    "DiagnosticFound": "diagnostic",
+    "PromiseOpened": "promise.opened",
+    "SyncJoined": "sync.joined",
+    "SyncWaiting": "sync.waiting",
+    "TextDelta": "text.delta",
+    "ThreadDelta": "thread.delta",
+    "ThreadDone": "thread.done",
+    "ThreadFailure": "thread.failed",
+    "ThreadStarted": "thread.started",
+}
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(pasta_async.__all__) == sorted(NAMES.split())
+    assert all(hasattr(pasta_async, name) for name in pasta_async.__all__)
+
+
+def test_the_events_are_one_union_told_apart_by_type() -> None:
+    members = typing.get_args(events.Event)
+    fields = {member.__name__: member.__dataclass_fields__["type"] for member in members}
+    assert {name: field.default for name, field in fields.items()} == TYPES
+    assert all(field.type == f"Literal[{field.default!r}]" for field in fields.values())
+    assert set(TYPES) | {"Event"} == set(events.__all__)
+    assert all(name in pasta_async.__all__ for name in TYPES)
+
+
+def test_every_error_is_a_pasta_error() -> None:
+    names = [name for name in pasta_async.__all__ if isinstance(getattr(pasta_async, name), type)]
+    errors = [
+        getattr(pasta_async, name) for name in names if issubclass(getattr(pasta_async, name), Exception)
+    ]
+    assert len(errors) == 10
+    assert all(issubclass(error, pasta_async.PastaError) for error in errors)
+    assert issubclass(pasta_async.InvalidRequest, ValueError)
+    assert issubclass(pasta_async.GenerationTimeout, TimeoutError)
+
+
+async def test_a_generation_is_json() -> None:
+    written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> Three.'
+    generation = await pasta_async.generate("Why?", backend=ScriptedBackend(written))
+    data = json.loads(generation.model_dump_json())
+    assert data["text"] == "One. Two. Three."
+    assert data["document"] == written
+    assert [found["code"] for found in data["diagnostics"]] == ["tokens-not-tens", "sync-idle"]
+    assert data["threads"][1]["topic"] == "a"
+    assert data["threads"][1]["estimate"] == 20
+    assert data["usage"]["completion_tokens"] == generation.usage.completion_tokens
+    assert data["critical_path"] > 0
+    assert data["text_speedup"] == generation.text_speedup
+    assert set(data) >= {"timeline", "finish", "elapsed", "notes", "parallel", "text_tokens"}
+    assert pydantic.TypeAdapter(pasta_async.Usage).validate_python(data["usage"]) == generation.usage
+
+
+async def test_the_speed_up_is_that_of_the_baselines_tokens_over_the_critical_path() -> None:
+    backend = ScriptedBackend(
+        'One. <promise topic="a" tokens="10"/><async>Two three four.</async><sync/> Five.'
+    )
+    async with pasta_async.Client(backend) as client:
+        generation = await client.generate("Why?")
+        baseline = await client.generate("Why?", baseline=True)
+    assert baseline.text == generation.text
+    tokens = baseline.usage.completion_tokens
+    assert generation.theoretical_speedup(baseline) == tokens / generation.critical_path
+    assert baseline.critical_path == tokens
+    assert generation.text_tokens == generation.usage.completion_tokens - 5 - 1 - 1 - 1  # tags, end of text
+    assert generation.text_speedup == generation.text_tokens / generation.critical_path

@@ -1,0 +1,171 @@
+"""The stream of one answer: events as they happen, text in document order, a reader who takes his time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pasta_async
+from pasta_async import Client, Event, Limits, TextDelta, ThreadDelta, ThreadDone, ThreadFailed
+from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
+from pasta_async.lang import parse
+from tests.interpreter.support import RICH, promise
+
+LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
+
+
+async def events_of(backend: ScriptedBackend) -> list[Event]:
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+        return [event async for event in stream]
+
+
+@given(latencies=LATENCIES)
+@settings(max_examples=15)
+async def test_the_text_deltas_are_the_text_whatever_the_timing(latencies: dict[int, float]) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, thread_latency=latencies)
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+        deltas = [delta async for delta in stream.text_deltas()]
+        generation = await stream.result()
+    assert "".join(deltas) == generation.text == parse(RICH).text
+    assert all(deltas)
+
+
+@given(latencies=LATENCIES)
+@settings(max_examples=15)
+async def test_each_delta_has_the_snapshot_of_its_moment(latencies: dict[int, float]) -> None:
+    events = await events_of(ScriptedBackend(RICH, latency=1.0, thread_latency=latencies))
+    text, threads = "", dict.fromkeys(range(6), "")
+    for event in events:  # all have come, and still each knows its own moment
+        if isinstance(event, TextDelta):
+            text += event.delta
+            assert event.snapshot == text
+        elif isinstance(event, ThreadDelta):
+            threads[event.thread] += event.delta
+            assert event.snapshot == threads[event.thread]
+        elif isinstance(event, ThreadDone):
+            assert event.record.text == threads[event.thread]
+
+
+async def test_a_snapshot_survives_that_the_chunk_is_written_inline() -> None:
+    p = promise("tea")
+    script = Script([f"A. {p}   <async>Inline.</async>"], {1: "Thread text.</async>"})
+    backend = ScriptedBackend(
+        script, tokenizer=WordTokenizer(tags=False), latency=1.0, thread_latency={0: 2.0, 1: 0.5}
+    )
+    events = await events_of(backend)
+    deltas = [event for event in events if isinstance(event, ThreadDelta) and event.thread == 1]
+    assert deltas[0].snapshot == deltas[0].delta == "Thread"
+    assert deltas[-1].snapshot == "Inline."
+    done = [event.record for event in events if isinstance(event, ThreadDone) and event.thread == 1]
+    assert (done[-1].finish, done[-1].text) == ("superseded", "Inline.")
+
+
+async def test_the_last_event_has_the_generation_that_result_gives() -> None:
+    backend = ScriptedBackend(RICH)
+    async with pasta_async.stream("Why?", backend=backend) as stream:
+        events = [event async for event in stream]
+        generation = await stream.result()
+    assert events[-1].type == "answer.done"
+    assert getattr(events[-1], "generation") is generation is stream.partial  # noqa: B009
+    assert [event.type for event in events].count("answer.done") == 1
+    assert [event.type for event in events].count("thread.done") == 6
+
+
+async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -> None:
+    main = [f"One. {promise('a', None, 13)}<sync/>", '<sync/> Three</async>. <promise topic="']
+    backend = ScriptedBackend(Script(main, {1: "Two.</async>"}), tokenizer=WordTokenizer(tags=False))
+    events = await events_of(backend)
+    found = [str(event.diagnostic.code) for event in events if event.type == "diagnostic"]
+    assert found == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]
+    done = events[-1]
+    assert done.type == "answer.done"
+    assert [str(diagnostic.code) for diagnostic in done.generation.diagnostics] == found
+
+
+@pytest.mark.loop_matrix
+async def test_a_slow_reader_pauses_the_threads() -> None:
+    backend = ScriptedBackend("word " * 2000)
+    async with Client(backend) as client, client.stream("Why?") as stream:
+        read = 0
+        async for _ in stream:
+            read += 1
+            for _ in range(20):  # a slow reader: everybody else could run on
+                await asyncio.sleep(0)
+            (play,) = backend.open
+            assert len(play.ids) <= read + 100
+            if read == 300:
+                break
+    assert not backend.open
+
+
+@pytest.mark.loop_matrix
+async def test_the_result_without_reading_events_does_not_deadlock() -> None:
+    backend = ScriptedBackend("word " * 1000 + RICH)
+    async with Client(backend, limits=Limits(max_threads=1)) as client, client.stream("Why?") as stream:
+        generation = await stream.result()
+    assert generation.text == "word " * 1000 + parse(RICH).text
+    assert await stream.result() is generation
+
+
+async def test_the_result_of_a_stream_that_was_left_early_is_an_error_and_its_partial_answer_is_not() -> None:
+    backend = ScriptedBackend(RICH, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client:
+        async with client.stream("Why?") as stream:
+            async for delta in stream.text_deltas():
+                if "Europe" in delta:
+                    break
+        with pytest.raises(RuntimeError, match="left before"):
+            await stream.result()
+    assert stream.partial is not None
+    assert stream.partial.text == "Both wars reshaped Europe"
+
+
+async def test_the_partial_answer_can_be_had_at_any_moment() -> None:
+    backend = ScriptedBackend(RICH, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+        async for event in stream:
+            partial = stream.partial
+            assert partial is not None
+            assert partial.usage.completion_tokens >= partial.critical_path
+            assert partial.critical_path > 0 or event.type == "thread.started"
+            assert parse(RICH).text.startswith(partial.text)
+
+
+async def test_an_error_comes_after_the_events_before_it_and_again_whenever_one_asks() -> None:
+    backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(0, 3)])
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+        deltas: list[str] = []
+        with pytest.raises(ThreadFailed):
+            async for delta in stream.text_deltas():
+                deltas.append(delta)  # noqa: PERF401 - it fails on the way
+        assert "".join(deltas) == "Both wars reshaped"
+        for _ in range(2):
+            with pytest.raises(ThreadFailed) as caught:
+                await stream.result()
+        assert caught.value.partial is not None
+        assert caught.value.partial.text == "Both wars reshaped"
+
+
+async def test_a_stream_is_entered_once_and_before_it_is_read() -> None:
+    backend = ScriptedBackend("One.")
+    async with Client(backend) as client:
+        stream = client.stream("Why?")
+        with pytest.raises(RuntimeError, match="enter the stream first"):
+            await anext(stream)
+        async with stream:
+            assert (await stream.result()).text == "One."
+        with pytest.raises(RuntimeError, match="entered once"):
+            async with stream:
+                pass
+
+
+async def test_many_answers_share_a_client() -> None:
+    backend = ScriptedBackend({"one": "First.", "two": RICH, "three": "Third."}, latency=1.0)
+    async with Client(backend, clock=backend.clock) as client:
+        prompts = ["one", "two", "three"] * 3
+        answers = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
+    assert [answer.text for answer in answers] == ["First.", parse(RICH).text, "Third."] * 3
+    assert len({request.answer for request in backend.requests}) == 9

@@ -1,0 +1,118 @@
+"""Stop texts apply to the visible text in document order, and cancel what comes after."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_async import Client, Sampling
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.interpreter.visible import Visible
+from pasta_async.lang import parse
+from tests.interpreter.support import RICH, answer, documents, promise
+from tests.interpreter.vocabularies import tokenizer
+
+
+def stopping(*stop: str) -> Sampling:
+    return Sampling(stop=stop)
+
+
+async def test_the_text_ends_before_the_stop_text() -> None:
+    generation = await answer(ScriptedBackend("One two. Three four."), sampling=stopping("Three"))
+    assert (generation.text, generation.finish) == ("One two. ", "stop")
+
+
+@pytest.mark.parametrize("piece", [1, 2, 50])
+@pytest.mark.parametrize(
+    "stop", ["y. Ta", "reshaped", "peace.", "peace. Taken", "and old. The", "ended an age. More"]
+)
+async def test_a_stop_text_is_found_across_pieces_and_threads(stop: str, piece: int) -> None:
+    for latencies in ({}, {1: 20.0}, {2: 20.0}, {0: 20.0}):
+        backend = ScriptedBackend(RICH, latency=1.0, thread_latency=latencies, piece=piece)
+        generation = await answer(backend, sampling=stopping(stop))
+        whole = parse(RICH).text
+        assert (generation.text, generation.finish) == (
+            (whole.split(stop)[0], "stop") if stop in whole else (whole, "end")
+        )
+        assert generation.document.text == generation.text
+        assert not backend.open
+
+
+async def test_the_document_ends_there_as_well() -> None:
+    generation = await answer(ScriptedBackend(RICH), sampling=stopping("many"))
+    assert generation.document.format() == (
+        'Both wars reshaped Europe. <promise topic="causes" tokens="60"/><async>The causes were </async>'
+    )
+
+
+async def test_what_comes_behind_it_is_cancelled_and_what_comes_before_is_not() -> None:
+    chunks = promise("a", "Alpha beta gamma STOP delta.") + promise("b", "long " * 60)
+    backend = ScriptedBackend(f"One. {chunks} two " + "on " * 60, latency=1.0, thread_latency={1: 3.0})
+    generation = await answer(backend, sampling=stopping("STOP"))
+    assert generation.text == "One. Alpha beta gamma "
+    assert {request.thread for request in backend.aborted} == {0, 1, 2}
+    assert generation.elapsed < 25
+    script = f"One. {promise('a', 'Alpha ' * 60)} two. STOP three."
+    backend = ScriptedBackend(script, latency=1.0)
+    generation = await answer(backend, sampling=stopping("STOP"))
+    assert generation.text == "One. " + "Alpha " * 60 + " two. "  # it is not known before chunk 1 is there
+    assert generation.threads[1].finish == "stop"
+    assert generation.elapsed > 60
+
+
+async def test_a_stop_text_while_main_waits_at_its_sync_ends_the_answer() -> None:
+    script = f"One. {promise('a', 'Alpha STOP beta.')}<sync/> two."
+    backend = ScriptedBackend(script, latency=1.0, thread_latency={1: 10.0})
+    generation = await answer(backend, sampling=stopping("STOP"))
+    assert (generation.text, generation.finish) == ("One. Alpha ", "stop")
+    assert [request.thread for request in backend.requests] == [0, 1]
+
+
+async def test_tags_are_no_visible_text() -> None:
+    generation = await answer(
+        ScriptedBackend(RICH), sampling=stopping("promise", "sync", "<async>", 'tokens="')
+    )
+    assert generation.finish == "end"
+
+
+async def test_the_stream_never_shows_a_part_of_it() -> None:
+    backend = ScriptedBackend(RICH)
+    async with (
+        Client(backend) as client,
+        client.stream("Why?", sampling=stopping("and old. The out")) as stream,
+    ):
+        deltas = [delta async for delta in stream.text_deltas()]
+        generation = await stream.result()
+    assert "".join(deltas) == generation.text == "Both wars reshaped Europe. The causes were many, "
+
+
+@given(
+    document=documents(),
+    stop=st.lists(st.sampled_from(["a", "bc", " d", "Tea is", "\n\n", "é漢"]), min_size=1),
+)
+@settings(max_examples=25)
+async def test_stops_are_those_of_the_whole_text(document: object, stop: list[str]) -> None:
+    written = str(getattr(document, "format")())  # noqa: B009
+    backend = ScriptedBackend(written, tokenizer=tokenizer("bytes"))
+    generation = await answer(backend, sampling=Sampling(stop=tuple(stop), max_tokens=10**7))
+    text = parse(written).text
+    ends = [(text.find(one) + len(one), text.find(one)) for one in stop if one in text]
+    assert generation.text == (text[: min(ends)[1]] if ends else text)
+    assert generation.document.text == generation.text
+
+
+@given(
+    pieces=st.lists(st.text("ab", max_size=4)),
+    stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_where_it_stops_does_not_depend_on_how_the_text_comes_in(pieces: list[str], stop: list[str]) -> None:
+    visible, whole = Visible(stop), "".join(pieces)
+    shown = ""
+    for piece in pieces:
+        visible.tail.pending.append(piece)
+        shown += visible.take()
+    shown += visible.close()
+    ends = [(whole.find(one) + len(one), whole.find(one)) for one in stop if one in whole]
+    assert shown == "".join(visible.shown) == (whole[: min(ends)[1]] if ends else whole)
+    assert visible.stopped == bool(ends)

@@ -1,0 +1,77 @@
+"""Tags in what a user typed are data, never commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.lang import TAG_TOKENS, parse
+from tests.interpreter.support import RICH, answer
+from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
+
+if TYPE_CHECKING:
+    from pasta_async import Message
+
+TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
+
+
+def tag_ids(backend: ScriptedBackend, ids: tuple[int, ...]) -> set[int]:
+    return set(backend.tokenizer.tags or ()) & set(ids)
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("typed", [TYPED, *TAG_TOKENS, "".join(TAG_TOKENS), "<<sync/>/>", "<\\sync/>"])
+async def test_a_prompt_with_tags_is_encoded_without_a_tag_id_and_decodes_to_what_was_typed(
+    name: str, typed: str
+) -> None:
+    backend = ScriptedBackend("Nothing.", tokenizer=tokenizer(name))
+    generation = await answer(backend, typed)
+    (request,) = backend.requests
+    assert not tag_ids(backend, request.ids)
+    assert await backend.detokenize(request.ids) == f"<|user|>{typed}<|end|><|answer|>"
+    assert len(generation.threads) == 1
+    assert not generation.document.promises
+
+
+@pytest.mark.parametrize("name", TAGGED)
+async def test_so_are_assistant_turns_and_the_system_message(name: str) -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": f"Mind {TYPED}"},
+        {"role": "user", "content": "Compare."},
+        {"role": "assistant", "content": RICH},
+        {"role": "user", "content": "Again."},
+    ]
+    backend = ScriptedBackend(RICH, tokenizer=tokenizer(name))
+    generation = await answer(backend, messages)
+    assert not tag_ids(backend, backend.requests[0].ids)
+    typed = await backend.detokenize(backend.requests[0].ids)
+    assert all(message["content"] in typed for message in messages)
+    assert generation.document == parse(RICH)
+
+
+@pytest.mark.parametrize("name", UNTAGGED)
+async def test_a_prompted_model_is_asked_as_typed_and_nothing_in_it_is_read(name: str) -> None:
+    backend = ScriptedBackend("Nothing.", tokenizer=tokenizer(name))
+    generation = await answer(backend, TYPED)
+    typed = await backend.detokenize(backend.requests[0].ids)
+    assert typed.endswith(f"<|user|>{TYPED}<|end|><|answer|>")
+    assert (generation.text, len(generation.threads)) == ("Nothing.", 1)
+
+
+@pytest.mark.parametrize("name", TAGGED)
+async def test_tags_that_a_trained_model_spells_out_are_text(name: str) -> None:
+    script = 'Write <\\sync/> or <\\promise topic="a" tokens="10"/> to <\\async>.'
+    backend = ScriptedBackend(script, tokenizer=tokenizer(name))
+    generation = await answer(backend)
+    assert generation.text == 'Write <sync/> or <promise topic="a" tokens="10"/> to <async>.'
+    assert generation.document == parse(script)
+    assert len(generation.threads) == len(backend.requests) == 1
+
+
+async def test_baseline_answers_read_no_tags() -> None:
+    backend = ScriptedBackend("A <\\sync/> B.")
+    generation = await answer(backend, TYPED, baseline=True)
+    assert (generation.text, len(generation.threads)) == ("A <sync/> B.", 1)
+    assert (await backend.detokenize(backend.requests[0].ids)).endswith("<|plain answer|>")
