@@ -166,7 +166,7 @@ class LocalBackend:
         if session is not None and session.busy:
             raise BackendError(f"{self._folder.name}: the backend is in use on another event loop")
         if session is not None and session.abandoned:
-            model.stepper.submit(model.stepper.reset)
+            model.stepper.submit(model.stepper.drop_abandoned)
         self._session = Session(model.stepper, self._executor)
         return self._session
 

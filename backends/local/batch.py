@@ -69,6 +69,11 @@ class Batch:
     """The row of each entry's last token."""
     blocks: list[Block]
 
+    @property
+    def rows(self) -> int:
+        """How many tokens are computed."""
+        return self.ids.shape[0]
+
 
 class _Group(NamedTuple):
     """A group's attention before padding."""

@@ -16,12 +16,12 @@ __all__ = ["KVCache", "SlotPool"]
 
 
 class KVCache:
-    """Keys and values of all slots, `[slots, 2 * kv_heads * head_dim]` for each layer (keys first)."""
+    """Keys and values of all slots, `[slots, 2 * kv_heads, head_dim]` for each layer (keys first)."""
 
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        width = 2 * config.kv_heads * config.head_dim
+        shape = (slots, 2 * config.kv_heads, config.head_dim)
         # Not zeroed: memory is claimed page by page as it is used, and no slot is read before it is written.
-        self.layers = [torch.empty(slots, width, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.layers = [torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)]
 
 
 class SlotPool:

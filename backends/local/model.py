@@ -42,10 +42,10 @@ class CausalLM:
 
         Row i of the logits belongs to the i-th of `batch.last`, a row of the batch.
         """
-        rows = len(batch.ids)
-        padding = (0, pad_rows(rows) - rows)
-        x = F.embedding(F.pad(batch.ids, padding), self._embedding)  # [padded rows, hidden]
-        positions = F.pad(batch.positions, padding)
+        ids, positions = batch.ids, batch.positions
+        if (padded := pad_rows(batch.rows)) > batch.rows:
+            ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
+        x = F.embedding(ids, self._embedding)  # [padded rows, hidden]
         cos, sin = self._cos[positions], self._sin[positions]  # [padded rows, 1, head_dim]
         for layer, kv in zip(self._layers, cache.layers, strict=True):
             x = layer.forward(x, cos, sin, batch, kv)
@@ -80,29 +80,37 @@ class _Layer:
     def _attention(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
-        c, rows = self.config, len(batch.ids)
-        qkv = self._qkv(x).view(len(x), c.heads + 2 * c.kv_heads, c.head_dim)
-        qk = qkv[:, : c.heads + c.kv_heads]
+        c, rows, padded = self.config, batch.rows, x.shape[0]
+        qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
+        place = qk = qkv[:, : c.heads + c.kv_heads]
         if self._qk_norm is not None:
             qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm
-        qkv[:, : c.heads + c.kv_heads] = torch.addcmul(qk * cos, qk.roll(c.head_dim // 2, -1), sin)
-        kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :].reshape(rows, -1))
-        out = x.new_zeros(len(x), c.heads, c.head_dim)
+        torch.addcmul(qk * cos, qk.roll(c.head_dim // 2, -1), sin, out=place)
+        kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
+        queries = qkv[:, : c.heads]
+        if len(batch.blocks) == 1 and rows == padded:
+            return self._out(_attend(queries, kv, batch.blocks[0], c))
+        out = x.new_zeros(padded, c.heads * c.head_dim)
         for block in batch.blocks:
-            out[block.rows] = _attend(qkv[:, : c.heads][block.rows], kv, block, c)
-        return self._out(out.view(len(x), -1))
+            out[block.rows] = _attend(queries[block.rows], kv, block, c)
+        return self._out(out)
 
 
 def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig) -> torch.Tensor:
-    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' slots."""
+    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' slots.
+
+    Returns `[groups * queries, heads * head_dim]`.
+    """
     c, groups, queries = config, block.groups, block.queries
     gathered = kv.index_select(0, block.table).view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
     # The queries that share a key-value head stand below each other: one product serves them all.
-    q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
+    if queries > 1:
+        q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(groups, c.kv_heads, -1, c.head_dim)
     out = F.scaled_dot_product_attention(q, gathered[:, : c.kv_heads], gathered[:, c.kv_heads :], block.mask)
-    out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(groups * queries, c.heads, c.head_dim)
+    if queries > 1:
+        out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(groups * queries, c.heads * c.head_dim)
 
 
 def _fused(weights: Mapping[str, torch.Tensor], prefix: str, names: tuple[str, ...]) -> Linear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import BackendError
 
@@ -52,7 +52,12 @@ class Stepper:
         self._streams.clear()
         self._engine.reset()
 
-    def run(self, deliver: Callable[[Delivery], None]) -> None:
+    def drop_abandoned(self) -> None:
+        """Let the streams of closed loops go (a command)."""
+        for stream in [stream for stream in self._streams.values() if stream.loop.is_closed()]:
+            self.remove(stream)
+
+    def run(self) -> None:
         """Step until no job can move: all have ended, or wait for their readers."""
         while True:
             while self._commands:
@@ -66,7 +71,7 @@ class Stepper:
                 ]
                 for stream, pieces in ready:
                     self._end(stream, pieces)
-                deliver([(stream, pieces) for stream, pieces in ready if pieces])
+                self._deliver([(stream, pieces) for stream, pieces in ready if pieces])
             elif not self._commands:
                 return
 
@@ -75,6 +80,14 @@ class Stepper:
             del self._streams[id(stream.job)]
             if stream.job.node is not None:  # the text ended it, not the engine
                 self._engine.remove(stream.job)
+
+    def _deliver(self, ready: Delivery) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Sequence[Piece]]]] = {}
+        for stream, pieces in ready:
+            by_loop.setdefault(stream.loop, []).append((stream, pieces))
+        for loop, batch in by_loop.items():
+            if not _tell(loop, _post, batch):
+                self.drop_abandoned()
 
 
 class Session:
@@ -156,14 +169,14 @@ class Session:
 
     def _remove(self, stream: Stream) -> None:
         self._stepper.remove(stream)
-        self.loop.call_soon_threadsafe(stream.ended.set)
+        _tell(self.loop, stream.ended.set)
 
     async def _drive(self) -> None:
         """Keep the engine's thread stepping while streams are open."""
         try:
             while self._open:
                 self._wake.clear()
-                await self.loop.run_in_executor(self._executor, self._stepper.run, self._deliver)
+                await self.loop.run_in_executor(self._executor, self._stepper.run)
                 if self._open:
                     await self._wake.wait()
         except asyncio.CancelledError:
@@ -177,9 +190,14 @@ class Session:
         finally:
             self._settled.set()
 
-    def _deliver(self, ready: Delivery) -> None:
-        if ready:
-            self.loop.call_soon_threadsafe(_post, ready)
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
+    """Have a loop call something, from the engine's thread; False if it was closed meanwhile."""
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _post(ready: Delivery) -> None:

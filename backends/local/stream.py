@@ -72,7 +72,7 @@ class Writer:
 class Stream:
     """A job and its reader's buffer.
 
-    `write` runs in the engine's thread; everything else in the event loop.
+    Belongs to the running event loop; `write` runs in the engine's thread.
 
     Args:
         job: In the engine.
@@ -81,6 +81,7 @@ class Stream:
 
     def __init__(self, job: Job, writer: Writer) -> None:
         self.job = job
+        self.loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         """Whether the engine is done with the job."""
         self._writer = writer

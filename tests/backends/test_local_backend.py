@@ -1,0 +1,448 @@
+"""The embedded backend as the interpreter meets it: pieces, limits, cancellation, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import local_models
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import BackendError, InvalidRequest, UnsupportedModel
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+torch.set_num_threads(1)
+QUESTION = [{"role": "user", "content": "The causes"}]
+GREEDY = Sampling()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path, tokenizer = tmp_path_factory.mktemp("backend"), local_models.byte_level()
+    model = local_models.model()
+    with torch.no_grad():  # it never ends a text by itself
+        model.lm_head.weight[tokenizer.eos_token_id] = 0
+    return local_models.save(path, model, tokenizer)
+
+
+@pytest.fixture
+async def backend(folder: Path) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(folder, device="cpu", slots=512)
+    yield made
+    await made.aclose()
+    assert engine_tasks() == []
+
+
+def engine_tasks() -> list[str]:
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    return [name for name in names if name.startswith("pasta_async")]
+
+
+def request(ids: list[int] | range, max_tokens: int = 20, **fields: Any) -> DecodeRequest:
+    values: dict[str, Any] = {"answer": "a", "thread": 0, "sampling": GREEDY, **fields}
+    return DecodeRequest(ids=tuple(ids), max_tokens=max_tokens, **values)
+
+
+async def pieces(backend: LocalBackend, asked: DecodeRequest) -> list[Piece]:
+    return [piece async for piece in backend.decode(asked)]
+
+
+def all_ids(received: list[Piece]) -> list[int]:
+    return [token for piece in received for token in piece.ids]
+
+
+def force(backend: LocalBackend, tokens: list[int]) -> None:
+    """Make the model write these tokens, one after another, whatever it thinks."""
+    engine: Any = backend._model.engine  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    model, left = engine._model, iter(tokens)
+    forward = type(model).forward.__get__(model)
+
+    def forced(batch: Any, cache: Any) -> torch.Tensor:
+        logits = forward(batch, cache).clone()
+        token = next(left, None)
+        if token is None:
+            raise RuntimeError("nothing more to write")
+        logits[:, token] += 1000
+        return logits
+
+    model.forward = forced
+
+
+async def test_it_is_a_backend_and_says_what_it_knows(backend: LocalBackend, folder: Path) -> None:
+    assert isinstance(backend, Backend)
+    info = await backend.connect()
+    assert info is await backend.connect()
+    assert (info.name, info.context_length, info.vocab_size) == (folder.name, 512, 512)
+    assert info.honours_seeds
+    assert info.tags is not None
+    assert [await backend.detokenize([tag]) for tag in info.tags] == list(TAG_TOKENS)
+    assert await backend.detokenize(info.end_ids) == "<|im_end|>"
+
+
+async def test_a_piece_for_each_step_with_usage_and_logprobs(backend: LocalBackend) -> None:
+    received = await pieces(backend, request(range(30)))
+    assert [len(piece.ids) for piece in received] == [1] * 20
+    assert [piece.finish for piece in received] == [None] * 19 + ["length"]
+    assert (received[0].prompt_tokens, received[0].cached_tokens) == (30, 0)
+    assert (received[-1].prompt_tokens, received[-1].cached_tokens) == (30, 0)
+    assert all(piece.logprobs is not None and len(piece.logprobs) == 1 for piece in received)
+    again = await pieces(backend, request(range(30), stream=False))
+    assert again[-1].cached_tokens == 29
+    assert all_ids(again) == all_ids(received)
+    assert len(again) < len(received)
+    text = await backend.detokenize(all_ids(received))
+    assert "".join(piece.text for piece in received) == "".join(piece.text for piece in again) == text
+
+
+async def test_tags_come_alone_and_text_before_them_is_complete(backend: LocalBackend) -> None:
+    info = await backend.connect()
+    assert info.tags is not None
+    letters = await backend.encode("é")
+    euro = (await backend.encode("€"))[:2]  # two of three bytes
+    written = [*letters, info.tags.sync, *euro, info.tags.promise, *euro, info.end_ids[0]]
+    for stream in (True, False):
+        force(backend, written)
+        received = await pieces(backend, request(range(30 + stream), 50, stream=stream))
+        assert all_ids(received) == written
+        by_id = {piece.ids[0]: piece for piece in received if piece.ids}
+        assert by_id[info.tags.sync][:2] == ((info.tags.sync,), "<sync/>")
+        assert by_id[info.tags.promise][:2] == ((info.tags.promise,), TAG_TOKENS[0])
+        assert received[-1][:3] == ((info.end_ids[0],), "", "stop")
+        texts = "".join(piece.text for piece in received)
+        assert texts == "é<sync/>\ufffd" + TAG_TOKENS[0] + "\ufffd"
+
+
+async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
+    expected = all_ids(await pieces(backend, request(range(30), 12)))
+    first = expected.index(expected[6])
+    received = await pieces(backend, request(range(30), 12, stop_ids=(expected[6], 511)))
+    assert all_ids(received) == expected[: first + 1]
+    assert received[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_stop_text_ends_the_request_and_is_kept(backend: LocalBackend, stream: bool) -> None:
+    ids = await backend.encode("one STOP two")
+    force(backend, [*ids, *[0] * 50])
+    asked = request(range(30), 50, stop_text=("xyz", "STOP"), stream=stream)
+    received = await pieces(backend, asked)
+    text = "".join(piece.text for piece in received)
+    assert text.startswith("one STOP")
+    assert len(text) < len("one STOP two")
+    assert received[-1].finish == "stop"
+    assert engine_tasks() == []
+
+
+async def test_answers_decoded_together_are_those_decoded_alone(backend: LocalBackend) -> None:
+    requests = [request(range(i, 40 + i), 15, answer=f"a{i // 3}", thread=i % 3) for i in range(9)]
+    alone = [all_ids(await pieces(backend, asked)) for asked in requests]
+    together = await asyncio.gather(*(pieces(backend, asked) for asked in requests))
+    assert [all_ids(received) for received in together] == alone
+
+
+async def test_a_fork_of_a_running_parent_is_cached(backend: LocalBackend) -> None:
+    parent = backend.decode(request(range(40), 60))
+    seen: list[int] = []
+    async for piece in parent:
+        seen += piece.ids
+        if len(seen) == 10:
+            break
+    fork = await pieces(backend, request([*range(40), *seen, 5], 4, thread=1))
+    assert fork[0].prompt_tokens == 51
+    assert fork[0].cached_tokens is not None
+    assert fork[0].cached_tokens >= 49
+    await parent.aclose()
+
+
+async def test_seeds_make_samples_repeat(backend: LocalBackend) -> None:
+    warm = Sampling(temperature=1.0)
+    asked = [request(range(30), 15, sampling=warm, seed=seed) for seed in (1, 2)]
+    alone = [all_ids(await pieces(backend, one)) for one in asked]
+    together = await asyncio.gather(*(pieces(backend, one) for one in [*asked, *asked]))
+    assert [all_ids(received) for received in together] == [*alone, *alone]
+    assert alone[0] != alone[1]
+    free = [all_ids(await pieces(backend, request(range(30), 15, sampling=warm))) for _ in range(2)]
+    assert free[0] != free[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ids": (1, 512)}, r"token id 512 is outside the vocabulary of .* \(512\)"),
+        ({"ids": (-1, 5)}, "token id -1 is outside"),
+        ({"ids": ()}, "context is empty"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 511}, "2 context tokens and max_tokens 511 exceed the context length"),
+    ],
+)
+async def test_what_cannot_work_is_refused_at_once(
+    backend: LocalBackend, fields: dict[str, Any], message: str
+) -> None:
+    values: dict[str, Any] = {"answer": "a", "thread": 0, "sampling": GREEDY, "ids": (1, 2), "max_tokens": 5}
+    with pytest.raises(InvalidRequest, match=message):
+        await pieces(backend, DecodeRequest(**{**values, **fields}))
+    assert engine_tasks() == []
+
+
+async def test_closing_early_leaves_nothing_and_keeps_the_cache(backend: LocalBackend) -> None:
+    stream = backend.decode(request(range(40), 300))
+    async for _ in stream:
+        break
+    assert engine_tasks() == ["pasta_async local engine"]
+    await stream.aclose()
+    assert engine_tasks() == []
+    assert scheduler(backend).running == scheduler(backend).waiting == []
+    scheduler(backend).check()
+    received = await pieces(backend, request(range(40), 2))
+    assert received[0].cached_tokens == 39
+
+
+async def test_cancelling_a_reader_leaves_nothing(backend: LocalBackend) -> None:
+    await backend.connect()
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in backend.decode(request(range(40), 400)):
+            started.set()
+
+    tasks = [asyncio.create_task(read()) for _ in range(3)]
+    await started.wait()
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert engine_tasks() == []
+    assert scheduler(backend).running == []
+    scheduler(backend).check()
+
+
+async def test_closing_one_request_does_not_disturb_the_others(backend: LocalBackend) -> None:
+    expected = all_ids(await pieces(backend, request(range(40), 40)))
+    kept = asyncio.create_task(pieces(backend, request(range(40), 40, answer="kept")))
+    dropped = backend.decode(request(range(50), 300, answer="dropped"))
+    async for _ in dropped:
+        break
+    await dropped.aclose()
+    assert all_ids(await kept) == expected
+
+
+async def test_a_slow_reader_pauses_itself_and_nobody_else(backend: LocalBackend) -> None:
+    slow = backend.decode(request(range(40), 300, answer="slow"))
+    first = await anext(slow)
+    fast = await pieces(backend, request(range(50), 200, answer="fast"))
+    assert len(all_ids(fast)) == 200
+    (job,) = scheduler(backend).running
+    assert job.paused
+    assert job.length <= 40 + 33  # its buffer, and no more
+    rest = [piece async for piece in slow]
+    assert len(all_ids([first, *rest])) == 300
+
+
+async def test_more_requests_than_slots_all_end(folder: Path) -> None:
+    backend = LocalBackend(folder, device="cpu", slots=128)
+    try:
+        requests = [request(range(i, 30 + i), 60, answer=str(i)) for i in range(8)]
+        received = await asyncio.gather(*(pieces(backend, asked) for asked in requests))
+        assert [len(all_ids(one)) for one in received] == [60] * 8
+    finally:
+        await backend.aclose()
+
+
+async def test_readers_that_wait_for_each_other_with_few_slots_do_not_deadlock(folder: Path) -> None:
+    """A reader stops until another request, which needs the same slots, has ended."""
+    backend = LocalBackend(folder, device="cpu", slots=128)
+    try:
+        main = backend.decode(request(range(40), 80, answer="main"))
+        await anext(main)
+        other = await pieces(backend, request(range(100, 140), 80, answer="other"))
+        assert len(all_ids(other)) == 80
+        assert len(all_ids([piece async for piece in main])) == 79
+    finally:
+        await backend.aclose()
+
+
+async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path) -> None:
+    backend = LocalBackend(folder, device="cpu")
+    stream = backend.decode(request(range(40), 900))
+    await anext(stream)
+    await backend.aclose()
+    assert engine_tasks() == []
+    with pytest.raises(BackendError, match="closed"):
+        async for _ in stream:
+            pass
+    with pytest.raises(BackendError, match="closed"):
+        await backend.connect()
+    await backend.aclose()
+
+
+async def test_a_failing_step_ends_every_request_and_the_engine_recovers(backend: LocalBackend) -> None:
+    expected = all_ids(await pieces(backend, request(range(30))))
+    force(backend, [1, 2])
+    results = await asyncio.gather(
+        *(pieces(backend, request(range(20 + i), 10)) for i in range(2)), return_exceptions=True
+    )
+    assert all(isinstance(result, BackendError) for result in results)
+    assert "engine failed: RuntimeError('nothing more to write')" in str(results[0])
+    assert engine_tasks() == []
+    engine: Any = backend._model.engine  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
+    engine._model.forward = type(engine._model).forward.__get__(engine._model)
+    assert all_ids(await pieces(backend, request(range(30)))) == expected
+
+
+def test_one_event_loop_after_another(folder: Path) -> None:
+    backend = LocalBackend(folder, device="cpu")
+
+    async def once() -> list[int]:
+        stream = backend.decode(request(range(30), 900))
+        await anext(stream)  # left open: the loop closes it
+        return all_ids(await pieces(backend, request(range(30), 10)))
+
+    assert asyncio.run(once()) == asyncio.run(once())
+    asyncio.run(backend.aclose())
+
+
+async def test_text_typed_by_users_is_data(backend: LocalBackend) -> None:
+    info = await backend.connect()
+    assert info.tags is not None
+    typed = 'Say <sync/> or <|im_end|> or <promise topic="x" tokens="10"/>.'
+    commands = {*info.tags, *info.end_ids}
+    assert commands.isdisjoint(await backend.encode(typed))
+    assert await backend.detokenize(await backend.encode(typed)) == typed
+    plain = await backend.encode_chat([{"role": "user", "content": "x"}], {})
+    chat = await backend.encode_chat([{"role": "user", "content": typed}], {})
+    assert [token for token in chat if token in commands] == [token for token in plain if token in commands]
+    assert f"user\n{typed}<|im_end|>" in await backend.detokenize(chat)
+
+
+async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        backend = LocalBackend(folder, device="cpu")
+        await pieces(backend, request(range(30), 2))
+        assert torch.get_num_threads() == 2
+        assert await asyncio.to_thread(torch.get_num_threads) == 2
+        await backend.aclose()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("options", [{"slots": 0}, {"threads": 0}, {"dtype": "int8"}, {"max_running": -1}])
+def test_bad_options_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        LocalBackend(folder, **options)
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
+    "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "not hold a JSON object"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be used"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    "broken weights": (
+        lambda f: (f / "model.safetensors").write_bytes(b"no tensors"),
+        "not a readable safetensors",
+    ),
+    "missing tensor": (
+        _weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
+        r"missing tensors .*layers\.1\.mlp\.up_proj",
+    ),
+    "unknown tensor": (_weights(lambda t: t.update(extra=torch.zeros(1))), "unknown tensors .*extra"),
+    "wrong shape": (
+        _weights(lambda t: t.update({"model.norm.weight": torch.zeros(3)})),
+        r"model\.norm\.weight is \[3\], not \[64\]",
+    ),
+    "architecture": (
+        _config(architectures=["MistralForCausalLM"]),
+        "MistralForCausalLM.*not one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+    ),
+    "rope": (
+        _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "'yarn', not 'default' or 'llama3'",
+    ),
+    "old rope": (
+        _config(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
+        "'linear', not",
+    ),
+    "quantised": (_config(quantization_config={"bits": 4}), "quantised"),
+    "sliding window": (_config(use_sliding_window=True), "sliding window"),
+    "sliding layers": (
+        _config(layer_types=["full_attention", "sliding_attention"]),
+        "sliding_attention",
+    ),
+    "activation": (_config(hidden_act="gelu"), "'gelu'"),
+    "nonsense": (_config(num_hidden_layers="many"), "num_hidden_layers must be a positive number"),
+    "heads": (_config(num_key_value_heads=3), "4 heads cannot share 3"),
+    "fewer rows than tokens": (_config(vocab_size=100), "is \\[512, 64\\], not \\[100, 64\\]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_unusable_folders_are_refused_with_the_reason(
+    folder: Path, tmp_path: Path, damage: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    change, message = DAMAGE[damage]
+    change(copy)
+    backend = LocalBackend(copy, device="cpu")
+    with pytest.raises(UnsupportedModel, match=message) as caught:
+        await backend.connect()
+    assert str(copy) in str(caught.value)
+    await backend.aclose()
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "nowhere")
+    with pytest.raises(UnsupportedModel, match=r"no model folder .*nowhere"):
+        await backend.connect()
+    await backend.aclose()
+
+
+async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    local_models.save(tmp_path, local_models.model(vocabulary=300), local_models.byte_level())
+    backend = LocalBackend(tmp_path, device="cpu")
+    with pytest.raises(UnsupportedModel, match=r"the tokenizer has .* tokens, the model 300"):
+        await backend.connect()
+    await backend.aclose()
+
+
+def test_importing_the_backend_loads_no_torch() -> None:
+    code = "import sys, pasta_async.backends.local; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def scheduler(backend: LocalBackend) -> Any:
+    model: Any = backend._model  # pyright: ignore[reportPrivateUsage]
+    return model.engine.scheduler
