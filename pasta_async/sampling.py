@@ -27,4 +27,4 @@ class Sampling(Options):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the answer when they appear in its visible text."""
     max_tokens: int = Field(default=16_384, ge=1)
-    """Tokens of the whole answer, all threads and tags counted. Promises reserve their chunks' caps from it."""
+    """Tokens of the whole answer, tags counted. Promises reserve their chunks' caps from it."""
