@@ -70,7 +70,7 @@ that had to be decoded one after another. Theoretical speed-up, baseline's token
 
 ## Limits
 
-- Numbers are small (sums to about 40), and names are best made of plain syllables.
+- Numbers are small (sums to about 45), and names are best made of plain syllables.
 - Wordings far from the templates of training, other tasks and other languages give nonsense.
 - Held-out templates word the request anew; the facts keep the wordings of training.
 """
@@ -145,7 +145,7 @@ def _ablations(rows: Sequence[Row], ablated: Sequence[Row]) -> str:
         )
     note = (
         "\n\n*chunks hidden*: behind a sync, main goes on without seeing the chunks.\n"
-        "*forced parallel*: each step of the chain becomes a promise, and a chunk cannot see the step before.\n"
+        "*forced parallel*: each step of the chain becomes a promise; a chunk cannot see the step before.\n"
         "The model is the same, and was trained on neither."
     )
     return "\n".join(lines) + note
