@@ -47,7 +47,7 @@ TAG_TOKENS = (PROMISE_OPEN, PROMISE_TOKENS, PROMISE_CLOSE, ASYNC_OPEN, ASYNC_CLO
 MAX_TAG = 512
 """Characters a tag may have from `<` to `>` (an escape's backslashes do not count); longer ones are text."""
 
-TAG_START = r"<(\\*)(/?)(promise|async|sync)(?=[\s/>])([^<>]*)"
+TAG_START = r"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])([^<>]*)"
 """Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
 ClosedBy = Literal["writer", "budget", "end", "interrupted"]

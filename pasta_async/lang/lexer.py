@@ -41,7 +41,7 @@ Lexeme = str | Tag | Place
 
 _CANDIDATE = re.compile(f"{TAG_START}(>?)")
 _PREFIXES = "|".join(name[:size] for name in ("promise", "async", "sync") for size in range(len(name), 0, -1))
-_UNFINISHED = re.compile(rf"<(\\*)/?((?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
+_UNFINISHED = re.compile(rf"<(\\*+)/?((?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
 
 
 class Lexer:

@@ -100,6 +100,18 @@ def test_white_space_behind_a_promise_waits_for_what_follows() -> None:
     assert parser.nodes == (Promise("a", 10, Chunk(), gap=" \n"),)
 
 
+def test_an_ignored_tag_comes_between_a_promise_and_its_chunk() -> None:
+    promise = Promise("a", 10)
+    events = feed_all(Parser(), f"{promise.source} </promise><async>b")
+    assert events == [
+        PromiseOpened(promise, 32),
+        TextDelta(" "),
+        IgnoredTag("</promise>", 43),
+        IgnoredTag("<async>", 50),
+        TextDelta("b"),
+    ]
+
+
 def test_nodes_so_far_can_be_read_at_any_time() -> None:
     parser = Parser()
     parser.feed('one <promise topic="a" tokens="10"/><async>two <sy')
