@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerStream"]
 
-_BUFFER = 64
-"""Batches of events that may wait for the reader; a thread that adds one more then waits for it."""
+_BUFFER = 128
+"""Events that may wait for the reader; a thread that adds more then waits for it."""
 
 
 class AnswerStream:
@@ -32,8 +32,7 @@ class AnswerStream:
 
     def __init__(self, run: Callable[[Emit, Watch], Awaitable[Generation]]) -> None:
         self._run = run
-        self._batches: deque[list[Event]] = deque()
-        self._batch: deque[Event] = deque()
+        self._events: deque[Event] = deque()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._generation: Generation | None = None
@@ -66,9 +65,9 @@ class AnswerStream:
 
         Cancelling it leaves the answer running until the block is left.
         """
-        if not self._batch:
-            self._batch.extend(await self._next_batch())
-        return self._batch.popleft()
+        if not self._events:
+            await self._more()
+        return self._events.popleft()
 
     async def text_deltas(self) -> AsyncIterator[str]:
         """The visible text in document order, piece by piece. Other events are passed over."""
@@ -97,26 +96,24 @@ class AnswerStream:
 
     async def _emit(self, events: list[Event]) -> None:
         """Hand events over, then wait while too many are unread. They are kept even if that is cancelled."""
-        self._batches.append(events)
+        self._events += events
         self._news.set()
-        while len(self._batches) > _BUFFER:
+        while len(self._events) > _BUFFER:
             self._room.clear()
             await self._room.wait()
 
-    async def _next_batch(self) -> list[Event]:
+    async def _more(self) -> None:
+        """Wait for events; all who wait for room may go on."""
         if self._task is None:
             raise RuntimeError("enter the stream first: async with client.stream(...) as s")
-        while not self._batches:
+        self._room.set()
+        while not self._events:
             if self._task.done():
                 if not self._task.cancelled():
                     self._generation = self._task.result()
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        batch = self._batches.popleft()
-        if not self._batches:
-            self._room.set()  # all who wait at once: each adds one batch, so there is one turn for each
-        return batch
 
     async def _end(self) -> None:
         """Cancel the answer and wait until it is gone, even if we are cancelled meanwhile."""
