@@ -2,20 +2,44 @@
 
 A fork must be a token prefix of its parent, so contexts are made of the ids that were recorded. Where the tag
 of a prompted model ends inside a token, the context is cut before that token and the rest of its text is
-encoded again: such a rest is a `str` part, resolved by the shell through the backend's `encode`.
+encoded again. The shell resolves such a part through the backend's `encode` and `detokenize`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Part", "Stretch"]
+__all__ = ["Cut", "Part", "Stretch", "whole_ids"]
 
-Part = tuple[int, ...] | str
-"""Recorded ids, or a text to be encoded."""
+
+class Cut(NamedTuple):
+    """A part of what several ids say together, of which some may be cut in two."""
+
+    ids: tuple[int, ...]
+    text: str
+    start: int
+    """Index in the text where the part begins."""
+    end: int
+
+
+Part = tuple[int, ...] | str | Cut
+"""Recorded ids, a text to be encoded, or both."""
+
+
+def whole_ids(cut: Cut, texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
+    """The ids that stand whole in a cut, and the text to be encoded before and behind them.
+
+    `texts`: what the first id says, the first two, and so on.
+    """
+    ends = {0: 0} | {n: len(text) for n, text in enumerate(texts, 1) if cut.text.startswith(text)}
+    inside = [n for n, end in ends.items() if cut.start <= end <= cut.end]
+    if len(inside) < 2:
+        return cut.text[cut.start : cut.end], (), ""
+    first, last = inside[0], inside[-1]
+    return cut.text[cut.start : ends[first]], cut.ids[first:last], cut.text[ends[last] : cut.end]
 
 
 class Stretch:
@@ -24,13 +48,14 @@ class Stretch:
     `add` takes what was fed to the parser as one unit; `cut` and `mark` say where in it tags ended.
     """
 
-    __slots__ = ("_marks", "_parts", "_placed", "_text", "_unit", "raw")
+    __slots__ = ("_before", "_marks", "_parts", "_placed", "_text", "_unit", "raw")
 
     def __init__(self) -> None:
         self.raw: list[int] = []
         """The ids as they were generated: what the thread itself has behind its context."""
-        self._parts: list[list[int] | str] = []
+        self._parts: list[list[int] | str | Cut] = []
         self._marks: list[tuple[int, int]] = []  # (number of parts before it, thread)
+        self._before: dict[int, tuple[int, Part | None]] = {}  # by thread: ids before it, and what is cut
         self._unit: list[int] = []
         self._text = ""
         self._placed = 0
@@ -45,6 +70,9 @@ class Stretch:
 
     def mark(self, thread: int, left: int) -> None:
         """A promise ends `left` characters before the end of what was added last."""
+        end = len(self._text) - left
+        start = len(self.raw) - len(self._unit)
+        self._before[thread] = (start, self._cut_out(0, end)) if left else (len(self.raw), None)
         self.cut(left)
         self._marks.append((len(self._parts), thread))
 
@@ -55,7 +83,7 @@ class Stretch:
             return
         end = len(self._text) - left
         if end > self._placed:
-            self._parts.append(self._text[self._placed : end])
+            self._parts.append(self._cut_out(self._placed, end))
             self._placed = end
 
     def drop_rest(self) -> None:
@@ -64,9 +92,10 @@ class Stretch:
             self._unit, self._text, self._placed = [], "", 0
 
     def before(self, thread: int) -> list[Part]:
-        """The parts up to the promise of `thread`."""
-        index = next(index for index, number in self._marks if number == thread)
-        return _frozen(self._parts[:index])
+        """What stands up to the promise of `thread`: the recorded ids, cut nowhere but there."""
+        count, rest = self._before[thread]
+        ids = tuple(self.raw[:count])
+        return [ids] if rest is None else [ids, rest]
 
     def joined(self, chunks: dict[int, list[Part]]) -> list[Part]:
         """All parts, with the chunk of each promise right behind it (none for a promise not in `chunks`)."""
@@ -81,11 +110,17 @@ class Stretch:
 
     def _place_rest(self) -> None:
         if self._placed:
-            if rest := self._text[self._placed :]:
-                self._parts.append(rest)
+            if self._placed < len(self._text):
+                self._parts.append(self._cut_out(self._placed, len(self._text)))
         elif self._unit:
             self._append(self._unit)
         self._unit, self._text, self._placed = [], "", 0
+
+    def _cut_out(self, start: int, end: int) -> str | Cut:
+        """A part of what was added last."""
+        if len(self._unit) > 1:
+            return Cut(tuple(self._unit), self._text, start, end)
+        return self._text[start:end]
 
     def _append(self, ids: list[int]) -> None:
         boundary = self._marks[-1][0] if self._marks else -1
@@ -96,5 +131,5 @@ class Stretch:
             self._parts.append(list(ids))
 
 
-def _frozen(parts: Iterable[list[int] | str]) -> list[Part]:
-    return [part if isinstance(part, str) else tuple(part) for part in parts]
+def _frozen(parts: Iterable[list[int] | str | Cut]) -> list[Part]:
+    return [tuple(part) if isinstance(part, list) else part for part in parts]

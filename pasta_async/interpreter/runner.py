@@ -19,6 +19,7 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailed,
 )
+from pasta_async.interpreter.context import Cut, whole_ids
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
+
+_FEW = 16
+"""Ids of one piece that are looked at one by one where a tag ends among them; more are encoded again."""
 
 
 def thread_seed(seed: int | None, thread: int) -> int | None:
@@ -88,7 +92,7 @@ class Runner:
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
-        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._encoded: dict[Part, tuple[int, ...]] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Generation:
@@ -259,11 +263,20 @@ class Runner:
         )
 
     async def _ids(self, part: Part) -> tuple[int, ...]:
-        if not isinstance(part, str):
+        if not isinstance(part, str | Cut):
             return part
         if part not in self._encoded:
-            self._encoded[part] = tuple(await self._backend.encode(part))
+            self._encoded[part] = await (self._encode(part) if isinstance(part, str) else self._cut(part))
         return self._encoded[part]
+
+    async def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(await self._backend.encode(text)) if text else ()
+
+    async def _cut(self, cut: Cut) -> tuple[int, ...]:
+        few = len(cut.ids) <= _FEW
+        texts = [await self._backend.detokenize(cut.ids[: n + 1]) for n in range(len(cut.ids) if few else 0)]
+        before, whole, behind = whole_ids(cut, texts)
+        return (*await self._encode(before), *whole, *await self._encode(behind))
 
     async def _decode(self, request: DecodeRequest) -> None:
         """Send a request and feed the machine until it, or the request, ends."""

@@ -30,6 +30,7 @@ TAGGED_TEXTS = [
     'Some <promise topic="black tea" tokens="60"/> text <promise topic="causes" tokens="40"/>',
     ' and <sync/> on.\nA list:\n1. <promise topic="a" tokens="10"/>\n2. <promise topic="b" tokens="20"/>',
     "\n\n<sync/>\nIn the end. <sync/>\n",
+    '3. <promise topic="c" tokens="20"/>.\n4. <promise topic="d" tokens="20"/>.\n<sync/>.\n</async>.\n',
     "<async>The causes were many.</async>\n<async>Tea.</async> <sync/>\n</async>. 漢字 🎉",
 ]
 
