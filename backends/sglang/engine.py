@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.engine_thread import EngineThread
     from pasta_async.backends.sglang.launch import Device
+    from pasta_async.backends.sglang.local_text import LocalWords
     from pasta_async.backends.tokenization import TextCodec
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
@@ -50,7 +51,7 @@ class EngineBackend:
         self._device: Device | None = device
         self._arguments = server_args
         self._thread: EngineThread | None = None
-        self._known: tuple[ModelInfo, TextCodec] | None = None
+        self._known: tuple[ModelInfo, LocalWords] | None = None
         self._rids = request_ids()
 
     async def connect(self) -> ModelInfo:
@@ -64,7 +65,7 @@ class EngineBackend:
         """
         return (await self._connected())[0]
 
-    async def _connected(self) -> tuple[ModelInfo, TextCodec]:
+    async def _connected(self) -> tuple[ModelInfo, LocalWords]:
         if self._known is None:
             codec = await asyncio.to_thread(self._read_tokenizer)
             if self._thread is None:
@@ -74,7 +75,7 @@ class EngineBackend:
                     engine: Any = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
                 except Exception as error:
                     raise BackendError(f"SGLang could not start on {self._path}: {error}") from error
-            self._known = (_model_info(engine, codec, self._path), codec)
+            self._known = await _learn(engine, codec, self._path)
         return self._known
 
     def _read_tokenizer(self) -> TextCodec:
@@ -92,18 +93,18 @@ class EngineBackend:
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data."""
-        _, codec = await self._connected()
-        return codec.encode(text)
+        _, words = await self._connected()
+        return await words.encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Encode messages by the model's chat template; what stands in them is data."""
-        _, codec = await self._connected()
-        return codec.encode_chat(messages, template_kwargs)
+        _, words = await self._connected()
+        return await words.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept."""
-        info, codec = await self._connected()
-        return codec.detokenize(checked_ids(ids, info))
+        info, words = await self._connected()
+        return await words.detokenize(checked_ids(ids, info))
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -115,7 +116,7 @@ class EngineBackend:
             InvalidRequest: The ids do not fit the model. Nothing was sent.
             BackendError: The engine refused or failed.
         """
-        info, codec = await self._connected()
+        info, words = await self._connected()
         assert self._thread is not None
         body: dict[str, Any] = {
             "input_ids": checked_ids(request.ids, info),
@@ -124,12 +125,11 @@ class EngineBackend:
             "rid": next(self._rids),
         }
         read = Increments(incremental=self._arguments.get("incremental_streaming_output", True))
-        local_text = importlib.import_module("pasta_async.backends.sglang.local_text")
-        pieces = local_text.LocalReader(codec, request.stop_ids)
+        pieces = words.reader(request.stop_ids)
         call = _Call(self._thread, body)
         try:
             while (event := await call.events.get()) is not None:
-                for piece in pieces.read(read.take(event)):
+                for piece in await pieces.read(read.take(event)):
                     yield piece
             call.result()
         finally:
@@ -182,17 +182,20 @@ class _Call:
             await asyncio.wait([asyncio.wrap_future(self._ended)])
 
 
-def _model_info(engine: Any, codec: TextCodec, path: Path) -> ModelInfo:
+async def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalWords]:
     manager = engine.tokenizer_manager
-    ends: set[int] = set(manager.model_config.hf_eos_token_id or ())
-    return ModelInfo(
+    local_text = importlib.import_module("pasta_async.backends.sglang.local_text")
+    words: LocalWords = local_text.LocalWords(codec, manager.model_config.hf_eos_token_id or ())
+    tags, ends = await words.learn()
+    info = ModelInfo(
         name=path.name,
         context_length=min(manager.context_len, manager.max_req_input_len),
         vocab_size=manager.model_config.vocab_size,
-        end_ids=tuple(sorted(ends | set(codec.end_ids))),
-        tags=codec.tags,
+        end_ids=ends,
+        tags=tags,
         honours_seeds=bool(engine.server_args.enable_deterministic_inference),
     )
+    return info, words
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -44,10 +44,12 @@ class Increments:
     Args:
         incremental: The form, where the server told it. Otherwise it is told by the count of tokens: an event
             that holds as many ids as were decoded so far holds all of them.
+        has_text: Whether events hold text; those of a server without a tokenizer do not.
     """
 
-    def __init__(self, *, incremental: bool | None = None) -> None:
+    def __init__(self, *, incremental: bool | None = None, has_text: bool = True) -> None:
         self._incremental = incremental
+        self._has_text = has_text
         self._ids = 0
         self._text = 0
 
@@ -59,7 +61,7 @@ class Increments:
         """
         try:
             ids = [int(i) for i in event["output_ids"]]
-            text = str(event["text"])
+            text = str(event["text"] if self._has_text else "")
             meta = cast("dict[str, Any]", event["meta_info"])
             done = int(meta["completion_tokens"])
             reason = cast("dict[str, Any] | None", meta.get("finish_reason"))

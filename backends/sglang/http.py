@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import random
 import zlib
@@ -10,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pasta_async.backends.sglang.encoding import Encoder
-from pasta_async.backends.sglang.events import Increments, PieceReader
-from pasta_async.backends.sglang.handshake import end_ids, server_facts, vocab_size
+from pasta_async.backends.sglang.events import Increments
+from pasta_async.backends.sglang.handshake import server_facts, vocab_size
 from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params
-from pasta_async.backends.sglang.server_tokenizer import ServerTokenizer
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
+from pasta_async.backends.sglang.words import ServerWords, Words
 from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
@@ -27,6 +27,7 @@ from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
+    from pathlib import Path
 
     import httpx
 
@@ -56,6 +57,8 @@ class SGLangBackend:
         retries: How often a request is sent again that failed before its first token.
         backoff: Seconds before the first of them; doubles, jittered. Retry-After wins, up to a minute.
         max_connections: Requests that decode at the same time.
+        tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
+            server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
     """
 
@@ -69,6 +72,7 @@ class SGLangBackend:
         retries: int = 2,
         backoff: float = 0.25,
         max_connections: int = 256,
+        tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
     ) -> None:
         if retries < 0 or backoff < 0 or max_connections < 1:
@@ -76,13 +80,12 @@ class SGLangBackend:
         self._server = Server(
             url, api_key=api_key, client=client, timeout=timeout, max_connections=max_connections
         )
-        self._tokenizer = ServerTokenizer(self._server)
-        self._encoder = Encoder(self._tokenizer)
+        self._folder = tokenizer
         self._retries = retries
         self._backoff = backoff
         self._vocab_size = vocab_size
         self._connecting = asyncio.Lock()
-        self._known: tuple[ServerFacts, ModelInfo] | None = None
+        self._known: tuple[ServerFacts, ModelInfo, Words] | None = None
         self._rids = request_ids()
         self._cleanups: set[asyncio.Task[None]] = set()
 
@@ -96,44 +99,49 @@ class SGLangBackend:
         """
         return (await self._connected())[1]
 
-    async def _connected(self) -> tuple[ServerFacts, ModelInfo]:
+    async def _connected(self) -> tuple[ServerFacts, ModelInfo, Words]:
         if self._known is None:
             async with self._connecting:
                 if self._known is None:
                     self._known = await self._handshake()
         return self._known
 
-    async def _handshake(self) -> tuple[ServerFacts, ModelInfo]:
+    async def _handshake(self) -> tuple[ServerFacts, ModelInfo, Words]:
         facts = await server_facts(self._server)
-        if not facts.has_tokenizer:
+        if not facts.has_tokenizer and self._folder is None:
             raise UnsupportedModel(
                 f"{self._server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
-                "nor read an answer. Start it without."
+                "nor read an answer. Start it without, or pass tokenizer= with the model's folder."
             )
+        size = self._vocab_size or await vocab_size(self._server)
+        words: Words = ServerWords(self._server)
+        if self._folder is not None:
+            words = await asyncio.to_thread(_local_words, self._folder)
+        tags, ends = await words.learn()
         info = ModelInfo(
             name=facts.name,
             context_length=facts.context_length,
-            vocab_size=self._vocab_size or await vocab_size(self._server),
-            tags=await self._encoder.find_tags(),
-            end_ids=await end_ids(self._server, self._tokenizer),
+            vocab_size=size,
+            tags=tags,
+            end_ids=ends,
             honours_seeds=facts.honours_seeds,
         )
-        return facts, info
+        return facts, info, words
 
     async def encode(self, text: str) -> list[int]:
-        """Encode text as data, through the server. May be cancelled at any point."""
-        await self._connected()
-        return await self._encoder.encode(text)
+        """Encode text as data. May be cancelled at any point."""
+        _, _, words = await self._connected()
+        return await words.encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages by the server's chat template. May be cancelled at any point."""
-        await self._connected()
-        return await self._encoder.encode_chat(messages, template_kwargs)
+        """Encode messages by the model's chat template. May be cancelled at any point."""
+        _, _, words = await self._connected()
+        return await words.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, through the server. May be cancelled at any point."""
-        _, info = await self._connected()
-        return await self._encoder.detokenize(checked_ids(ids, info))
+        """The text of ids. May be cancelled at any point."""
+        _, info, words = await self._connected()
+        return await words.detokenize(checked_ids(ids, info))
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -145,10 +153,11 @@ class SGLangBackend:
             InvalidRequest: The ids do not fit the model. Nothing was sent.
             BackendError: The server failed; before the first token only after the retries.
         """
-        facts, info = await self._connected()
+        facts, info, words = await self._connected()
         body = self._body(request, facts, info)
-        read = Increments(incremental=facts.incremental if request.stream else False)
-        pieces = PieceReader(info.tags, request.stop_ids, self._tokenizer.detokenize)
+        form = facts.incremental if request.stream else False
+        read = Increments(incremental=form, has_text=facts.has_tokenizer)
+        pieces = words.reader(request.stop_ids)
         call, event = await self._begin(body)
         try:
             while event is not None:
@@ -167,6 +176,8 @@ class SGLangBackend:
             "sampling_params": sampling_params(request, info),
             "stream": request.stream,
         }
+        if not facts.has_tokenizer:  # it could not tell what the text is
+            body["sampling_params"].pop("stop_regex", None)
         if facts.dp_size > 1:  # each rank has a prefix cache of its own
             body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % facts.dp_size
         return body
@@ -208,6 +219,12 @@ class SGLangBackend:
         if self._cleanups:
             await asyncio.wait(self._cleanups)
         await self._server.aclose()
+
+
+def _local_words(folder: str | Path) -> Words:
+    tokenization = importlib.import_module("pasta_async.backends.tokenization")
+    local_text = importlib.import_module("pasta_async.backends.sglang.local_text")
+    return local_text.LocalWords(tokenization.TextCodec.from_folder(folder))
 
 
 class _Call:

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.tokenization import Detokenizer
 from pasta_async.protocol import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.backends.sglang.events import Increment
     from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.protocol import Message, TagIds
 
-__all__ = ["LocalReader"]
+__all__ = ["LocalReader", "LocalWords"]
+
+
+class LocalWords:
+    """The tokenizer and the chat template in a model folder (`pasta_async.backends.sglang.words.Words`).
+
+    Args:
+        codec: The model's tokenizer.
+        end_ids: Further end-of-text ids.
+    """
+
+    def __init__(self, codec: TextCodec, end_ids: Iterable[int] = ()) -> None:
+        self._codec = codec
+        self._end_ids = tuple(sorted({*codec.end_ids, *end_ids}))
+
+    async def learn(self) -> tuple[TagIds | None, tuple[int, ...]]:
+        """Ids of the tags, if the model has them, and of end-of-text."""
+        return self._codec.tags, self._end_ids
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of text as data."""
+        return self._codec.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Ids of messages by the chat template; what stands in them is data."""
+        return self._codec.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        return self._codec.detokenize(ids)
+
+    def reader(self, stop_ids: Sequence[int]) -> LocalReader:
+        """A reader for one request, which asked to stop at these ids."""
+        return LocalReader(self._codec, stop_ids)
 
 
 class LocalReader:
@@ -29,7 +63,7 @@ class LocalReader:
         self._detokenizer = Detokenizer(codec)
         self._stop_ids = frozenset(stop_ids)
 
-    def read(self, new: Increment) -> list[Piece]:
+    async def read(self, new: Increment) -> list[Piece]:
         """The pieces of an increment; the last one carries its finish and its counts."""
         pieces = list(self._pieces(new))
         if new.finish and (rest := self._detokenizer.flush()):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
 import table_model
 
+import pasta_async
+from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.sglang.launch import server_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
-START_SECONDS = 240
+START_SECONDS = 420
+"""A free machine needs 15 s, one that is busy with other things far more."""
+
+FLAGS = ("--enable-deterministic-inference", "--skip-server-warmup")
+"""Requests' own seeds count; no test request at the start."""
 
 
 class RealServer(NamedTuple):
@@ -40,6 +47,14 @@ class RealServer(NamedTuple):
         httpx.post(f"{self.url}/flush_cache", params={"timeout": 10}).raise_for_status()
 
 
+async def until(server: RealServer, count: int, polls: int = 30) -> None:
+    """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
+    for _ in range(polls):
+        if await asyncio.to_thread(server.running) == count:
+            return
+    pytest.fail(f"{server.running()} requests running, not {count}")
+
+
 def require_sglang() -> None:
     """Fail where the suite must be complete, else skip, if SGLang is missing."""
     if importlib.util.find_spec("sglang") is not None:
@@ -51,6 +66,12 @@ def require_sglang() -> None:
 
 
 @pytest.fixture(scope="session")
+def shipped() -> Path:
+    """The folder of the model that ships with the package."""
+    return Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+
+
+@pytest.fixture(scope="session")
 def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the table model."""
     folder = tmp_path_factory.mktemp("table-model")
@@ -59,18 +80,17 @@ def table_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(table_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """SGLang's own server."""
+def server(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """SGLang's own server with the shipped model.
+
+    `PASTA_TEST_SERVER` names one that runs already, with the same model and flags, to save its start.
+    """
+    if running := os.environ.get("PASTA_TEST_SERVER"):
+        yield RealServer(running, shipped)
+        return
     require_sglang()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = server_command(
-        str(table_folder),
-        device="cpu",
-        port=port,
-        extra=["--max-total-tokens", "16384", "--enable-deterministic-inference", "--skip-server-warmup"],
-    )
+    port = _free_port()
+    command = server_command(str(shipped), device="cpu", port=port, extra=FLAGS)
     log = tmp_path_factory.mktemp("sglang") / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -79,9 +99,15 @@ def server(table_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, process, log)
-            yield RealServer(url, table_folder)
+            yield RealServer(url, shipped)
         finally:
             _stop(process)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -95,7 +121,8 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.2)
     ended = process.poll()
     what = f"ended with {ended}" if ended is not None else f"did not answer in {START_SECONDS} s"
-    pytest.fail(f"the SGLang server {what}; the end of its log:\n{log.read_text()[-3000:]}", pytrace=False)
+    end = "\n".join(line[:200] for line in log.read_text().splitlines()[-20:])
+    pytest.fail(f"the SGLang server {what}; the end of its log:\n{end}", pytrace=False)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -119,3 +146,11 @@ async def backend(server: RealServer) -> AsyncIterator[SGLangBackend]:
     yield made
     await made.aclose()
     assert server.running() == 0
+
+
+@pytest.fixture
+async def local(shipped: Path) -> AsyncIterator[LocalBackend]:
+    """The embedded engine with the same model, computing with the same numbers."""
+    made = LocalBackend(shipped, dtype="float32")
+    yield made
+    await made.aclose()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import odd_server
 import pytest
+import table_model
 from odd_server import END, TAGS, OddServer, encode, event, sse, stream
 
 from pasta_async.backends.sglang import SGLangBackend
@@ -24,6 +25,7 @@ from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
 SYNC, CLOSE = TAGS[5], TAGS[4]
 STOP = {"type": "stop", "matched": END}
@@ -314,6 +316,27 @@ async def test_what_is_wrong_with_an_answer_is_told(
     with pytest.raises(kind) as caught:
         await decode(backend(server))
     assert message in str(caught.value)
+
+
+async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(table_folder: Path) -> None:
+    vocabulary = table_model.tokenizer()
+    ids: list[int] = vocabulary.encode("a<sync/>b").ids
+    end: int = vocabulary.token_to_id("</s>")
+    events = [event([*ids, end], 4, finish={"type": "stop", "matched": end})]
+    events[0].pop("text")
+    server = OddServer({"/server_info": {"version": "0.5.23", "skip_tokenizer_init": True}})
+    server.decoding = [stream([sse(events)])]
+    made = backend(server, tokenizer=table_folder)
+    pieces = await decode(made, stop_text=("x",))
+    assert words(pieces) == [((ids[0],), "a"), ((ids[1],), "<sync/>"), ((ids[2], end), "b")]
+    assert "stop_regex" not in server.sent("/generate")[-1]["sampling_params"]
+    typed = await made.encode("<sync/>")
+    assert await made.detokenize(typed) == "<sync/>" and ids[1] not in typed
+    assert (
+        await made.encode_chat([{"role": "user", "content": "x"}], {})
+        == vocabulary.encode("<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n").ids
+    )
+    assert not server.sent("/tokenize") and not server.sent("/detokenize")
 
 
 # Trying again ---------------------------------------------------------------------------------------------

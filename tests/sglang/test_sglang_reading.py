@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,7 +34,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 def cut(content: bytes, places: Sequence[int]) -> list[bytes]:
     edges = [0, *sorted(place for place in places if place <= len(content)), len(content)]
-    return [content[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [content[a:b] for a, b in pairwise(edges)]
 
 
 @given(st.lists(LINES, max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), CUTS)
@@ -46,10 +47,10 @@ def test_any_split_of_the_bytes_gives_the_same_events(lines: list[str], end: str
 
 @given(LINES, LINES, CUTS)
 def test_an_event_of_several_lines_is_one(first: str, second: str, places: list[int]) -> None:
-    content = f"data:{first.removeprefix(' ')}\ndata: {second}\n\n"
+    content = f"data:{first}\ndata: {second}\n\n"
     decoder = SSEDecoder()
     events = [one for chunk in cut(content.encode(), places) for one in decoder.feed(chunk)]
-    assert events == [f"{first.removeprefix(' ').removeprefix(' ')}\n{second}"] or first.startswith("  ")
+    assert events == [f"{first.removeprefix(' ')}\n{second}"]
 
 
 def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_an_event_that_takes_back_ids_is_refused() -> None:
         increments.take(event([50], 1))
 
 
-def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
+async def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
     codec = TextCodec.from_folder(table_folder)
     vocabulary = table_model.tokenizer()
     ids: list[int] = vocabulary.encode("é<sync/>").ids
@@ -113,7 +114,7 @@ def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
     done, pieces = 0, list[Any]()
     for part, reason in parts:
         done += len(part)
-        pieces += reader.read(increments.take(event(part, done, text="", finish=reason)))
+        pieces += await reader.read(increments.take(event(part, done, text="", finish=reason)))
     assert [(piece.ids, piece.text) for piece in pieces] == [
         ((ids[0],), ""),
         ((ids[1],), "é"),
@@ -137,7 +138,9 @@ class Elsewhere:
     async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         return [self.tokenizer.encode(text, add_special_tokens=special).ids for text in texts]
 
-    async def tokenize_chat(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> list[int]:
+    async def tokenize_chat(
+        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
         written = "".join(f"<s>{m['role']}: {m['content'].strip()}</s>" for m in messages)
         return self.tokenizer.encode(written, add_special_tokens=False).ids
 
@@ -197,7 +200,8 @@ async def test_typed_text_is_data_for_every_kind_of_tokenizer(kind: str, typed: 
     tokenizer = KINDS[kind]()
     encoder = Encoder(Elsewhere(tokenizer))
     tags = await encoder.find_tags()
-    assert tags == tuple(map(tokenizer.token_to_id, TAG_TOKENS))
+    assert tags is not None
+    assert list(tags) == [tokenizer.token_to_id(tag) for tag in TAG_TOKENS]
     ids = await encoder.encode(typed)
     assert await encoder.detokenize(ids) == typed
     assert not set(ids) & {*tags, *map(tokenizer.token_to_id, ("<s>", "</s>"))}

@@ -1,0 +1,73 @@
+"""Where text becomes ids and ids become text: through the server, or by the model's own tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pasta_async.backends.sglang.encoding import Encoder
+from pasta_async.backends.sglang.events import PieceReader
+from pasta_async.backends.sglang.handshake import end_ids
+from pasta_async.backends.sglang.server_tokenizer import ServerTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pasta_async.backends.sglang.events import Increment
+    from pasta_async.backends.sglang.transport import Server
+    from pasta_async.protocol import Message, Piece, TagIds
+
+__all__ = ["Reader", "ServerWords", "Words"]
+
+
+class Reader(Protocol):
+    """Cuts what a request adds into pieces."""
+
+    async def read(self, new: Increment) -> list[Piece]:
+        """The pieces of an increment."""
+        ...
+
+
+class Words(Protocol):
+    """The text side of a model."""
+
+    async def learn(self) -> tuple[TagIds | None, tuple[int, ...]]:
+        """Ids of the tags, if the model has them, and of end-of-text. To be called first."""
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of text as data."""
+        ...
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Ids of messages by the chat template; what stands in them is data."""
+        ...
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        ...
+
+    def reader(self, stop_ids: Sequence[int]) -> Reader:
+        """A reader for one request, which asked to stop at these ids."""
+        ...
+
+
+class ServerWords:
+    """Everything through the server, which knows its tokenizer and its chat template."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._tokenizer = ServerTokenizer(server)
+        self._encoder = Encoder(self._tokenizer)
+        self._tags: TagIds | None = None
+        self.encode = self._encoder.encode
+        self.encode_chat = self._encoder.encode_chat
+        self.detokenize = self._encoder.detokenize
+
+    async def learn(self) -> tuple[TagIds | None, tuple[int, ...]]:
+        """Ids of the tags, if the model has them, and of end-of-text. To be called first."""
+        self._tags = await self._encoder.find_tags()
+        return self._tags, await end_ids(self._server, self._tokenizer)
+
+    def reader(self, stop_ids: Sequence[int]) -> Reader:
+        """A reader for one request, which asked to stop at these ids."""
+        return PieceReader(self._tags, stop_ids, self._tokenizer.detokenize)

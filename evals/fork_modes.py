@@ -1,0 +1,190 @@
+"""Two ways to start a promise's thread, on a real server: what each of them costs.
+
+    python -m pasta_async.evals.fork_modes --backend http://127.0.0.1:30000 --n 10
+
+SGLang puts decoded KV into its prefix cache when a request ends. So a thread forked while main decodes on
+(`stream`) computes again what main decoded since its request began. To end main's request at each promise
+and send it again (`cut`) saves that, for a round trip more and a pause of main. The counts are the server's
+own and do not depend on its hardware; the times do. Each answer begins with an empty prefix cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
+
+import httpx
+
+from pasta_async import Client, Sampling
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.progress import progress
+from pasta_async.evals.prompts import held_out
+from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+from pasta_async.training.synthetic import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from pasta_async import Generation
+    from pasta_async.clock import Clock
+    from pasta_async.evals.prompts import Prompt
+
+__all__ = ["Answer", "Mode", "main", "measure", "summarise"]
+
+Mode = Literal["stream", "cut"]
+MODES: tuple[Mode, Mode] = ("stream", "cut")
+_SAMPLING = Sampling(max_tokens=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer in one mode."""
+
+    prompt: int
+    family: str
+    mode: Mode
+    seconds: float
+    promises: int
+    requests: int
+    """Round trips."""
+    prompt_tokens: int
+    """Of the prompt, counted once."""
+    completion_tokens: int
+    prefilled_tokens: int
+    """Context tokens that were computed, over all requests."""
+    cached_tokens: int
+    first_token: float | None
+    """Seconds from a promise to the first token of its thread, on average."""
+    written: str
+    """The whole answer: greedy, so both modes must write the same."""
+
+
+async def measure(
+    client: Client,
+    prompts: Sequence[Prompt],
+    *,
+    passes: int = 1,
+    empty: Callable[[], Awaitable[None]],
+    clock: Clock = REAL_CLOCK,
+) -> list[Answer]:
+    """Answer every prompt in both modes, one after another, in the order A B B A.
+
+    Args:
+        client: What answers.
+        prompts: What is asked.
+        passes: How often all of it is done.
+        empty: Empties the prefix cache; called before each answer.
+        clock: Measures.
+
+    Cancelling it cancels the answer under way.
+    """
+    answers = list[Answer]()
+    with progress(2 * passes * len(prompts), "answers") as done:
+        for number in range(passes):
+            for index, prompt in enumerate(prompts):
+                for mode in MODES if (number + index) % 2 == 0 else MODES[::-1]:
+                    await empty()
+                    began = clock.time()
+                    generation = await client.generate(prompt.text, sampling=_SAMPLING, fork=mode)
+                    answers.append(_answer(index, prompt, mode, clock.time() - began, generation))
+                    done()
+    return answers
+
+
+def _answer(index: int, prompt: Prompt, mode: Mode, seconds: float, generation: Generation) -> Answer:
+    threads = generation.threads[1:]
+    waits = [thread.first_token - thread.opened for thread in threads if thread.first_token is not None]
+    usage = generation.usage
+    return Answer(
+        prompt=index,
+        family=prompt.family,
+        mode=mode,
+        seconds=seconds,
+        promises=len(threads),
+        requests=usage.requests,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        prefilled_tokens=usage.prefilled_tokens,
+        cached_tokens=usage.cached_tokens,
+        first_token=fmean(waits) if waits else None,
+        written=generation.document.format(),
+    )
+
+
+def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """A row for each mode: means of the answers with promises, and seconds over those of `stream`."""
+    forked = [answer for answer in answers if answer.promises]
+    rows = list[dict[str, Any]]()
+    for mode in MODES:
+        own = [answer for answer in forked if answer.mode == mode]
+        ratios = _ratios(forked, mode)
+        low, high = bootstrap_interval(ratios, geometric_mean)
+        rows.append(
+            {
+                "mode": mode,
+                "answers": len(own),
+                "promises": fmean(answer.promises for answer in own),
+                "round trips": fmean(answer.requests for answer in own),
+                "prompt tokens": fmean(answer.prompt_tokens for answer in own),
+                "decoded tokens": fmean(answer.completion_tokens for answer in own),
+                "prefilled tokens": fmean(answer.prefilled_tokens for answer in own),
+                "cached tokens": fmean(answer.cached_tokens for answer in own),
+                "ms to a thread's first token": 1000 * fmean(answer.first_token or 0.0 for answer in own),
+                "seconds": fmean(answer.seconds for answer in own),
+                "seconds / stream": f"{geometric_mean(ratios):.3f} ({low:.3f} to {high:.3f})",
+            }
+        )
+    return rows
+
+
+def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
+    """Seconds in a mode over seconds in `stream`, for each prompt."""
+    seconds: dict[tuple[Mode, int], list[float]] = {}
+    for answer in answers:
+        seconds.setdefault((answer.mode, answer.prompt), []).append(answer.seconds)
+    prompts = sorted({prompt for _, prompt in seconds})
+    return [fmean(seconds[mode, prompt]) / fmean(seconds["stream", prompt]) for prompt in prompts]
+
+
+async def _run(backend: str, prompts: Sequence[Prompt], passes: int) -> list[Answer]:
+    async with httpx.AsyncClient(timeout=30) as http, Client(backend) as client:
+
+        async def empty() -> None:
+            (await http.post(f"{backend.rstrip('/')}/flush_cache")).raise_for_status()
+
+        for prompt in held_out(["describe"], 2, first_seed=1_000_000):
+            await client.generate(prompt.text, sampling=_SAMPLING)
+        return await measure(client, prompts, passes=passes, empty=empty)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write the raw figures."""
+    options = _options(arguments)
+    where = environment()
+    answers = asyncio.run(_run(options.backend, held_out(options.families, options.n), options.passes))
+    print(markdown_table(summarise(answers)))
+    texts: dict[int, set[str]] = {}
+    for answer in answers:
+        texts.setdefault(answer.prompt, set()).add(answer.written)
+    print(f"\n{sum(len(written) == 1 for written in texts.values())} of {len(texts)} prompts: the same text")
+    if options.out:
+        write_rows(options.out, [{"backend": options.backend, **where}, *map(asdict, answers)])
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="fork_modes", description=__doc__, formatter_class=form)
+    parser.add_argument("--backend", required=True, help="URL of an SGLang server")
+    parser.add_argument("--n", type=int, default=10, help="prompts of each family")
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--out", help="file for the raw figures, as JSON lines")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Whole answers of the shipped model, by SGLang and by the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from conftest import require_sglang, until
+
+from pasta_async import Client, Generation
+from pasta_async.evals.prompts import held_out
+from pasta_async.training.synthetic import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from conftest import RealServer
+
+    from pasta_async.backends.local import LocalBackend
+    from pasta_async.backends.sglang import SGLangBackend
+    from pasta_async.protocol import Backend
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
+
+PROMPTS = [prompt.text for prompt in held_out(FAMILIES, 10)]
+
+
+async def answers(backend: Backend, **options: Any) -> list[Generation]:
+    async with Client(backend) as client:
+        return await asyncio.gather(*(client.generate(prompt, **options) for prompt in PROMPTS))
+
+
+def written(generations: list[Generation]) -> list[str]:
+    return [generation.document.format() for generation in generations]
+
+
+def check_caches(prompt: int, threads: Sequence[Sequence[tuple[int, int | None, int]]]) -> None:
+    """A fork finds the whole prompt, and main, after a join, the first chunk's text.
+
+    Args:
+        prompt: Tokens of the prompt.
+        threads: Of each request of each thread, the tokens of its context, those cached, and those generated.
+    """
+    for requests in threads[1:]:
+        for _, cached, _ in requests:
+            assert cached is not None and cached >= prompt
+    if len(threads[0]) > 1:
+        (context, _, generated), (_, joined, _) = threads[1][-1], threads[0][1]
+        assert joined is not None and joined >= context + generated - 1  # the last token has no KV yet
+
+
+async def test_the_server_answers_as_the_embedded_engine_does(
+    backend: SGLangBackend, local: LocalBackend
+) -> None:
+    assert len(PROMPTS) >= 50
+    there, here = await answers(backend), await answers(local)
+    assert written(there) == written(here)
+    assert sum(len(generation.threads) > 2 for generation in there) > 10
+    assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 5
+    for generation in there:
+        threads = [
+            [(sent.prompt_tokens, sent.cached_tokens, sent.completion_tokens) for sent in thread.requests]
+            for thread in generation.threads
+        ]
+        check_caches(generation.usage.prompt_tokens, threads)
+
+
+@pytest.mark.parametrize("options", [{"baseline": True}, {"fork": "cut"}, {"parallel": False}])
+async def test_every_way_to_ask_is_answered_alike(
+    backend: SGLangBackend, local: LocalBackend, options: dict[str, Any]
+) -> None:
+    assert written(await answers(backend, **options)) == written(await answers(local, **options))
+
+
+async def test_leaving_an_answer_leaves_nothing_on_the_server(
+    backend: SGLangBackend, server: RealServer
+) -> None:
+    async with Client(backend) as client:
+        for prompt in PROMPTS[:5]:
+            async with client.stream(prompt) as events:
+                async for event in events:
+                    if event.type == "thread.delta":
+                        break
+            await until(server, 0)
+            task = asyncio.create_task(client.generate(prompt))
+            await until(server, 1)
+            task.cancel()
+            await asyncio.wait([task])
+            await until(server, 0)
+
+
+def test_the_engine_in_this_process_answers_alike_and_leaves_the_process_alone(
+    shipped: Path, tmp_path: Path
+) -> None:
+    require_sglang()
+    prompts, result = tmp_path / "prompts.json", tmp_path / "result.json"
+    prompts.write_text(json.dumps(PROMPTS))
+    program = Path(__file__).with_name("engine_program.py")
+    command = [sys.executable, str(program), str(shipped), str(prompts), str(result)]
+    with (tmp_path / "log").open("w+") as log:
+        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ, check=False)
+        log.seek(0)
+        assert ended.returncode == 0, log.read()[-3000:]
+    said: dict[str, Any] = json.loads(result.read_text())
+    assert said["policy kept"] and said["handlers kept"]
+    assert said["children left"] == 0 and said["other child alive"]
+    assert said["refused"] == "InvalidRequest"
+    assert "config.json" in said["no model"]
+    assert said["cancelled"] and said["again"] == said["written"][0]
+    assert said["written"] == said["local"]
+    for caches in said["caches"]:
+        check_caches(caches["prompt"], caches["threads"])
