@@ -40,8 +40,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
+        environment.globals.update(_GLOBALS)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -97,6 +96,9 @@ def _refuse(message: str) -> None:
 
 def _now(format: str) -> str:  # templates may pass it by name
     return datetime.now().strftime(format)
+
+
+_GLOBALS: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

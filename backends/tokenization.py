@@ -147,10 +147,10 @@ class TextCodec:
 
     def _encode_bytes(self, character: str) -> list[int]:
         """A character by byte tokens, nothing where the vocabulary has none."""
-        ids = [
-            self._full.token_to_id(f"<0x{byte:02X}>") for byte in character.encode("utf-8", "surrogatepass")
-        ]
-        return [] if None in ids else ids
+        names = [f"<0x{byte:02X}>" for byte in character.encode("utf-8", "surrogatepass")]
+        found = [self._full.token_to_id(name) for name in names]
+        ids = [i for i in found if i is not None]
+        return ids if len(ids) == len(names) else []
 
     def _encode_marked(self, text: str, marker: str) -> list[int]:
         """Encode template output: its own special tokens count, those in messages are cut by the marker."""
@@ -213,19 +213,18 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template") or (_read(folder / "chat_template.json") or {}).get(
-        "chat_template"
-    )
+    template: Any = config.get("chat_template")
+    template = template or (_read(folder / "chat_template.json") or {}).get("chat_template")
     if isinstance(template, list):  # several, by name
-        named: dict[str, str] = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
+        several = cast("list[dict[str, str]]", template)
+        return {entry["name"]: entry["template"] for entry in several}.get("default")
     return template
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that templates may name: ``bos_token``, ``eos_token``, ..."""
-    tokens = {key: value for key, value in config.items() if key.endswith("_token") and value}
-    named = {key: value["content"] if isinstance(value, dict) else value for key, value in tokens.items()}
+    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    named = {key: value.get("content") if hasattr(value, "get") else value for key, value in tokens.items()}
     return {key: value for key, value in named.items() if isinstance(value, str)}
 
 

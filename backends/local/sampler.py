@@ -88,5 +88,5 @@ def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
 
 
 def _list(tensor: torch.Tensor) -> list[Any]:
-    values: Any = tensor.tolist()
-    return values
+    untyped: Any = tensor
+    return untyped.tolist()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import tokenizers
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,7 +22,20 @@ from pasta_async.lang.document import TAG_TOKENS
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["CORPUS", "TEMPLATE", "byte_level", "model", "save", "sentencepiece", "word_level"]
+libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own
+tk, untyped_torch = libraries["tokenizers"], libraries["torch"]
+
+__all__ = [
+    "CORPUS",
+    "SPECIAL",
+    "TEMPLATE",
+    "byte_level",
+    "model",
+    "save",
+    "sentencepiece",
+    "tk",
+    "word_level",
+]
 
 CORPUS = [
     "Both wars reshaped Europe. The causes were many; the outcome was one.",
@@ -39,12 +52,12 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
     """As GPT-2, Llama 3 and Qwen have it; with the tags as special tokens, and one that is not special."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    tokenizer = tk.Tokenizer(tk.models.BPE())
+    tokenizer.normalizer = tk.normalizers.NFC()
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tk.decoders.ByteLevel()
+    trainer = tk.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=tk.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([*SPECIAL, *(TAG_TOKENS if tags else ())])
@@ -56,15 +69,15 @@ def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
 
 def sentencepiece(legacy: bool = True) -> PreTrainedTokenizerFast:
     """As Llama 2 has it: spaces written as an underline, a space before the text, bytes as a last resort."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    replace: Any = normalizers.Replace(" ", "▁")
+    tokenizer = tk.Tokenizer(tk.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    replace = tk.normalizers.Replace(" ", "▁")
     if legacy:
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
+        tokenizer.normalizer = tk.normalizers.Sequence([tk.normalizers.Prepend("▁"), replace])
     else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        tokenizer.pre_tokenizer = tk.pre_tokenizers.Metaspace(
             replacement="▁", prepend_scheme="first", split=False
         )
-    trainer = trainers.BpeTrainer(
+    trainer = tk.trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))],
         show_progress=False,
@@ -73,13 +86,13 @@ def sentencepiece(legacy: bool = True) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(CORPUS, trainer)
     raw = json.loads(tokenizer.to_str())
     raw["added_tokens"] = [entry for entry in raw["added_tokens"] if entry["id"] < 3]
-    tokenizer = Tokenizer.from_str(json.dumps(raw))
-    tokenizer.decoder = decoders.Sequence(
+    tokenizer = tk.Tokenizer.from_str(json.dumps(raw))
+    tokenizer.decoder = tk.decoders.Sequence(
         [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(content=" ", left=1),
+            tk.decoders.Replace("▁", " "),
+            tk.decoders.ByteFallback(),
+            tk.decoders.Fuse(),
+            tk.decoders.Strip(content=" ", left=1),
         ]
     )
     tokenizer.add_special_tokens([*SPECIAL[1:], *TAG_TOKENS])
@@ -96,8 +109,8 @@ def word_level() -> PreTrainedTokenizerFast:
     text = "".join(CORPUS)
     words = sorted({*text, *map(chr, range(32, 127)), *text.split()})
     vocab = {"<unk>": 0, **{word: i + 1 for i, word in enumerate(words)}}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\w+|\W"), "isolated")
+    tokenizer = tk.Tokenizer(tk.models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.Split(tk.Regex(r"\w+|\W"), "isolated")
     tokenizer.add_special_tokens(["<unk>", *SPECIAL, *TAG_TOKENS])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>")
 
@@ -124,7 +137,7 @@ def model(kind: str = "llama", seed: int = 0, vocabulary: int = 512, **changes: 
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    torch.manual_seed(seed)
+    untyped_torch.manual_seed(seed)
     made: Any = make(config(**{**shape, **changes})).eval()
     for name, parameter in made.named_parameters():  # biases and norms that matter
         if name.endswith("bias") or "norm" in name:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import local_models
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file, save_file
 
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.model import CausalLM
 from pasta_async.errors import BackendError, InvalidRequest, UnsupportedModel
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Backend, DecodeRequest, Piece
@@ -68,10 +69,10 @@ def force(backend: LocalBackend, tokens: list[int]) -> None:
     """Make the model write these tokens, one after another, whatever it thinks."""
     engine: Any = backend._model.engine  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
     model, left = engine._model, iter(tokens)
-    forward = type(model).forward.__get__(model)
+    forward: Any = CausalLM.forward
 
     def forced(batch: Any, cache: Any) -> torch.Tensor:
-        logits = forward(batch, cache).clone()
+        logits = forward(model, batch, cache).clone()
         token = next(left, None)
         if token is None:
             raise RuntimeError("nothing more to write")
@@ -298,7 +299,7 @@ async def test_a_failing_step_ends_every_request_and_the_engine_recovers(backend
     assert "engine failed: RuntimeError('nothing more to write')" in str(results[0])
     assert engine_tasks() == []
     engine: Any = backend._model.engine  # pyright: ignore[reportPrivateUsage, reportOptionalMemberAccess]
-    engine._model.forward = type(engine._model).forward.__get__(engine._model)
+    del engine._model.forward
     assert all_ids(await pieces(backend, request(range(30)))) == expected
 
 
@@ -356,9 +357,10 @@ def _config(**changes: Any) -> Callable[[Path], None]:
 
 def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
+        untyped: Any = safetensors.torch
+        tensors = untyped.load_file(folder / "model.safetensors")
         change(tensors)
-        save_file(tensors, folder / "model.safetensors")
+        untyped.save_file(tensors, folder / "model.safetensors")
 
     return damage
 

@@ -9,7 +9,7 @@ import local_models
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from local_models import tk
 
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import InvalidRequest, UnsupportedModel
@@ -59,13 +59,15 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
 def commands(kind: str) -> set[int]:
     """Every added token but the unknown one, which a vocabulary may need for what it cannot write."""
     tokenizer = KINDS[kind]
-    return set(tokenizer.added_tokens_decoder) - {tokenizer.unk_token_id}
+    return {token for token in tokenizer.added_tokens_decoder if token != tokenizer.unk_token_id}
 
 
 def theirs(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], **kwargs: Any) -> list[int]:
     """What transformers makes of a chat."""
-    tokens: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, **kwargs)
-    return tokens["input_ids"]
+    untyped: Any = tokenizer
+    return untyped.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, **kwargs)[
+        "input_ids"
+    ]
 
 
 @pytest.mark.parametrize("kind", LOSSLESS)
@@ -97,7 +99,7 @@ def test_what_no_token_can_write_does_not_fail(codecs: dict[str, TextCodec], kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_tags_and_ends_are_found(codecs: dict[str, TextCodec], kind: str) -> None:
     codec, tokenizer = codecs[kind], KINDS[kind]
-    assert codec.tags == tuple(tokenizer.convert_tokens_to_ids(list(TAG_TOKENS)))
+    assert list(codec.tags or ()) == tokenizer.convert_tokens_to_ids(list(TAG_TOKENS))
     assert codec.end_ids == (tokenizer.eos_token_id,)
     assert codec.detokenize(codec.tags or ()) == "".join(TAG_TOKENS)  # no spaces between them
     assert codec.vocab_size == len(tokenizer)
@@ -141,7 +143,8 @@ def test_an_unfinished_character_is_held_back(codecs: dict[str, TextCodec], kind
 def test_ordinary_text_is_encoded_and_decoded_as_tokenizers_does(
     codecs: dict[str, TextCodec], text: str
 ) -> None:
-    codec, tokenizer = codecs["byte-level"], KINDS["byte-level"]
+    codec = codecs["byte-level"]
+    tokenizer: Any = KINDS["byte-level"]
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     assert codec.encode(text) == ids
     assert codec.detokenize(ids) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -276,8 +279,8 @@ def test_a_malformed_template_is_named(tmp_path: Path) -> None:
 
 
 def test_other_decoders_are_refused(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    tokenizer.decoder = decoders.WordPiece()
+    tokenizer = tk.Tokenizer(tk.models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.decoder = tk.decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UnsupportedModel, match="its decoder WordPiece is neither byte-level nor"):
         TextCodec.from_folder(tmp_path)
@@ -286,10 +289,10 @@ def test_other_decoders_are_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_spells_commands_does_not_write_them(tmp_path: Path) -> None:
     """A unigram model finds every entry of its vocabulary in the text, special or not."""
     entries = [("<unk>", 0.0), ("</s>", 0.0), *((chr(code), -5.0) for code in range(32, 127))]
-    tokenizer = Tokenizer(models.Unigram(entries, unk_id=0))
-    tokenizer.normalizer = normalizers.Replace(Regex(" {2,}"), " ")
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
+    tokenizer = tk.Tokenizer(tk.models.Unigram(entries, unk_id=0))
+    tokenizer.normalizer = tk.normalizers.Replace(tk.Regex(" {2,}"), " ")
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.Metaspace()
+    tokenizer.decoder = tk.decoders.Metaspace()
     tokenizer.add_special_tokens(["<unk>", "</s>"])
     tokenizer.add_tokens(["  "])  # only space: no command
     tokenizer.save(str(tmp_path / "tokenizer.json"))
