@@ -7,8 +7,8 @@ import asyncio
 import pasta_async
 
 PROMPT = (
-    "Can you compare the prices of Goveri and Lumita? At Goveri the lamp costs 6 coins, the bottle 1 and the "
-    "blanket 2. At Lumita the lamp costs 5 coins, the bottle 1 and the blanket 4."
+    "Can you compare the prices of Goveri and Lumita? At Goveri the lamp costs 6 coins, the bottle 3 and the "
+    "blanket 2. At Lumita the lamp costs 5 coins, the bottle 3 and the blanket 4."
 )
 
 

@@ -8,7 +8,7 @@ import pasta_async
 
 PROMPT = (
     "How many fruits do Velora and Tamiko have in all? "
-    "Velora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 1 lemons and 2 melons."
+    "Velora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 3 lemons and 2 melons."
 )
 
 
