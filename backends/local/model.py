@@ -88,7 +88,7 @@ class _Layer:
         torch.addcmul(qk * cos, qk.roll(c.head_dim // 2, -1), sin, out=place)
         kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
         queries = qkv[:, : c.heads]
-        if len(batch.blocks) == 1 and rows == padded:
+        if rows == padded and isinstance(batch.blocks[0].rows, slice):  # one answer: every row, in order
             return self._out(_attend(queries, kv, batch.blocks[0], c))
         out = x.new_zeros(padded, c.heads * c.head_dim)
         for block in batch.blocks:

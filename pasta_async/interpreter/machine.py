@@ -14,16 +14,24 @@ from pasta_async.interpreter.context import Stretch
 from pasta_async.interpreter.thinking import ThinkingFilter
 from pasta_async.interpreter.threads import Thread
 from pasta_async.interpreter.visible import Visible
-from pasta_async.lang import ASYNC_CLOSE, ASYNC_OPEN, SYNC, Parser
-from pasta_async.lang.parser import ChunkClosed, ChunkOpened, PromiseOpened, SyncReached, TextDelta
+from pasta_async.lang import (
+    ASYNC_CLOSE,
+    ASYNC_OPEN,
+    SYNC,
+    ChunkClosed,
+    ChunkOpened,
+    Parser,
+    PromiseOpened,
+    SyncReached,
+    TextDelta,
+)
 from pasta_async.results import Generation, Span, Usage
 
 if TYPE_CHECKING:
     from pasta_async.errors import PastaError
     from pasta_async.interpreter.context import Part
-    from pasta_async.lang import Promise
-    from pasta_async.lang.document import ClosedBy
-    from pasta_async.lang.parser import Event as Reading
+    from pasta_async.lang import ClosedBy, Promise
+    from pasta_async.lang import Event as Reading
     from pasta_async.limits import Limits
     from pasta_async.protocol import ModelInfo, Piece
     from pasta_async.results import AnswerFinish
