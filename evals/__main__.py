@@ -1,23 +1,24 @@
-"""All benchmarks that need nothing but this package: `python -m pasta_async.evals`.
+"""The benchmarks: `python -m pasta_async.evals` runs those that need no server.
 
-Other arguments than none belong to one of them: `python -m pasta_async.evals speed --backend http://...`.
+With arguments, one of them: `python -m pasta_async.evals speed --backend http://127.0.0.1:30000`.
 """
 
 from __future__ import annotations
 
 import sys
 
-from pasta_async.evals import interpreter_cost, speed
+from pasta_async.evals import fork_modes, interpreter_cost, speed
 
-_BENCHMARKS = {"speed": speed.main, "interpreter_cost": interpreter_cost.main}
+_ALONE = {"speed": speed.main, "interpreter_cost": interpreter_cost.main}
+_BENCHMARKS = {**_ALONE, "fork_modes": fork_modes.main}
 
 
 def main() -> None:
-    """Run one benchmark, or all with their defaults."""
+    """Run one benchmark, or those that need no server, with their defaults."""
     name, *arguments = sys.argv[1:] or ["all"]
     if name != "all" and name not in _BENCHMARKS:
         sys.exit(f"no benchmark {name!r}: there are {', '.join(_BENCHMARKS)}")
-    for benchmark in _BENCHMARKS if name == "all" else [name]:
+    for benchmark in _ALONE if name == "all" else [name]:
         print(f"## {benchmark}\n", flush=True)
         _BENCHMARKS[benchmark](arguments)
         print()

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
-
 from pasta_async import Client, Sampling
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.report import environment, markdown_table, write_rows
@@ -151,14 +151,10 @@ def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
 
 
 async def _run(backend: str, prompts: Sequence[Prompt], passes: int) -> list[Answer]:
-    async with httpx.AsyncClient(timeout=30) as http, Client(backend) as client:
-
-        async def empty() -> None:
-            (await http.post(f"{backend.rstrip('/')}/flush_cache")).raise_for_status()
-
+    async with Client(backend) as client:
         for prompt in held_out(["describe"], 2, first_seed=1_000_000):
             await client.generate(prompt.text, sampling=_SAMPLING)
-        return await measure(client, prompts, passes=passes, empty=empty)
+        return await measure(client, prompts, passes=passes, empty=partial(empty_prefix_cache, backend))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

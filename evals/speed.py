@@ -17,10 +17,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-import httpx
-
 from pasta_async import Client
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out, read_prompts
 from pasta_async.evals.report import environment, markdown_table, write_rows
@@ -79,8 +78,7 @@ async def measure(
 async def _cold_client(backend: str) -> AsyncGenerator[Client]:
     """A client of a backend whose prefix cache is empty: loaded anew, or flushed."""
     if backend.startswith("http"):
-        async with httpx.AsyncClient(timeout=30) as http:
-            (await http.post(f"{backend.rstrip('/')}/flush_cache")).raise_for_status()
+        await empty_prefix_cache(backend)
     async with Client(backend) as client:
         await client.connect()
         yield client

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import pytest
 from pasta_async import Client
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
+from pasta_async.evals import speed
 from pasta_async.evals.prompts import Prompt, held_out, read_prompts
 from pasta_async.evals.report import environment, markdown_table, write_rows
 from pasta_async.evals.speed import measure
@@ -162,6 +165,24 @@ def test_prompts_come_from_a_file(tmp_path: Path):
     file.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no prompt"):
         read_prompts(file)
+
+
+def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "speed.jsonl"
+    speed.main([*"--backend local: --n 1 --passes 1 --families describe chain --out".split(), str(out)])
+    where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert where["backend"] == "local:"
+    assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
+    assert all(run["well_formed"] and run["seconds"] > 0 for run in runs)
+    assert "| all | 2 |" in capsys.readouterr().out
+
+
+def test_an_unknown_benchmark_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "pasta_async.evals", "tea"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "no benchmark 'tea': there are speed" in done.stderr
 
 
 def test_tables_and_raw_rows(tmp_path: Path):
