@@ -62,8 +62,8 @@ class TextCodec:
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
         self._bytes: dict[int, bytes] = {}
         self._template = ChatTemplate(template, _named_tokens(config)) if template else None
-        self.end_ids = tuple(end_ids) or self._ends(config)
-        self.tags = self._find_tags()
+        self.end_ids: tuple[int, ...] = tuple(end_ids) or self._ends(config)
+        self.tags: TagIds | None = self._find_tags()
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextCodec:
@@ -154,10 +154,13 @@ class TextCodec:
 
     def _encode_marked(self, text: str, marker: str) -> list[int]:
         """Encode template output: its own special tokens count, those in messages are cut by the marker."""
-        first, *rest = text.split(marker)
-        ids: list[int] = self._full.encode(first, add_special_tokens=False).ids
-        for part in rest:
-            ids += self._inner.encode(part, add_special_tokens=False).ids
+        written = self._encode_bytes(_SPACE)  # this character would be read as a space
+        ids: list[int] = []
+        for part in text.split(marker):
+            for number, stretch in enumerate(part.split(_SPACE) if written else [part]):
+                tokenizer = self._inner if ids or number else self._full
+                ids += written if number else []
+                ids += tokenizer.encode(stretch, add_special_tokens=False).ids
         return ids
 
     def _opening(self) -> list[int]:
