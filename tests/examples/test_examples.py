@@ -41,9 +41,7 @@ def test_quickstart_is_right(tmp_path: Path) -> None:
 def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(code)
     if "async def test_" in code:
-        run(
-            ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto", "snippet.py"],
-            tmp_path,
-        )
+        options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
+        run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "snippet.py"], tmp_path)
     else:
         assert run(["snippet.py"], tmp_path).strip()
