@@ -1,6 +1,6 @@
 """Greedy decoding of many threads at once, for evaluation: plain torch, with a KV cache.
 
-Contexts of one call are padded on the left. Rows that end leave the batch.
+Contexts of one call are padded on the left. Rows that end leave the batch once half of it has ended.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -38,6 +39,34 @@ def greedy(
     return results
 
 
+class _Growing(DynamicLayer):
+    """A layer's cache with room ahead, so that a step copies one token and not the whole past."""
+
+    _room: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start, count = self.get_seq_length(), key_states.shape[-2]
+        if self._room is None or self._room[0].shape[-2] < start + count:
+            shape = (*key_states.shape[:2], 2 * (start + count), key_states.shape[-1])
+            room = (key_states.new_empty(shape), value_states.new_empty(shape))
+            if start:
+                room[0][:, :, :start], room[1][:, :, :start] = self.keys, self.values
+            self._room = room
+        keys, values = self._room
+        keys[:, :, start : start + count] = key_states
+        values[:, :, start : start + count] = value_states
+        self.keys, self.values = keys[:, :, : start + count], values[:, :, : start + count]
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._room = None
+
+
 def _batch(
     model: LlamaForCausalLM, contexts: Sequence[Sequence[int]], stops: Collection[int], limit: int
 ) -> list[list[int]]:
@@ -47,7 +76,8 @@ def _batch(
     seen = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
     outputs: list[list[int]] = [[] for _ in contexts]
     live = torch.arange(len(contexts))
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache()
+    cache.layers = [_Growing() for _ in range(model.config.num_hidden_layers)]
     for _ in range(limit):
         positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -ids.size(1) :]
         hidden = model.model(
@@ -56,12 +86,13 @@ def _batch(
         chosen = model.lm_head(hidden[:, -1]).argmax(-1)
         going: list[int] = []
         for row, (index, token) in enumerate(zip(live.tolist(), chosen.tolist(), strict=True)):
-            outputs[index].append(token)
-            if token not in stops:
-                going.append(row)
+            if not outputs[index] or outputs[index][-1] not in stops:
+                outputs[index].append(token)
+                if token not in stops:
+                    going.append(row)
         if not going:
             break
-        if len(going) < len(live):
+        if 2 * len(going) <= len(live):
             kept = torch.tensor(going)
             cache.batch_select_indices(kept)
             live, seen, chosen = live[kept], seen[kept], chosen[kept]

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,7 +35,7 @@ __all__ = ["Config", "Trainer", "build_model", "loss_of", "main", "save_model"]
 class Config(BaseModel):
     """A training run. Every field is a flag of the command line."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="the folder of the trained model; its checkpoint is OUT/checkpoint.pt")
     steps: int = Field(default=3900, ge=1, description="optimizer steps")
@@ -116,10 +116,10 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.config = config
         torch.manual_seed(config.seed)
-        self.codec = Codec(build_tokenizer())
-        self.model = build_model(config, self.codec)
-        self.params = list(self.model.parameters())
-        self.pool = ThreadPoolExecutor(config.threads)
+        self.codec: Codec = Codec(build_tokenizer())
+        self.model: LlamaForCausalLM = build_model(config, self.codec)
+        self.params: list[torch.nn.Parameter] = list(self.model.parameters())
+        self.pool: ThreadPoolExecutor = ThreadPoolExecutor(config.threads)
         inside = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         chosen = set(map(id, inside))
         outside = [p for p in self.model.parameters() if id(p) not in chosen]
@@ -127,9 +127,9 @@ class Trainer:
             Muon(inside, lr=config.lr, weight_decay=config.weight_decay, pool=self.pool),
             torch.optim.AdamW(outside, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0),
         ]
-        self.data = Batches(self.codec, config.seed, config.tokens, config.copy_pools)
-        self.step = 0
-        self.seen = 0
+        self.data: Batches = Batches(self.codec, config.seed, config.tokens, config.copy_pools)
+        self.step: int = 0
+        self.seen: int = 0
         config.out.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()

@@ -53,9 +53,10 @@ class Codec:
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.encode_special_tokens = True  # what looks like a tag in text is text
         self.tokenizer = tokenizer
-        self.vocab_size = tokenizer.get_vocab_size()
+        self.vocab_size: int = tokenizer.get_vocab_size()
         self._special = {text: self._id(text) for text in (*SPECIAL, *TAG_TOKENS)}
-        self.pad, self.end = self._special[PAD], self._special[END]
+        self.pad: int = self._special[PAD]
+        self.end: int = self._special[END]
 
     @classmethod
     def load(cls, folder: Path) -> Codec:
