@@ -35,7 +35,7 @@ lint: $(VENV)/.test ## ruff: rules and formatting
 
 type: $(VENV)/.test ## pyright: strict, and the completeness of the public types
 	$(BIN)/pyright --pythonpath $(PY)
-	$(BIN)/pyright --pythonpath $(PY) --verifytypes pasta_async --ignoreexternal
+	PATH="$(abspath $(BIN)):$$PATH" pyright --verifytypes pasta_async --ignoreexternal
 
 format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fixes
 	$(BIN)/ruff check --fix .

@@ -73,7 +73,7 @@ class Client:
         from pasta_async.settings import Settings
 
         settings = Settings()
-        self.limits = limits or settings.limits
+        self.limits: Limits = limits or settings.limits
         self._clock = clock
         self._owned = backend is None or isinstance(backend, str)
         self._backend = (

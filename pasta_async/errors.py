@@ -82,7 +82,7 @@ class BackendStatusError(BackendError):
         self.status = status
         self.retry_after = retry_after
         """Seconds the server asked to be left alone, where it did."""
-        self.retryable = status in (408, 425, 429) or status >= 500
+        self.retryable: bool = status in (408, 425, 429) or status >= 500
 
 
 class BackendProtocolError(BackendError):

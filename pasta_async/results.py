@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
@@ -16,7 +16,7 @@ AnswerFinish = Literal["end", "stop", "length", "interrupted"]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 class RequestRecord(_Record):

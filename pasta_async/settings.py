@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,7 +16,7 @@ __all__ = ["Settings"]
 class Settings(BaseSettings):
     """What holds where the code says nothing; each field is read from `PASTA_<NAME>`."""
 
-    model_config = SettingsConfigDict(env_prefix="PASTA_", frozen=True)
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix="PASTA_", frozen=True)
 
     def __init__(self) -> None:
         try:

@@ -59,21 +59,22 @@ class Engine:
     """
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:
-        self.config = config = read_config(folder)
+        config = read_config(folder)
+        self.config: ModelConfig = config
         self._device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._dtype = _dtype(options.dtype)
         self._options = options
-        self.slots = options.slots or _default_slots(config, self._dtype)
-        self.context_length = min(config.positions, self.slots, options.context_length or self.slots)
+        self.slots: int = options.slots or _default_slots(config, self._dtype)
+        self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
         weights = load_weights(folder, config, device=self._device, dtype=self._dtype)
-        self.weights = sum(tensor.numel() for tensor in weights.values())
+        self.weights: int = sum(tensor.numel() for tensor in weights.values())
         self._model = CausalLM(config, weights, self.context_length)
         self.reset()
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
         config, slots = self.config, self.slots
-        self.scheduler = Scheduler(slots, self._options.max_running, self._options.step_tokens)
+        self.scheduler: Scheduler = Scheduler(slots, self._options.max_running, self._options.step_tokens)
         self._batches = BatchMaker(slots, config.heads // config.kv_heads, self._device, self._dtype)
         self._cache = KVCache(config, slots, device=self._device, dtype=self._dtype)
 

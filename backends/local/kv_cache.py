@@ -21,7 +21,9 @@ class KVCache:
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
         shape = (slots, 2 * config.kv_heads, config.head_dim)
         # Not zeroed: memory is claimed page by page as it is used, and no slot is read before it is written.
-        self.layers = [torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.layers: list[torch.Tensor] = [
+            torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)
+        ]
 
 
 class SlotPool:

@@ -47,7 +47,7 @@ class RadixCache:
 
     def __init__(self) -> None:
         empty = np.empty(0, np.int64)
-        self.root = Node(empty, empty, None)
+        self.root: Node = Node(empty, empty, None)
         self._clock = 0
         self._evictable = 0
 

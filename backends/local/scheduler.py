@@ -13,6 +13,8 @@ from pasta_async.backends.local.radix import RadixCache
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
+    from numpy.typing import NDArray
+
     from pasta_async.backends.local.radix import Node
     from pasta_async.backends.local.sampler import Chooser
 
@@ -36,12 +38,15 @@ class Job:
     def __init__(
         self, group: Hashable, ids: Sequence[int], max_tokens: int, chooser: Chooser, stops: Collection[int]
     ) -> None:
-        self.group, self.chooser, self.stops = group, chooser, frozenset(stops)
-        self.prompt = self.length = len(ids)
-        self.limit = len(ids) + max_tokens
-        self.ids = np.empty(self.limit, np.int64)
+        self.group: Hashable = group
+        self.chooser: Chooser = chooser
+        self.stops: frozenset[int] = frozenset(stops)
+        self.prompt: int = len(ids)
+        self.length: int = len(ids)
+        self.limit: int = len(ids) + max_tokens
+        self.ids: NDArray[np.int64] = np.empty(self.limit, np.int64)
         self.ids[: self.length] = ids
-        self.slots = np.empty(self.limit, np.int64)
+        self.slots: NDArray[np.int64] = np.empty(self.limit, np.int64)
         self.filled = 0
         """Tokens that have keys and values."""
         self.shared = 0
@@ -83,8 +88,8 @@ class Scheduler:
     """
 
     def __init__(self, slots: int, max_running: int, step_tokens: int) -> None:
-        self.pool = SlotPool(slots)
-        self.radix = RadixCache()
+        self.pool: SlotPool = SlotPool(slots)
+        self.radix: RadixCache = RadixCache()
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self._max_running, self._step_tokens = max_running, step_tokens

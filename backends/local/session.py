@@ -99,7 +99,7 @@ class Session:
     """
 
     def __init__(self, stepper: Stepper, executor: Executor) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._stepper, self._executor = stepper, executor
         self._open: set[Stream] = set()
         self._task: asyncio.Task[None] | None = None

@@ -81,8 +81,8 @@ class Stream:
 
     def __init__(self, job: Job, writer: Writer) -> None:
         self.job = job
-        self.loop = asyncio.get_running_loop()
-        self.ended = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.ended: asyncio.Event = asyncio.Event()
         """Whether the engine is done with the job."""
         self._writer = writer
         self._pieces: deque[Piece] = deque()

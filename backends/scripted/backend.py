@@ -114,7 +114,7 @@ class ScriptedBackend:
         self.played: list[Play] = []
         self.open: set[Play] = set()
         self.aborted: list[DecodeRequest] = []
-        self.max_open = 0
+        self.max_open: int = 0
         self._script = script
         self._chat = Chat(self.tokenizer)
         self._tags = frozenset(self.tokenizer.tags or ())

@@ -25,7 +25,7 @@ class Chat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._first = tokenizer.vocab_size
-        self.vocab_size = self._first + len(_MARKERS)
+        self.vocab_size: int = self._first + len(_MARKERS)
 
     def _id(self, marker: str) -> int:
         return self._first + _MARKERS.index(marker)

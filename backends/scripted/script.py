@@ -137,7 +137,8 @@ class Lines:
 
     def __init__(self, script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> None:
         """Read a script; a plain one is its visible text, in one stretch."""
-        self.script, self.tokenizer = script, tokenizer
+        self.script: ScriptLike = script
+        self.tokenizer: Tokenizer = tokenizer
         self.main: list[Stretch] = []
         self.chunks: dict[int, Stretch] = {}
         document = parse(script) if isinstance(script, str) else script

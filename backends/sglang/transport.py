@@ -43,7 +43,7 @@ class Server:
         timeout: httpx.Timeout | float,
         max_connections: int,
     ) -> None:
-        self.url = _checked_url(url)
+        self.url: str = _checked_url(url)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout)
         self._owned = client is None

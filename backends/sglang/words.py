@@ -59,9 +59,18 @@ class ServerWords:
         self._tokenizer = ServerTokenizer(server)
         self._encoder = Encoder(self._tokenizer)
         self._tags: TagIds | None = None
-        self.encode = self._encoder.encode
-        self.encode_chat = self._encoder.encode_chat
-        self.detokenize = self._encoder.detokenize
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of a text; nothing in it is a tag."""
+        return await self._encoder.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Ids of messages by the chat template; what stands in them is data."""
+        return await self._encoder.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        return await self._encoder.detokenize(ids)
 
     async def learn(self) -> tuple[TagIds | None, tuple[int, ...]]:
         """Ids of the tags, if the model has them, and of end-of-text. To be called first."""

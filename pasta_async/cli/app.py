@@ -11,7 +11,7 @@ from pasta_async.cli.words import errors_in_words, fail, read_text
 
 __all__ = ["app"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -87,8 +87,8 @@ class Machine:
         self._listen, self._notes = listen, notes
         self._visible = Visible(stop)
         self._thinking = ThinkingFilter(inside=thinking)
-        self.main = Thread(0, Parser(halt_at_sync=True), self._visible.tail, opened=0.0)
-        self.threads = [self.main]
+        self.main: Thread = Thread(0, Parser(halt_at_sync=True), self._visible.tail, opened=0.0)
+        self.threads: list[Thread] = [self.main]
         self._joined: list[Part] = []
         self._round: list[Thread] = []
         self._round_start = 0  # main's tokens when the round began

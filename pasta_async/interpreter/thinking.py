@@ -17,7 +17,7 @@ class ThinkingFilter:
     def __init__(self, *, inside: bool = False) -> None:
         self._inside = inside
         self._tail: str = ""
-        self.passed = False
+        self.passed: bool = False
         """Whether no block can come any more, so that the filter can be left out."""
 
     def split(self, text: str) -> tuple[str, str]:

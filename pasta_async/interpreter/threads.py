@@ -51,28 +51,28 @@ class Thread:
     def __init__(
         self, number: int, parser: Parser, lane: Lane, *, opened: float, promise: Promise | None = None
     ) -> None:
-        self.number = number
-        self.parser = parser
-        self.promise = promise
-        self.lane = lane
+        self.number: int = number
+        self.parser: Parser = parser
+        self.promise: Promise | None = promise
+        self.lane: Lane = lane
         self.state: Literal["open", "joining", "done"] = "open"
-        self.stretch = Stretch()
-        self.cap = 0
+        self.stretch: Stretch = Stretch()
+        self.cap: int = 0
         """Tokens a chunk may have."""
-        self.origin = 0
+        self.origin: int = 0
         """Main's tokens in its round when the promise was written."""
-        self.fed = 0
+        self.fed: int = 0
         """Characters its parser was fed."""
-        self.told = 0
+        self.told: int = 0
         """How many of its diagnostics came out as events."""
-        self.tail = ""
+        self.tail: str = ""
         """The end of what the request under way has written, in which a stop text is looked for."""
         self.latest: int | None = None
         """Its latest id."""
-        self.tokens = 0
-        self.text_tokens = 0
+        self.tokens: int = 0
+        self.text_tokens: int = 0
         self.text: list[str] = []
-        self.opened = opened
+        self.opened: float = opened
         self.started: float | None = None
         self.first_token: float | None = None
         self.ended: float | None = None

@@ -31,10 +31,10 @@ class Visible:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self.shown: list[str] = []
-        self.length = 0
+        self.length: int = 0
         """Characters shown."""
-        self.stopped = False
-        self.tail = Lane()
+        self.stopped: bool = False
+        self.tail: Lane = Lane()
         self._lanes = deque((self.tail,))
         self._stop = tuple(stop)
         self._back: str = ""  # withheld: the beginning of a stop text, perhaps

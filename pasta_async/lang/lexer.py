@@ -53,9 +53,9 @@ class Lexer:
     __slots__ = ("_line", "_line_start", "_shown", "_walked", "held", "offset")
 
     def __init__(self) -> None:
-        self.held = ""
+        self.held: str = ""
         """The beginning of what may become a tag, or an escaped one (then with one backslash)."""
-        self.offset = 0
+        self.offset: int = 0
         """Characters fed so far."""
         self._shown = 0  # how many held characters came out as text already: 1 in an escape
         self._line = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from pasta_async.lang.attributes import read_attributes, read_promise
-from pasta_async.lang.diagnostics import Code, Findings
+from pasta_async.lang.diagnostics import Code, Diagnostic, Findings
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -82,7 +82,7 @@ class Parser:
         halt_at_sync: bool = False,
     ) -> None:
         findings = Findings(strict=strict, thread=thread)
-        self.diagnostics = findings.found
+        self.diagnostics: list[Diagnostic] = findings.found
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
         """With `inside_chunk`: the offset behind the `</async>` that ended the text. No more is read."""
