@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.text import Text
@@ -13,7 +14,9 @@ from rich.text import Text
 import pasta_async
 from pasta_async.cli.live import view
 from pasta_async.cli.summary import summary
-from pasta_async.results import Generation
+
+if TYPE_CHECKING:
+    from pasta_async.results import Generation
 
 HERE = Path(__file__).parent
 WIDTH = 104
