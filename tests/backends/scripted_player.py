@@ -1,0 +1,74 @@
+"""Asks a scripted backend by hand, and the document that it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.lang import TAG_TOKENS, Chunk, Document, Promise, Segment, Sync, Text
+from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.backends.scripted import ScriptedBackend
+
+WARS = Document(
+    (
+        Text("Both wars."),
+        Promise("causes", 60, Chunk((Text(" The causes were many."),))),
+        Promise("outcome", 40, Chunk((Text(" Peace came."),))),
+        Sync(),
+        Text(" Taken together: "),
+        Promise("sum", 10, Chunk((Text("two"),))),
+        Text(" wars."),
+    )
+)
+WRITTEN = (
+    'Both wars.<promise topic="causes" tokens="60"/><async> The causes were many.</async>'
+    '<promise topic="outcome" tokens="40"/><async> Peace came.</async><sync/> Taken together: '
+    '<promise topic="sum" tokens="10"/><async>two</async> wars.'
+)
+
+
+class Player:
+    """Asks a backend by hand, as an interpreter would."""
+
+    def __init__(self, backend: ScriptedBackend, info: ModelInfo, prompt: list[int]) -> None:
+        self.backend, self.info, self.prompt = backend, info, tuple(prompt)
+
+    @classmethod
+    async def ask(cls, backend: ScriptedBackend, prompt: str = "Go", **kwargs: Any) -> Player:
+        messages = [{"role": "user", "content": prompt}]
+        return cls(backend, await backend.connect(), await backend.encode_chat(messages, kwargs))
+
+    async def encode(self, segments: Sequence[Segment]) -> tuple[int, ...]:
+        ids: list[int] = []
+        for segment in segments:
+            if segment.is_tag and self.info.tags is not None:
+                ids.append(self.info.tags[TAG_TOKENS.index(segment.text)])
+            else:
+                ids += await self.backend.encode(segment.text)
+        return tuple(ids)
+
+    def request(
+        self, thread: int = 0, written: Sequence[int] = (), *, answer: str = "a", **fields: Any
+    ) -> DecodeRequest:
+        tags = self.info.tags
+        fields.setdefault("stop_ids", (tags.sync, tags.close_async) if tags else ())
+        fields.setdefault("max_tokens", 1000)
+        return DecodeRequest(answer, thread, (*self.prompt, *written), sampling=Sampling(), **fields)
+
+    async def pieces(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> list[Piece]:
+        return [piece async for piece in self.backend.decode(self.request(thread, written, **fields))]
+
+    async def text(self, thread: int = 0, written: Sequence[int] = (), **fields: Any) -> str:
+        return "".join(piece.text for piece in await self.pieces(thread, written, **fields))
+
+
+def ids_of(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    return tuple(token for piece in pieces for token in piece.ids)
+
+
+def plain(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
