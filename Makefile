@@ -18,7 +18,7 @@ INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $
 PROMPT ?= examples/prompt.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type format check bench dist clean
+.PHONY: help demo test lint type format check bench dist picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
 
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
+
+picture: $(VENV)/.demo ## draw docs/live.svg anew
+	$(PY) docs/draw_live.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -10,7 +10,8 @@ PROMPTS = [
     "Describe the lamps Kemora and Dapilo. Kemora is red, comes from Tafi, weighs 3 kilos and is good for "
     "quiet evenings. Dapilo is blue, comes from Noru, weighs 5 kilos and is good for rainy days.",
     "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons.",
-    "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Then Hibeko takes 4. Follow the steps.",
+    "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Then Hibeko takes 4. "
+    "Follow the steps.",
 ]
 
 
