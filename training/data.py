@@ -1,5 +1,7 @@
 """Training batches, drawn on the fly from a seed."""
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import random

@@ -3,6 +3,8 @@
 Contexts of one call are padded on the left. Rows that end leave the batch once half of it has ended.
 """
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -75,7 +77,7 @@ def _batch(
     ids = torch.tensor([[0] * pad + list(context) for pad, context in zip(pads, contexts, strict=True)])
     seen = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
     outputs: list[list[int]] = [[] for _ in contexts]
-    live = torch.arange(len(contexts))
+    live = list(range(len(contexts)))
     cache = DynamicCache()
     cache.layers = [_Growing() for _ in range(model.config.num_hidden_layers)]
     for _ in range(limit):
@@ -85,7 +87,7 @@ def _batch(
         ).last_hidden_state
         chosen = model.lm_head(hidden[:, -1]).argmax(-1)
         going: list[int] = []
-        for row, (index, token) in enumerate(zip(live.tolist(), chosen.tolist(), strict=True)):
+        for row, (index, token) in enumerate(zip(live, chosen.tolist(), strict=True)):
             if not outputs[index] or outputs[index][-1] not in stops:
                 outputs[index].append(token)
                 if token not in stops:
@@ -95,7 +97,7 @@ def _batch(
         if 2 * len(going) <= len(live):
             kept = torch.tensor(going)
             cache.batch_select_indices(kept)
-            live, seen, chosen = live[kept], seen[kept], chosen[kept]
+            live, seen, chosen = [live[row] for row in going], seen[kept], chosen[kept]
         seen = torch.cat([seen, torch.ones(len(live), 1, dtype=seen.dtype)], dim=1)
         ids = chosen[:, None]
     return outputs

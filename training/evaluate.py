@@ -4,6 +4,8 @@ Greedy, both forms, every family; unseen names and unseen templates apart; two a
 prints a table in Markdown.
 """
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import argparse

@@ -5,6 +5,8 @@ Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix. The scale 0.
 torch's own Muon computes in bfloat16, which a CPU without such instructions emulates slowly.
 """
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from itertools import repeat

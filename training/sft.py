@@ -4,13 +4,15 @@ One model learns both forms, PASTA-LANG and the plain baseline. A run is seeded,
 goes on from its checkpoint exactly as if nothing had happened.
 """
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import argparse
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -67,23 +69,23 @@ class Config(BaseModel):
 
 def build_model(config: Config, codec: Codec) -> LlamaForCausalLM:
     """A Llama with fresh weights."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=codec.vocab_size,
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
-            head_dim=64,
-            intermediate_size=config.inner,
-            max_position_embeddings=config.context,
-            tie_word_embeddings=True,
-            bos_token_id=codec.special(BEGIN),
-            eos_token_id=codec.end,
-            pad_token_id=codec.pad,
-            attn_implementation="sdpa",  # eager attention would read a boolean mask wrongly
-        )
+    shape = LlamaConfig(
+        vocab_size=codec.vocab_size,
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=64,
+        intermediate_size=config.inner,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=True,
+        bos_token_id=codec.special(BEGIN),
+        eos_token_id=codec.end,
+        pad_token_id=codec.pad,
     )
+    model = LlamaForCausalLM(shape)
+    model.set_attn_implementation("sdpa")  # eager attention would read a boolean mask wrongly
+    return model
 
 
 def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
@@ -102,7 +104,8 @@ def save_model(
     save_tokenizer(codec.tokenizer, folder, model.config.max_position_embeddings)
     state = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
     state.pop("lm_head.weight")  # tied
-    copy = LlamaForCausalLM(model.config).to(dtype)
+    copy: Any = LlamaForCausalLM(model.config)
+    copy = copy.to(dtype)
     copy.load_state_dict(state, strict=False)
     copy.generation_config = GenerationConfig(
         bos_token_id=codec.special(BEGIN), eos_token_id=codec.end, pad_token_id=codec.pad
@@ -154,7 +157,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = self.rate(self.step)
         targets = sum(len(batch.labels) for batch in batches)
-        results = list(self.pool.map(lambda batch: self._gradients(batch, targets), batches))
+        results = list(self.pool.map(self._gradients, batches, repeat(targets)))
         for param, *grads in zip(self.params, *(grads for _, grads in results), strict=True):
             param.grad = torch.stack(grads).sum(0)
         torch.nn.utils.clip_grad_norm_(self.params, self.config.clip)

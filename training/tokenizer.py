@@ -5,6 +5,8 @@ A space belongs to the small word or number behind it, and is a token of its own
 name has the same tokens wherever it stands. Every byte is a token, hence any text comes back as it went in.
 """
 
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -90,7 +92,7 @@ def test_batched_decoding_is_that_of_transformers() -> None:
     config = LlamaConfig(
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48
     )
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config).eval()
     contexts = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [20, 21]]
     stops = set(range(40, 60))
     for context, got in zip(contexts, greedy(model, contexts, stops, limit=12, batch=3), strict=True):

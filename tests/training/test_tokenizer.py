@@ -1,6 +1,8 @@
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -59,7 +61,7 @@ def test_estimates_are_counted_with_the_tokenizer() -> None:
 
 def test_the_template_writes_what_the_trainer_trains_on(tmp_path: Path) -> None:
     save_tokenizer(CODEC.tokenizer, tmp_path, 2048)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
     for pasta in (True, False):
         messages = [
             {"role": "system", "content": "Be kind."},
