@@ -15,8 +15,25 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="LLM answers sooner: what is independent in an answer is decoded in parallel.",
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        from pasta_async import __version__
+
+        sys.stdout.write(f"pasta-async {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """LLM answers sooner: what is independent in an answer is decoded in parallel."""
+
 
 _SAMPLING, _LIMITS, _MODEL = "Sampling", "Limits", "Model"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from typer.testing import CliRunner, Result
 from written import WRITTEN
 
+import pasta_async
 from pasta_async.cli.app import app
 
 if TYPE_CHECKING:
@@ -60,3 +61,7 @@ def test_what_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
 
 def test_no_file_is_a_misuse() -> None:
     assert check().exit_code == 2
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"pasta-async {pasta_async.__version__}\n"
