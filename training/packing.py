@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN
 from pasta_async.lang.views import views
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
+    from pasta_async.lang.views import Segment
     from pasta_async.training.tokenizer import Codec
 
-__all__ = ["Trie", "pack_plain", "pack_views"]
+__all__ = ["Trie", "pack_hidden", "pack_plain", "pack_views"]
 
 
 @dataclass(slots=True)
@@ -78,3 +80,26 @@ def pack_plain(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
     trie = Trie()
     trie.extend(trie.extend(-1, prompt), [*codec.encode(document.text), codec.end], target=True)
     return trie
+
+
+def pack_hidden(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
+    """An ablation: as `pack_views`, but main never sees a chunk, not even behind its sync."""
+    trie = Trie()
+    root = trie.extend(-1, prompt)
+    for view in views(document):
+        context = _without_chunks(view.context) if view.thread == 0 else view.context
+        node = trie.extend(root, codec.segments(context))
+        end = [codec.end] if view.ends_answer else []
+        trie.extend(node, codec.segments(view.target) + end, target=True)
+    return trie
+
+
+def _without_chunks(parts: Sequence[Segment]) -> list[Segment]:
+    kept: list[Segment] = []
+    inside = False
+    for part in parts:
+        inside = inside or (part.is_tag and part.text == ASYNC_OPEN)
+        if not inside:
+            kept.append(part)
+        inside = inside and not (part.is_tag and part.text == ASYNC_CLOSE)
+    return kept

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.lang.views import views
 from pasta_async.training.data import Batches, collate
-from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.packing import pack_hidden, pack_plain, pack_views
 from pasta_async.training.sft import Config, Trainer, build_model, loss_of
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import Codec, build_tokenizer
@@ -20,6 +20,8 @@ from pasta_async.training.tokenizer import Codec, build_tokenizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from pasta_async.training.packing import Trie
 
 CODEC = Codec(build_tokenizer())
 
@@ -70,6 +72,27 @@ def test_no_forced_token_is_a_target() -> None:
     assert targets.count(CODEC.special("</async>")) == promises
     assert targets.count(CODEC.end) == 1
     assert len(set(trie.targets)) == len(trie.targets)
+
+
+def test_hidden_chunks_are_in_no_context_of_main() -> None:
+    example = sample("totals", 2, count_tokens=CODEC.count)
+    prompt = CODEC.prompt(example.prompt, pasta=True)
+    hidden = pack_hidden(CODEC, prompt, example.document)
+    whole = pack_views(CODEC, prompt, example.document)
+    assert [hidden.ids[i] for i in hidden.targets] == [whole.ids[i] for i in whole.targets]
+
+    def behind_end(trie: Trie) -> list[int]:
+        node = trie.ids.index(CODEC.end, len(prompt))
+        path: list[int] = []
+        while node >= 0:
+            path.append(trie.ids[node])
+            node = trie.parents[node]
+        return path
+
+    promises = len(example.document.promises)
+    assert behind_end(whole).count(CODEC.special("<async>")) == promises
+    assert behind_end(hidden).count(CODEC.special("<async>")) == 0
+    assert behind_end(hidden).count(CODEC.special("<sync/>")) == 1
 
 
 def test_data_are_the_same_from_the_same_place() -> None:
