@@ -127,8 +127,9 @@ class BatchMaker:
         for entry in entries:
             columns, count = self._column[entry.slots], entry.count
             own = mask[top : top + count]
-            own[:, columns[: entry.start]] = 0
-            own[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
+            own[:, columns] = 0
+            if count > 1:  # a new token does not see those behind it
+                own[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
             top += count
         return _Group(rows, table, mask)
 

@@ -57,7 +57,7 @@ def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int]
     if rows:
         chosen = [choosers[row] for row in rows]
         tokens[rows] = _draw(logits[rows], _parameters(chosen, logits))
-    logprobs = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     return _list(tokens), _list(logprobs)
 
 
