@@ -84,9 +84,9 @@ foreign to it: hardly an answer is well-formed then.
 
 ## Its training, exactly
 
-The weights came from one run in four sittings on two busy cores, each resumed from the checkpoint of the last.
+The weights came from one run in four sittings on two busy cores, each resumed from the last checkpoint.
 The number of updates was set while it ran, so the learning rate dipped from 0.0030 to 0.0023 between updates
-1,500 and 1,850; the command above keeps it at 0.0030 until update 1,950. Everything else is the same.
+1,500 and 1,850; the command above keeps it at 0.0030 until update 1,950. All else is the same.
 """
 
 

@@ -47,7 +47,7 @@ def test_both_forms_answer_unseen_names(family: str, model: tuple[LlamaForCausal
 
 
 def test_breaking_the_rules_costs_answers(model: tuple[LlamaForCausalLM, Codec]) -> None:
-    hidden, _ = evaluate(*model, "totals", "names", "chunks hidden", PROMPTS, first_seed=10_000)
-    forced, _ = evaluate(*model, "chain", "names", "forced parallel", PROMPTS, first_seed=10_000)
-    assert wilson(hidden.right, PROMPTS)[1] < 0.8
-    assert wilson(forced.right, PROMPTS)[1] < 0.8
+    hidden, _ = evaluate(*model, "totals", "names", "chunks hidden", 6, first_seed=10_000)
+    forced, _ = evaluate(*model, "chain", "names", "forced parallel", 6, first_seed=10_000)
+    assert wilson(hidden.right, 6)[1] < 0.8
+    assert wilson(forced.right, 6)[1] < 0.8
