@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from transformers import LlamaForCausalLM
 
-    from pasta_async.lang.document import Document
     from pasta_async.training.evaluate import Row
     from pasta_async.training.packing import Trie
     from pasta_async.training.tokenizer import Codec
@@ -38,18 +37,16 @@ __all__ = ["ablate", "main"]
 def ablate(
     model: LlamaForCausalLM,
     codec: Codec,
-    broken: bool,
     steps: int,
     batch: int,
     prompts: int,
     lr: float = 1e-3,
 ) -> list[Row]:
-    """Train a model further, with the rules broken or (as a control) kept, and measure it.
+    """Train a model further with the rules broken (chunks of totals hidden, chains in parallel); measure it.
 
     Args:
         model: Trained in place.
         codec: Its tokenizer.
-        broken: Whether chunks are hidden behind a sync (totals) and chains are written in parallel.
         steps: Updates.
         batch: Documents of an update.
         prompts: Held-out prompts of each family.
@@ -61,46 +58,38 @@ def ablate(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        drawn = collate([_draw(codec, rng, broken) for _ in range(batch)], codec.pad)
+        drawn = collate([_draw(codec, rng) for _ in range(batch)], codec.pad)
         (loss_of(model, drawn) / len(drawn.labels)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    hidden = "chunks hidden" if broken else "parallel"
-    forced = "forced parallel" if broken else "parallel"
     return [
-        evaluate(model, codec, "totals", "names", hidden, prompts)[0],
-        evaluate(model, codec, "chain", "names", forced, prompts)[0],
+        evaluate(model, codec, "totals", "names", "chunks hidden", prompts)[0],
+        evaluate(model, codec, "chain", "names", "forced parallel", prompts)[0],
     ]
 
 
-def _draw(codec: Codec, rng: random.Random, broken: bool) -> Trie:
+def _draw(codec: Codec, rng: random.Random) -> Trie:
     family = rng.choice(("totals", "chain"))
     example = sample(family, rng.getrandbits(40), "train", codec.count)
     prompt = codec.prompt(example.prompt, pasta=True)
-    if broken and family == "totals":
+    if family == "totals":
         return pack_hidden(codec, prompt, example.document)
-    document: Document = example.document
-    if broken:
-        document = parallel_chain(example, codec.count)
-    return pack_views(codec, prompt, document)
+    return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="pasta_async.training.ablate", description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=12, help="documents of an update")
     parser.add_argument("--prompts", type=int, default=500)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    for broken in (True, False):
-        rows = ablate(*load(args.model), broken, args.steps, args.batch, args.prompts)
-        print("rules broken" if broken else "rules kept")
-        print(table(rows), flush=True)
+    print(table(ablate(*load(args.model), args.steps, args.batch, args.prompts)))
 
 
 if __name__ == "__main__":

@@ -68,9 +68,9 @@ that had to be decoded one after another. Theoretical speed-up, baseline's token
 
 A copy of the model was trained for 150 more updates with the rules broken, and measured on unseen names:
 *chunks hidden* (main goes on behind a sync without seeing the chunks) and *forced parallel* (each step of a
-chain becomes a promise, so its chunk cannot see the step before). The control is another copy, trained as
-much with the rules kept. Without that training, the model has 0% right in both, but because such contexts are
-foreign to it: hardly an answer is well-formed then.
+chain becomes a promise, so its chunk cannot see the step before). Compare with the rows of *parallel* above.
+Without that training the model has 0% right in both, but because such contexts are foreign to it: hardly an
+answer is well-formed then.
 
 {ablations}
 
@@ -79,7 +79,7 @@ foreign to it: hardly an answer is well-formed then.
 - Numbers are small (sums to about 45), and names are best made of plain syllables.
 - Wordings far from the templates of training, other tasks and other languages give nonsense.
 - Held-out templates word the request anew; the facts keep the wordings of training. Some new wordings cost
-  much more than others: *offers* is the weakest, where goods trade places in one of the five.
+  much more than others: *offers* is the weakest, where two goods trade places.
 - It writes "a orange lamp": nobody taught it "an".
 
 ## Its training, exactly
