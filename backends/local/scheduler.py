@@ -150,6 +150,8 @@ class Scheduler:
             assert np.array_equal(known, job.slots[: job.shared]), "a job's slots are not those of its path"
 
     def _admit(self) -> None:
+        if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
+            return
         ready = [job for job in self.waiting if not job.paused]
         for job in sorted(ready, key=lambda job: (job.group not in self._started, job.arrival)):
             if len(self.running) >= self._max_running and not self._yield_paused():

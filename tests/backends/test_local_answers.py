@@ -1,34 +1,86 @@
-"""Whole answers on the embedded engine with the model that ships."""
+"""Whole answers of the shipped model on the embedded engine: what is shared, and that timing changes none."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
 
 import pasta_async
-from pasta_async.training.synthetic import FAMILIES, sample
+from pasta_async.backends.local import LocalBackend
+from pasta_async.training.synthetic import sample
 
-PROMPTS = [sample(family, seed, "names").prompt for family in FAMILIES for seed in (1, 2)]
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
 
+    from pasta_async.protocol import DecodeRequest, Piece
 
-async def test_answers_decoded_at_once_are_those_decoded_one_by_one() -> None:
-    """Steps mix prompts, forks and joins of several answers, each with threads of its own."""
-    async with pasta_async.Client("local:") as client:
-        alone = [(await client.generate(prompt)).document for prompt in PROMPTS]
-    async with pasta_async.Client("local:") as client:
-        together = await asyncio.gather(*map(client.generate, PROMPTS))
-    assert [answer.document for answer in together] == alone
+FAMILIES = ("describe", "totals", "fair")
 
 
-async def test_threads_find_what_their_parent_decoded_and_joins_what_the_threads_did() -> None:
-    async with pasta_async.Client("local:") as client:
-        answer = await client.generate(sample("totals", 3, "names").prompt)
-    main, *threads = answer.threads
-    before, joined = main.requests
-    assert len(threads) >= 2
-    for thread in threads:
-        [request] = thread.requests
-        assert request.cached_tokens is not None
-        assert request.cached_tokens >= before.prompt_tokens, "at least the whole prompt"
-        assert request.prompt_tokens - request.cached_tokens <= 3, "and nearly all that main had decoded"
-    assert joined.cached_tokens is not None
-    assert joined.cached_tokens >= threads[0].requests[0].prompt_tokens + threads[0].tokens - 1
+class Recorder(LocalBackend):
+    """Remembers each request with the cached tokens and the ids it got."""
+
+    def __init__(self) -> None:
+        super().__init__(device="cpu")
+        self.seen: list[tuple[DecodeRequest, int, list[int]]] = []
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """As it is, and write down what comes."""
+        ids: list[int] = []
+        pieces = super().decode(request)
+        try:
+            async for piece in pieces:
+                ids += piece.ids
+                if piece.finish:
+                    self.seen.append((request, piece.cached_tokens or 0, ids))
+                yield piece
+        finally:
+            await pieces.aclose()
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[Recorder]:
+    made = Recorder()
+    yield made
+    await made.aclose()
+
+
+def prompt(family: str) -> str:
+    return sample(family, 77, "names").prompt
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_one_after_another_gives_the_same_text(backend: Recorder, family: str) -> None:
+    async with pasta_async.Client(backend) as client:
+        together = await client.generate(prompt(family))
+        apart = await client.generate(prompt(family), parallel=False)
+    assert together.document.format() == apart.document.format()
+    assert len(together.threads) > 1
+
+
+async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:
+    async with pasta_async.Client(backend) as client:
+        alone = [(await client.generate(prompt(family))).text for family in FAMILIES]
+        together = await asyncio.gather(*(client.generate(prompt(family)) for family in FAMILIES))
+    assert [answer.text for answer in together] == alone
+
+
+async def test_forks_share_and_joins_start_from_the_longest_prefix(backend: Recorder) -> None:
+    question = prompt("totals")
+    async with pasta_async.Client(backend) as client:
+        answer = await client.generate(question)
+    tags = (await backend.connect()).tags
+    assert tags is not None
+    length = len(await backend.encode_chat([{"role": "user", "content": question}], {}))
+    forks = [(request, cached) for request, cached, _ in backend.seen if request.thread]
+    assert len(forks) == len(answer.threads) - 1
+    for request, cached in forks:
+        assert cached >= len(request.ids) - 2  # all but the promise's last tag and `<async>`
+        assert cached >= length
+    after = next(
+        request for request, _, _ in backend.seen if not request.thread and tags.close_async in request.ids
+    )
+    cached = next(cached for request, cached, _ in backend.seen if request is after)
+    assert cached >= after.ids.index(tags.close_async)
