@@ -79,7 +79,7 @@ answer is well-formed then.
 - Numbers are small (sums to about 45), and names are best made of plain syllables.
 - Wordings far from the templates of training, other tasks and other languages give nonsense.
 - Held-out templates word the request anew; the facts keep the wordings of training. Some new wordings cost
-  much more than others: *offers* is the weakest, where two goods trade places.
+  much more than others: *offers* is the weakest (in wrong answers that were read, goods traded places).
 - It writes "a orange lamp": nobody taught it "an".
 
 ## Its training, exactly
@@ -119,14 +119,16 @@ def _examples() -> str:
 def _overall(rows: Iterable[Row]) -> str:
     sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for row in rows:
-        for key in ((row.split, row.form), ("both", row.form)):
+        for key in ((row.split, row.form), ("all", row.form)):
             for place, value in enumerate((row.prompts, row.right, row.well_formed)):
                 sums[key][place] += value
     lines = [
         "| held out | form | prompts | right | 95% interval | well-formed |",
         "|---|---|---|---|---|---|",
     ]
-    for (split, form), (prompts, right, formed) in sums.items():
+    for (split, form), (prompts, right, formed) in sorted(
+        sums.items(), key=lambda item: (item[0][0] == "all", item[0])
+    ):
         low, high = wilson(right, prompts)
         lines.append(
             f"| {split} | {form} | {prompts} | {right / prompts:.1%} | {low:.1%} to {high:.1%} "
