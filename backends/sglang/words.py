@@ -59,6 +59,7 @@ class ServerWords:
         self._tokenizer = ServerTokenizer(server)
         self._encoder = Encoder(self._tokenizer)
         self._tags: TagIds | None = None
+        self._alone: dict[int, str] = {}
 
     async def encode(self, text: str) -> list[int]:
         """Ids of a text; nothing in it is a tag."""
@@ -79,4 +80,13 @@ class ServerWords:
 
     def reader(self, stop_ids: Sequence[int]) -> Reader:
         """A reader for one request, which asked to stop at these ids."""
-        return PieceReader(self._tags, stop_ids, self._tokenizer.detokenize)
+        return PieceReader(self._tags, stop_ids, self._detokenize)
+
+    async def _detokenize(self, ids: list[list[int]]) -> list[str]:
+        """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""
+        [first, *rest] = ids
+        if rest or len(first) != 1:
+            return await self._tokenizer.detokenize(ids)
+        if first[0] not in self._alone:
+            [self._alone[first[0]]] = await self._tokenizer.detokenize(ids)
+        return [self._alone[first[0]]]

@@ -14,6 +14,7 @@ import pytest
 from conftest import require_sglang, until
 
 from pasta_async import Client, Generation
+from pasta_async.evals.fork_modes import measure, summarise
 from pasta_async.evals.prompts import held_out
 from pasta_async.training.synthetic import FAMILIES
 
@@ -77,6 +78,24 @@ async def test_every_way_to_ask_is_answered_alike(
 ) -> None:
     some = PROMPTS[:15]
     assert written(await answers(backend, some, **options)) == written(await answers(local, some, **options))
+
+
+async def test_cutting_at_promises_computes_less_in_more_round_trips(
+    backend: SGLangBackend, server: RealServer
+) -> None:
+    async def empty() -> None:
+        await asyncio.to_thread(server.flush)
+
+    async with Client(backend) as client:
+        taken = await measure(client, held_out(["describe", "totals"], 2), empty=empty)
+    found = {(answer.prompt, answer.mode): answer for answer in taken}
+    for prompt in range(4):
+        stream, cut = found[prompt, "stream"], found[prompt, "cut"]
+        assert stream.written == cut.written and stream.promises == cut.promises > 1
+        assert cut.requests > stream.requests
+        assert cut.prefilled_tokens < stream.prefilled_tokens
+    stream_row, cut_row = summarise(taken)
+    assert cut_row["prefilled tokens"] < stream_row["prefilled tokens"]
 
 
 async def test_leaving_an_answer_leaves_nothing_on_the_server(
