@@ -7,7 +7,7 @@ Contexts of one call are padded on the left. Rows that end leave the batch once 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
@@ -55,7 +55,7 @@ class _Growing(DynamicLayer):
         if self._room is None or self._room[0].shape[-2] < start + count:
             shape = (*key_states.shape[:2], 2 * (start + count), key_states.shape[-1])
             room = (key_states.new_empty(shape), value_states.new_empty(shape))
-            if start:
+            if self.keys is not None and self.values is not None and start:
                 room[0][:, :, :start], room[1][:, :, :start] = self.keys, self.values
             self._room = room
         keys, values = self._room
@@ -78,7 +78,7 @@ def _batch(
     seen = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in pads])
     outputs: list[list[int]] = [[] for _ in contexts]
     live = list(range(len(contexts)))
-    cache = DynamicCache()
+    cache: Any = DynamicCache()
     cache.layers = [_Growing() for _ in range(model.config.num_hidden_layers)]
     for _ in range(limit):
         positions = (seen.cumsum(1) - 1).clamp(min=0)[:, -ids.size(1) :]
