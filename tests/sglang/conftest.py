@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import os
-import signal
-import socket
-import subprocess
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 import table_model
+from real_server import RealServer, require_sglang, running_server
 
 import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.backends.sglang.launch import server_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-
-START_SECONDS = 420
-"""A free machine needs 15 s, one that is busy with other things far more."""
-
-FLAGS = ("--enable-deterministic-inference", "--skip-server-warmup")
-"""Requests' own seeds count; no test request at the start."""
-
-
-class RealServer(NamedTuple):
-    """A running server."""
-
-    url: str
-    model: Path
-
-    def running(self) -> int:
-        """Requests that it decodes or holds in its queue."""
-        loads: list[dict[str, Any]] = httpx.get(f"{self.url}/v1/loads").json()["loads"]
-        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
-
-    def flush(self) -> None:
-        """Empty the prefix cache."""
-        httpx.post(f"{self.url}/flush_cache", params={"timeout": 10}).raise_for_status()
-
-
-async def until(server: RealServer, count: int, polls: int = 30) -> None:
-    """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
-    for _ in range(polls):
-        if await asyncio.to_thread(server.running) == count:
-            return
-    pytest.fail(f"{server.running()} requests running, not {count}")
-
-
-def require_sglang() -> None:
-    """Fail where the suite must be complete, else skip, if SGLang is missing."""
-    if importlib.util.find_spec("sglang") is not None:
-        return
-    missing = "SGLang is not installed (make test installs it): these tests talk to the real server"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
 
 
 @pytest.fixture(scope="session")
@@ -89,54 +42,8 @@ def server(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield RealServer(running, shipped)
         return
     require_sglang()
-    port = _free_port()
-    command = server_command(str(shipped), device="cpu", port=port, extra=FLAGS)
-    log = tmp_path_factory.mktemp("sglang") / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, process, log)
-            yield RealServer(url, shipped)
-        finally:
-            _stop(process)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/model_info", timeout=5).is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    ended = process.poll()
-    what = f"ended with {ended}" if ended is not None else f"did not answer in {START_SECONDS} s"
-    end = "\n".join(line[:200] for line in log.read_text().splitlines()[-20:])
-    pytest.fail(f"the SGLang server {what}; the end of its log:\n{end}", pytrace=False)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and everything it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait(10)
+    with running_server(shipped, tmp_path_factory.mktemp("sglang") / "log") as url:
+        yield RealServer(url, shipped)
 
 
 @pytest.fixture

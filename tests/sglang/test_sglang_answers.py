@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import require_sglang, until
+from real_server import require_sglang, until
 
 from pasta_async import Client, Generation
 from pasta_async.evals.fork_modes import measure, summarise
@@ -21,7 +21,7 @@ from pasta_async.training.synthetic import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from conftest import RealServer
+    from real_server import RealServer
 
     from pasta_async.backends.local import LocalBackend
     from pasta_async.backends.sglang import SGLangBackend

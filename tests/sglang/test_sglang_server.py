@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from conftest import until
+from real_server import until
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.tokenization import TextCodec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from conftest import RealServer
+    from real_server import RealServer
 
     from pasta_async.backends.local import LocalBackend
 
