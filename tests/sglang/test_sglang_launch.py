@@ -14,7 +14,7 @@ from pasta_async.errors import BackendError
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang, whether it is there or not."""
-    monkeypatch.setattr(importlib.util, "find_spec", object)
+    monkeypatch.setattr(importlib.util, "find_spec", str)
 
 
 def test_a_gpu_gets_flashinfer_and_the_usual_server() -> None:
@@ -46,6 +46,10 @@ def test_the_engine_gets_the_same_settings() -> None:
 
 
 def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", {}.get)
+
+    def nothing(name: str) -> None:
+        del name
+
+    monkeypatch.setattr(importlib.util, "find_spec", nothing)
     with pytest.raises(BackendError, match=r"pip install 'pasta_async\[sglang\]'"):
         find_device("cpu")
