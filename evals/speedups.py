@@ -84,6 +84,8 @@ def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "realised": geometric_mean([c.realised for c in comparisons]),
         "baseline ms": mean(run.seconds for run in baseline) * 1000,
         "parallel ms": mean(run.seconds for run in parallel) * 1000,
+        "step CPU ms, baseline": _step(baseline),
+        "step CPU ms, parallel": _step(parallel),
         "tokens": mean(run.tokens for run in baseline),
         "critical path": mean(run.critical_path for run in parallel),
         "malformed": _percent([not run.well_formed for run in parallel]),
@@ -91,6 +93,11 @@ def _row(name: str, runs: Sequence[Run]) -> dict[str, Any]:
         "right, parallel": _percent([run.right for run in parallel]),
         "right, baseline": _percent([run.right for run in baseline]),
     }
+
+
+def _step(runs: Sequence[Run]) -> float:
+    """CPU milliseconds of this process for a token of the critical path."""
+    return 1000 * sum(run.cpu_seconds for run in runs) / sum(run.critical_path for run in runs)
 
 
 def _percent(values: Sequence[float | None]) -> str:

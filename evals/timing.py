@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from time import process_time
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import Sampling
@@ -37,6 +38,8 @@ class Run:
     """The pass, from 0."""
     seconds: float
     """From the call to the finished answer."""
+    cpu_seconds: float
+    """CPU time of this process meanwhile: the engine's too if it is embedded, else the client's alone."""
     tokens: int
     """Generated, tags counted."""
     critical_path: int
@@ -73,10 +76,11 @@ async def time_answers(
     """
 
     async def timed(index: int, form: Form) -> Run:
-        began = clock.time()
+        began, cpu = clock.time(), process_time()
         generation = await _answer(client, prompts[index], form)
+        seconds = (clock.time() - began, process_time() - cpu)
         done()
-        return _run(index, prompts[index], form, number, clock.time() - began, generation)
+        return _run(index, prompts[index], form, number, seconds, generation)
 
     runs = list[Run]()
     for turn, start in enumerate(range(0, len(prompts), together)):
@@ -99,14 +103,22 @@ async def _answer(client: Client, prompt: Prompt, form: Form) -> Generation:
     return await client.generate(prompt.text, sampling=_SAMPLING, baseline=form == "baseline")
 
 
-def _run(index: int, prompt: Prompt, form: Form, number: int, seconds: float, generation: Generation) -> Run:
+def _run(
+    index: int,
+    prompt: Prompt,
+    form: Form,
+    number: int,
+    seconds: tuple[float, float],
+    generation: Generation,
+) -> Run:
     usage = generation.usage
     return Run(
         prompt=index,
         family=prompt.family,
         form=form,
         number=number,
-        seconds=seconds,
+        seconds=seconds[0],
+        cpu_seconds=seconds[1],
         tokens=usage.completion_tokens,
         critical_path=generation.critical_path,
         cached_tokens=usage.cached_tokens,

@@ -113,7 +113,7 @@ async def test_the_summary_counts_what_is_malformed_and_what_is_right():
 
 
 def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Run:
-    return Run(prompt, "f", form, number, seconds, tokens, critical, 30, 70, 1, True, None, "")
+    return Run(prompt, "f", form, number, seconds, 0.1, tokens, critical, 30, 70, 1, True, None, "")
 
 
 def test_figures_of_known_runs():
@@ -135,6 +135,8 @@ def test_figures_of_known_runs():
     assert row["cached"] == "30.0%"
     assert row["right, parallel"] == "-"
     assert row["95%"] == "1.00-4.00"
+    assert row["step CPU ms, baseline"] == pytest.approx(300 / 300)
+    assert row["step CPU ms, parallel"] == pytest.approx(300 / 200)
 
 
 def test_a_missing_form_is_refused():
