@@ -74,7 +74,10 @@ class EngineBackend:
                 try:
                     engine: Any = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
                 except Exception as error:
-                    raise BackendError(f"SGLang could not start on {self._path}: {error}") from error
+                    raise BackendError(
+                        f"SGLang could not start on {self._path}: {error} (a worker's own words are in the "
+                        "standard error of this program)"
+                    ) from error
             self._known = await _learn(engine, codec, self._path)
         return self._known
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from pasta_async import Client, InvalidRequest, UnsupportedModel
+from pasta_async import BackendError, Client, InvalidRequest
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import EngineBackend
 from pasta_async.protocol import Backend, DecodeRequest
@@ -65,13 +66,24 @@ async def second_loop(backend: EngineBackend, prompts: list[str]) -> str:
     return generation.document.format()
 
 
-async def no_model(folder: Path) -> str:
-    """What is said of a folder without a model."""
+async def refusal(folder: Path) -> str:
+    """What is said of a folder that cannot be used."""
+    backend = EngineBackend(folder, device="cpu")
     try:
-        await EngineBackend(folder).connect()
-    except UnsupportedModel as error:
+        await backend.connect()
+    except BackendError as error:
         return str(error)
+    finally:
+        await backend.aclose()
     return ""
+
+
+def broken_copy(model: Path, folder: Path) -> Path:
+    """A model whose weights are cut off: a worker of the engine fails on it."""
+    copy = shutil.copytree(model, folder / "broken")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    return copy
 
 
 def main(model: str, prompts: str, result: str) -> None:
@@ -83,7 +95,9 @@ def main(model: str, prompts: str, result: str) -> None:
     backend = EngineBackend(model, device="cpu", max_total_tokens=65536)
     said = asyncio.run(first_loop(backend, LocalBackend(model, dtype="float32"), questions))
     said["again"] = asyncio.run(second_loop(backend, questions))
-    said["no model"] = asyncio.run(no_model(Path(result).parent))
+    folder = Path(result).parent
+    said["no model"] = asyncio.run(refusal(folder))
+    said["broken"] = asyncio.run(refusal(broken_copy(Path(model), folder)))
     said["policy kept"] = asyncio.get_event_loop_policy() is policy  # pyright: ignore[reportDeprecated]
     said["handlers kept"] = all(signal.getsignal(number) == kept for number, kept in handlers.items())
     said["children left"] = len(multiprocessing.active_children())
