@@ -40,7 +40,7 @@ class Config(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="the folder of the trained model; its checkpoint is OUT/checkpoint.pt")
-    steps: int = Field(default=3900, ge=1, description="optimizer steps")
+    steps: int = Field(default=6500, ge=1, description="optimizer steps")
     tokens: int = Field(default=1024, ge=256, description="tokens of a micro-batch, padding counted")
     micro_batches: int = Field(default=4, ge=1, description="micro-batches of an update")
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate")

@@ -55,7 +55,8 @@ def test_missing_repeated_and_misplaced_sentences_are_wrong(family: str) -> None
         assert not score(example, "".join([*sentences, sentences[last]]))
         swapped = list(sentences)
         swapped[first], swapped[last] = swapped[last], swapped[first]
-        assert not score(example, "".join(swapped))
+        if example.facts[0] != example.facts[-1]:  # a chain may come back to where it began
+            assert not score(example, "".join(swapped))
     assert not score(sample(family, 0), "")
 
 

@@ -58,15 +58,15 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
     names = make_names(rng, rng.choice((3, 4, 4, 5)), held_out_names)
     vessel, things = rng.choice(words.VESSELS), rng.choice(words.HOLDERS)
     left = start = rng.randint(4, 15)
-    plan = Plan()
+    plan = Plan("\n- " if template.as_list else " ")
     plan.say("The {v} starts with {s} {t}.", v=vessel, s=start, t=things)
     facts: list[dict[str, object]] = []
     for name in names:
         adds = left <= 4 or (left < 18 and rng.random() < 0.5)
-        k = rng.randint(2, 6 if adds else min(6, left - 1))
+        k = rng.randint(2, 6 if adds else min(6, left - 2))
         left += k if adds else -k
         facts.append({"n": name, "does": "adds" if adds else "takes", "k": k})
-        plan.say("{n} {does} {k}, which makes {s}.", s=left, **facts[-1])
+        plan.say("{n} {does} {k}, which makes {s}.", is_item=True, s=left, **facts[-1])
     plan.say("In the end the {v} holds {s} {t}.", v=vessel, s=left, t=things)
     slots = {"vessel": vessel, "things": things, "start": start}
     return Draft(template.fill(facts, names=listed(names), **slots), plan, names)

@@ -69,7 +69,7 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
         }
         for name, place in zip(names[:count], names[count:], strict=True)
     ]
-    plan = Plan()
+    plan = Plan("\n- " if template.as_list else "\n\n")
     plan.say("Here are the {kinds}.", kinds=f"{kind}s")
     for fact in facts:
         plan.promise(

@@ -59,7 +59,7 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
     count = rng.choice((2, 3))
     *names, town = make_names(rng, count + 1, held_out_names)
     day = rng.randint(1, 30)
-    plan = Plan()
+    plan = Plan("\n- " if template.as_list else "\n\n")
     plan.say("Come to the fair in {town}!", town=town)
     facts: list[dict[str, object]] = []
     for name, link in zip(names, (LINKS[0], *LINKS[3 - count + 1 :]), strict=True):
@@ -72,12 +72,13 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
             "treat": rng.choice(words.TREATS),
         }
         facts.append(fact)
-        plan.say(link, n=name)
+        plan.say(link, is_item=True, n=name)
         plan.promise(
             name,
             say("You find {n} at gate {g}.", **fact),
             say("Look at the {color} {goods} that cost {c} coins.", **fact),
             say("You will also like the {treat} of {n}.", **fact),
+            is_item=False,
         )
     plan.say("We meet on day {day}.", day=day)
     return Draft(template.fill(facts, names=listed(names), town=town, day=day), plan, [*names, town])

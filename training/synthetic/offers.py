@@ -59,7 +59,7 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
     names = make_names(rng, count, held_out_names)
     x, y, z = rng.sample(words.GOODS, 3)
     prices = _prices(rng, count)
-    plan = Plan()
+    plan = Plan("\n- " if template.as_list else " ")
     plan.say("Let us compare the prices.")
     facts: list[dict[str, object]] = []
     for name, (a, b, c) in zip(names, prices, strict=True):

@@ -59,7 +59,7 @@ def draft(rng: random.Random, template: Template, held_out_names: bool) -> Draft
     names = make_names(rng, count, held_out_names)
     facts: list[dict[str, object]] = []
     sums: list[int] = []
-    plan = Plan()
+    plan = Plan("\n- " if template.as_list else " ")
     plan.say("Let us count.")
     for name in names:
         a, b, c = (rng.randint(2, 6 if count == 2 else 5) for _ in range(3))

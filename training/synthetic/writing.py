@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
     from pasta_async.lang.document import Node
 
-__all__ = ["Draft", "Example", "Plan", "Sentence", "Split", "Template", "listed", "say"]
+__all__ = ["Draft", "Example", "Mark", "Plan", "Sentence", "Split", "Template", "listed", "say"]
 
 Split = Literal["train", "names", "templates"]
 """`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
+Mark = Literal[" ", "\n\n", "\n- "]
+"""What stands before an item of an answer: in prose, paragraphs, a list."""
 
 
 class Sentence(NamedTuple):
@@ -44,71 +46,82 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a user words a request: a frame around the facts, and the wording of each fact."""
+    """How a user words a request: a frame around the facts, the wording of each fact, and small talk."""
 
     frame: str
     fact: str
     as_list: bool = False
+    opening: str = ""
+    closing: str = ""
 
     def fill(self, facts: Sequence[dict[str, object]], **slots: object) -> str:
         """Write the prompt."""
         lines = [self.fact.format(**slots, **fact) for fact in facts]
+        frame = " ".join(part for part in (self.opening, self.frame, self.closing) if part)
         if not self.as_list:
-            return self.frame.format(facts=" ".join(lines), **slots)
-        frame = self.frame.replace(" {facts}", "\n{facts}").replace("{facts} ", "{facts}\n")
+            return frame.format(facts=" ".join(lines), **slots)
+        frame = frame.replace(" {facts}", "\n{facts}").replace("{facts} ", "{facts}\n")
         return frame.format(facts="\n".join(f"- {line}" for line in lines), **slots)
+
+
+class _Step(NamedTuple):
+    """A step of a plan: sentences, by main or (with a topic) promised; none of them is a sync."""
+
+    sentences: tuple[Sentence, ...] = ()
+    topic: str = ""
+    is_item: bool = False
 
 
 @dataclass(slots=True)
 class Plan:
-    """An answer in the making: sentences by main, promises with the sentences that keep them, syncs."""
+    """An answer in the making: sentences by main, promises with the sentences that keep them, syncs.
 
-    steps: list[Sentence | tuple[str, tuple[Sentence, ...]] | None] = field(
-        default_factory=list[Sentence | tuple[str, tuple["Sentence", ...]] | None]
-    )
+    Its items, what a list would have a dash for, are set off by `mark`: a space, an empty line, or a dash.
+    """
 
-    def say(self, pattern: str, **values: object) -> None:
+    mark: Mark = " "
+    steps: list[_Step] = field(default_factory=list[_Step])
+
+    def say(self, pattern: str, is_item: bool = False, **values: object) -> None:
         """Add a sentence of main."""
-        self.steps.append(say(pattern, **values))
+        self.steps.append(_Step((say(pattern, **values),), is_item=is_item))
 
-    def promise(self, topic: str, *sentences: Sentence) -> None:
+    def promise(self, topic: str, *sentences: Sentence, is_item: bool = True) -> None:
         """Add a promise, kept by `sentences`."""
-        self.steps.append((topic, sentences))
+        self.steps.append(_Step(sentences, topic, is_item))
 
     def sync(self) -> None:
         """Join what is open."""
-        self.steps.append(None)
+        self.steps.append(_Step())
 
     @property
     def facts(self) -> tuple[tuple[str, ...], ...]:
         """The facts of every sentence, in reading order."""
-        found: list[tuple[str, ...]] = []
-        for step in self.steps:
-            if isinstance(step, Sentence):
-                found.append(step.facts)
-            elif step is not None:
-                found.extend(sentence.facts for sentence in step[1])
-        return tuple(facts for facts in found if facts)
+        return tuple(sentence.facts for step in self.steps for sentence in step.sentences if sentence.facts)
 
     def document(self, count_tokens: Callable[[str], int]) -> Document:
         """Write it down; `count_tokens` measures a chunk for its estimate, which is rounded up to tens."""
         nodes: list[Node] = []
-        space = ""
+        among_items = False
         for step in self.steps:
-            if step is None:
+            if not step.sentences:
                 nodes.append(Sync())
                 continue
-            if isinstance(step, Sentence):
-                nodes.append(Text(space + step.text))
-            else:
-                if space:
-                    nodes.append(Text(space))
-                topic, sentences = step
-                text = " ".join(sentence.text for sentence in sentences)
+            if nodes:
+                nodes.append(Text(self._space(step, among_items)))
+            among_items = step.is_item or (among_items and bool(step.topic))
+            text = " ".join(sentence.text for sentence in step.sentences)
+            if step.topic:
                 estimate = 10 * max(1, -(-count_tokens(text) // 10))
-                nodes.append(Promise(topic, estimate, Chunk((Text(text),))))
-            space = " "
+                nodes.append(Promise(step.topic, estimate, Chunk((Text(text),))))
+            else:
+                nodes.append(Text(text))
         return Document(merge_text(nodes))
+
+    def _space(self, step: _Step, among_items: bool) -> str:
+        if step.is_item:
+            return self.mark
+        return self.mark.rstrip("- ") or " " if among_items and not step.topic else " "
 
 
 class Draft(NamedTuple):
