@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from pasta_async.clock import REAL_CLOCK
-from pasta_async.errors import InvalidRequest
+from pasta_async.clock import REAL_CLOCK, within
+from pasta_async.errors import GenerationTimeout, InvalidRequest
 from pasta_async.interpreter import Machine, Runner, Slots
 from pasta_async.interpreter.thinking import OPEN as THINK
 from pasta_async.prompting import with_instructions
@@ -20,7 +20,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 
     from pasta_async.clock import Clock
     from pasta_async.interpreter import Dialect, Fork
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pasta_async.streaming import Emit, Watch
 
 __all__ = ["Client", "generate", "stream"]
+
+_T = TypeVar("_T")
 
 _MESSAGES = TypeAdapter(list[Message])
 
@@ -182,7 +184,7 @@ class Client:
         info = await self.connect()  # loading a model is no part of the answer's time
         began = self._clock.time()
         dialect = _dialect(info, question.prompted, baseline=question.baseline)
-        ids = await self._encode(question, messages, dialect)
+        ids, thinking = await self._in_time(self._encode(question, messages, dialect), limits)
         _check_length(ids, info)
         machine = Machine(
             info,
@@ -191,7 +193,7 @@ class Client:
             max_tokens=sampling.max_tokens,
             stop=sampling.stop,
             fork=question.fork,
-            thinking=dialect == "text" and await self._thinks(ids),
+            thinking=thinking,
             listen=emit is not None,
             notes=_notes(info, sampling),
         )
@@ -213,15 +215,26 @@ class Client:
             watch(runner.partial)
         return await runner.run()
 
-    async def _encode(self, question: _Question, messages: list[Message], dialect: Dialect) -> list[int]:
+    async def _in_time(self, work: Coroutine[Any, Any, _T], limits: Limits) -> _T:
+        if limits.timeout is None:
+            return await work
+        try:
+            return await within(self._clock, limits.timeout, work)
+        except TimeoutError as error:
+            raise GenerationTimeout(
+                f"encoding the prompt took longer than Limits.timeout = {limits.timeout:g} s"
+            ) from error
+
+    async def _encode(
+        self, question: _Question, messages: list[Message], dialect: Dialect
+    ) -> tuple[list[int], bool]:
+        """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
         if dialect == "text":
             messages = with_instructions(messages)
         form = {"pasta": False} if question.baseline else {}
-        return await self._backend.encode_chat(messages, {**form, **question.kwargs})
-
-    async def _thinks(self, ids: Sequence[int]) -> bool:
-        """Whether the prompt ends inside a thinking block, as some chat templates have it."""
-        return (await self._backend.detokenize(ids[-8:])).rstrip().endswith(THINK)
+        ids = await self._backend.encode_chat(messages, {**form, **question.kwargs})
+        tail = "" if dialect == "plain" else await self._backend.detokenize(ids[-8:])
+        return ids, tail.rstrip().endswith(THINK)
 
 
 async def generate(

@@ -9,9 +9,15 @@ import asyncio
 import heapq
 import math
 from collections import deque
-from typing import Any, Protocol, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-__all__ = ["REAL_CLOCK", "Clock", "RealClock", "VirtualClock"]
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+__all__ = ["REAL_CLOCK", "Clock", "RealClock", "VirtualClock", "within"]
+
+_T = TypeVar("_T")
 
 _QUIET_ROUNDS = 5
 """Loop iterations in which no task may move before time does, where the loop's queue cannot be seen.
@@ -36,11 +42,11 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """The running loop's own time."""
+    """The time that really passes."""
 
     def time(self) -> float:
-        """Seconds on the running loop's clock (RuntimeError without a loop)."""
-        return asyncio.get_running_loop().time()
+        """Seconds of `time.monotonic`; needs no running loop."""
+        return monotonic()
 
     async def sleep(self, seconds: float) -> None:
         """Wait as `asyncio.sleep` does. Cancelling it ends the wait."""
@@ -49,6 +55,26 @@ class RealClock:
 
 REAL_CLOCK: Clock = RealClock()
 """The clock that is used where none is given."""
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work in so many seconds of a clock.
+
+    Raises:
+        TimeoutError: It took longer, and was cancelled.
+
+    Cancelling it cancels the work, and waits until it is over.
+    """
+    task, alarm = asyncio.create_task(work), asyncio.create_task(clock.sleep(seconds))
+    try:
+        await asyncio.wait((task, alarm), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+        alarm.cancel()
+        await asyncio.wait((task, alarm))
 
 
 class VirtualClock:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
-from pasta_async.events import TextDelta
+from pasta_async.events import AnswerDone, TextDelta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -67,7 +67,10 @@ class AnswerStream:
         """
         if not self._events:
             await self._more()
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, AnswerDone):
+            self._generation = event.generation
+        return event
 
     async def text_deltas(self) -> AsyncIterator[str]:
         """The visible text in document order, piece by piece. Other events are passed over."""

@@ -66,7 +66,11 @@ async def test_a_snapshot_survives_that_the_chunk_is_written_inline() -> None:
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
     backend = ScriptedBackend(RICH)
     async with pasta_async.stream("Why?", backend=backend) as stream:
-        events = [event async for event in stream]
+        events: list[Event] = []
+        async for event in stream:
+            events.append(event)
+            assert stream.partial is not None
+            assert (stream.partial.finish == "interrupted") == (event.type != "answer.done")
         generation = await stream.result()
     assert events[-1].type == "answer.done"
     assert getattr(events[-1], "generation") is generation is stream.partial  # noqa: B009

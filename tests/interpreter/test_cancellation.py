@@ -9,13 +9,14 @@ import pytest
 
 from pasta_async import Client, Limits, ThreadFailed
 from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.clock import VirtualClock
 from pasta_async.lang import parse
 from tests.interpreter.support import RICH, answer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-    from pasta_async import DecodeRequest, Event, Generation, Piece
+    from pasta_async import DecodeRequest, Event, Generation, Message, Piece
 
 pytestmark = pytest.mark.loop_matrix
 
@@ -127,6 +128,36 @@ async def test_a_time_out_at_any_moment_ends_everything_and_has_the_partial_answ
         partial = getattr(caught.value, "partial")  # noqa: B009
         is_part_of_the_answer(partial)
         assert partial.text == partial.document.text
+
+
+class SlowToEncode(ScriptedBackend):
+    """Takes a minute for the prompt."""
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        await self.clock.sleep(60.0)
+        return await super().encode_chat(messages, template_kwargs)
+
+
+async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
+    backend = SlowToEncode(RICH, clock=VirtualClock())
+    with pytest.raises(TimeoutError, match=r"encoding the prompt .* Limits\.timeout = 5 s"):
+        await answer(backend, limits=Limits(timeout=5.0))
+    nothing_is_left(backend)
+    assert backend.clock.time() == 5.0
+    assert (await answer(backend, limits=Limits(timeout=70.0))).finish == "end"
+
+
+async def test_cancelling_while_the_prompt_is_encoded_leaves_nothing() -> None:
+    for turns in range(8):
+        backend = SlowToEncode(RICH, clock=VirtualClock())
+        task = asyncio.create_task(answer(backend, limits=Limits(timeout=50.0)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        nothing_is_left(backend)
+        assert backend.clock.time() == 0
 
 
 async def test_a_time_out_of_the_callers_own_ends_everything() -> None:

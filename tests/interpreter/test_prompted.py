@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client
-from pasta_async.backends.scripted import Script, ScriptedBackend, WordTokenizer
+from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.interpreter.thinking import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.prompting import INSTRUCTIONS
@@ -194,6 +194,16 @@ async def test_text_inside_a_thinking_block_is_never_read_for_tags(name: str, pi
         assert generation.text == f"{opening}{thoughts}\nOne Alpha. two."
         assert [thread.topic for thread in generation.threads[1:]] == ["a"]
         assert [request.thread for request in backend.requests if request.thread == 1] == [1]
+
+
+@pytest.mark.parametrize(("kind", "opening"), [(ScriptedBackend, "<think>"), (Thinks, "")])
+async def test_a_trained_model_may_think_of_tags_too(kind: type[ScriptedBackend], opening: str) -> None:
+    """Its tags are ids, also those that it only thinks of."""
+    written = f"{opening}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
+    thought = Fault(0, 5 if opening else 2, "garbage", text=promise("x"))
+    generation = await answer(kind(written, tokenizer=tokenizer("words"), faults=[thought]))
+    assert generation.text == f"{opening}Hm.{promise('x')}</think> One Alpha. two."
+    assert [thread.topic for thread in generation.threads[1:]] == ["a"]
 
 
 async def test_a_thinking_block_that_never_ends_is_text() -> None:
