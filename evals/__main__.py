@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 
-from pasta_async.evals import fork_modes, interpreter_cost, speed
+from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, speed
 
 _ALONE = {"speed": speed.main, "interpreter_cost": interpreter_cost.main}
-_BENCHMARKS = {**_ALONE, "fork_modes": fork_modes.main}
+_BENCHMARKS = {**_ALONE, "fork_modes": fork_modes.main, "chunk_streams": chunk_streams.main}
 
 
 def main() -> None:
