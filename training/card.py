@@ -42,7 +42,7 @@ One model writes both forms. Its chat template has a switch: `pasta=true` (the d
 {training}
 Every example is drawn from the seed while the model trains; no text from elsewhere is in it.
 The files are the usual ones of Hugging Face: `LlamaForCausalLM`, weights as float16 (the results below are
-of exactly these weights, computed with as float32), 1,026 tokens, a context of 2,048.
+of exactly these weights, computed with as float32), {vocabulary:,} tokens, a context of {context:,}.
 
 ## What it can answer
 
@@ -69,8 +69,6 @@ that had to be decoded one after another. Theoretical speed-up, baseline's token
 A copy of the model was trained for 150 more updates with the rules broken, and measured on unseen names:
 *chunks hidden* (main goes on behind a sync without seeing the chunks) and *forced parallel* (each step of a
 chain becomes a promise, so its chunk cannot see the step before). Compare with the rows of *parallel* above.
-Without that training the model has 0% right in both, but because such contexts are foreign to it: hardly an
-answer is well-formed then.
 
 {ablations}
 
@@ -78,23 +76,17 @@ answer is well-formed then.
 
 - Numbers are small (sums to about 45), and names are best made of plain syllables.
 - Wordings far from the templates of training, other tasks and other languages give nonsense.
-- Held-out templates word the request anew; the facts keep the wordings of training. Some new wordings cost
-  much more than others: *offers* is the weakest (in wrong answers that were read, goods traded places).
-- It writes "a orange lamp": nobody taught it "an".
-
-## Its training, exactly
-
-The weights came from one run in four sittings on two busy cores, each resumed from the last checkpoint.
-The number of updates was set while it ran, so the learning rate dipped from 0.0030 to 0.0023 between updates
-1,500 and 1,850; the command above keeps it at 0.0030 until update 1,950. All else is the same.
+- Held-out templates word the request anew; the facts keep the wordings of training.
 """
 
 
-def card(rows: Sequence[Row], training: str, ablations: str) -> str:
-    """The card, in Markdown; `ablations` is what `ablate` printed."""
+def card(rows: Sequence[Row], training: str, ablations: str, config: dict[str, int]) -> str:
+    """The card, in Markdown; `ablations` is what `ablate` printed, `config` the model's."""
     plain = [row for row in rows if row.form in ("parallel", "baseline")]
     return _HEAD.format(
         training=training,
+        vocabulary=config["vocab_size"],
+        context=config["max_position_embeddings"],
         examples=_examples(),
         prompts=rows[0].prompts,
         overall=_overall(plain),
@@ -157,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     metrics = args.model / "metrics.jsonl"
     last = json.loads(metrics.read_text().splitlines()[-1])
     training = f"{last['step']:,} updates on {last['tokens']:,} tokens, padding counted.\n"
-    (args.model / "README.md").write_text(card(rows, training, args.ablations.read_text()))
+    config = json.loads((args.model / "config.json").read_text())
+    (args.model / "README.md").write_text(card(rows, training, args.ablations.read_text(), config))
 
 
 if __name__ == "__main__":
