@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pasta_async.cli.words import errors_in_words, fail, read_text
+from pasta_async.cli.serve import serve
+from pasta_async.cli.words import errors_in_words, fail, given, read_text
 
 __all__ = ["app"]
 
@@ -104,8 +105,8 @@ def generate(
     with errors_in_words():
         job = Job.of(
             _messages(read_text(prompt) if prompt == "-" else prompt, system),
-            sampling=_given(sampling),
-            limits=_given({"max_threads": max_threads, "timeout": timeout}),
+            sampling=given(sampling),
+            limits=given({"max_threads": max_threads, "timeout": timeout}),
             prompted=prompted,
             template=dict(_pair(item) for item in template or ()),
             compare=compare,
@@ -142,16 +143,15 @@ def sglang(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
 ) -> None:
     """Start an SGLang server with the flags that suit PASTA. Other options go to SGLang as they are."""
-    from pasta_async.cli.serve import serve
+    from pasta_async.cli.sglang import become_server
 
     if device not in (None, "cuda", "cpu"):
         fail(f"--device: {device!r} is neither cuda nor cpu", code=2)
     with errors_in_words():
-        serve(model, device=device, host=host, port=port, extra=context.args, dry_run=dry_run)
+        become_server(model, device=device, host=host, port=port, extra=context.args, dry_run=dry_run)
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+app.command()(serve)
 
 
 def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:

@@ -1,43 +1,123 @@
-"""`pasta-async sglang`: becomes an SGLang server."""
+"""`pasta-async serve`: the OpenAI-compatible server."""
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-from typing import TYPE_CHECKING, Literal, cast
+from pathlib import Path  # noqa: TC003 - typer needs it at run time
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pasta_async.backends.sglang.launch import server_command
+import typer
+
+from pasta_async.cli.words import errors_in_words, given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pasta_async.protocol import Backend
+
 __all__ = ["serve"]
+
+_ACCESS, _LIMITS = "Who may ask", "Limits"
 
 
 def serve(
-    model: str, *, device: str | None, host: str, port: int, extra: Sequence[str], dry_run: bool
+    context: typer.Context,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            "-b",
+            help="local:, local:/path, http://host:port or sglang:/path; default: PASTA_BACKEND, or local:.",
+        ),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen at; default: 8000.")] = None,
+    model_name: Annotated[
+        list[str] | None, typer.Option(help="A further name of the model; may be repeated.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="For requests that name none; default: 1, as OpenAI's.")
+    ] = None,
+    api_keys_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keys, one on each line; PASTA_SERVER_API_KEYS has some too.", rich_help_panel=_ACCESS
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin whose pages may ask; may be repeated.", rich_help_panel=_ACCESS),
+    ] = None,
+    max_answers: Annotated[
+        int | None, typer.Option(help="Answers that decode at once; default: 64.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Answers that wait; default: 256.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_threads: Annotated[
+        int | None, typer.Option(help="Threads of an answer that decode at once.", rich_help_panel=_LIMITS)
+    ] = None,
+    client_threads: Annotated[
+        int | None, typer.Option(help="Threads of all answers that decode at once.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of an answer.", rich_help_panel=_LIMITS)
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a prompt.", rich_help_panel=_LIMITS)
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds for an answer; default: 600.", rich_help_panel=_LIMITS)
+    ] = None,
+    drain_seconds: Annotated[
+        float | None,
+        typer.Option(help="Seconds for open answers after SIGTERM; default: 30.", rich_help_panel=_LIMITS),
+    ] = None,
+    log_text: Annotated[
+        bool | None, typer.Option("--log-text", help="Let prompts and answers appear in the log.")
+    ] = None,
 ) -> None:
-    """Print the server's command and the reason of each flag, then let it take this process's place.
+    """Serve OpenAI's API: answers decode in parallel, for any OpenAI client.
 
-    Args:
-        model: A folder, or a name on the Hugging Face hub.
-        device: cuda, cpu, or None to look.
-        host: Address to listen at.
-        port: Port to listen at.
-        extra: Further arguments of SGLang.
-        dry_run: Print only, the command on stdout.
-
-    Raises:
-        ModuleNotFoundError: SGLang is not installed.
+    Every setting has a variable in the environment too, PASTA_SERVER_PORT for instance (docs/serving.md).
     """
-    command = server_command(
-        model, device=cast("Literal['cuda', 'cpu'] | None", device), host=host, port=port, extra=extra
-    )
-    width = max(map(len, command.reasons), default=0)
-    for flag, reason in command.reasons.items():
-        sys.stderr.write(f"{flag:{width}}  {reason}\n")
-    (sys.stdout if dry_run else sys.stderr).write(shlex.join(command.argv) + "\n")
-    if not dry_run:
-        sys.stderr.flush()
-        os.execv(command.argv[0], command.argv)
+    settings = {
+        "host": host,
+        "port": port,
+        "model_names": model_name,
+        "temperature": temperature,
+        "api_keys_file": api_keys_file,
+        "cors_origins": cors_origin,
+        "max_answers": max_answers,
+        "max_queue": max_queue,
+        "max_tokens": max_tokens,
+        "max_prompt_tokens": max_prompt_tokens,
+        "timeout": timeout,
+        "drain_seconds": drain_seconds,
+        "log_text": log_text,
+    }
+    limits = {"max_threads": max_threads, "client_threads": client_threads}
+    with errors_in_words():
+        code = _run(backend or [], context.obj, settings=given(settings), limits=given(limits))
+    if code:
+        raise typer.Exit(code)
+
+
+def _run(
+    names: Sequence[str], backend: Backend | None, *, settings: dict[str, Any], limits: dict[str, Any]
+) -> int:
+    """Serve until a signal ends it; the exit code."""
+    try:
+        from pasta_async.server.lifecycle import serve as run
+        from pasta_async.server.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"the server needs {error.name}, which is not installed; "
+            "pip install 'pasta_async[server]' brings it"
+        ) from error
+    from pasta_async.client import Client
+    from pasta_async.limits import Limits
+    from pasta_async.settings import Settings
+
+    chosen = ServerSettings(**settings)
+    limited = Limits(**{**Settings().limits.model_dump(), **limits})
+    return run(Client(backend or (names[0] if names else None), limits=limited), chosen)

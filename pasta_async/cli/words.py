@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from pasta_async.errors import InvalidRequest, PastaError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["errors_in_words", "fail", "read_text"]
+__all__ = ["errors_in_words", "fail", "given", "read_text"]
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
@@ -32,6 +32,11 @@ def errors_in_words() -> Generator[None]:
         fail(str(error), code=2)
     except (PastaError, ModuleNotFoundError) as error:
         fail(str(error))
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """The options that the command line gave."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_text(name: str) -> str:

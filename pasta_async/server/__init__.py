@@ -1,0 +1,15 @@
+"""PASTA behind OpenAI's HTTP API, and helpers for one's own web app. Needs the extra `server`.
+
+    app = create_app("http://127.0.0.1:30000")  # any ASGI server runs it; `pasta-async serve` does all this
+
+docs/serving.md has the rest.
+"""
+
+from __future__ import annotations
+
+from pasta_async.server.app import create_app
+from pasta_async.server.event_fields import event_fields
+from pasta_async.server.settings import ServerSettings
+from pasta_async.server.streaming import AnswerResponse
+
+__all__ = ["AnswerResponse", "ServerSettings", "create_app", "event_fields"]

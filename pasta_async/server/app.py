@@ -1,0 +1,162 @@
+"""The app: routes, middleware, and a client that lives as long as it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from pasta_async.client import Client
+from pasta_async.errors import PastaError
+from pasta_async.server.admission import Admission
+from pasta_async.server.chat import chat_completions
+from pasta_async.server.keys import KeyGuard, read_keys
+from pasta_async.server.problems import Problem, problem_of
+from pasta_async.server.service import Service, service_of
+from pasta_async.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from starlette.requests import Request
+
+    from pasta_async.protocol import Backend
+
+__all__ = ["create_app"]
+
+
+def create_app(
+    backend: Client | Backend | str | None = None,
+    settings: ServerSettings | None = None,
+    *,
+    routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """Make the ASGI app that answers OpenAI's API.
+
+    Its lifespan reaches the backend, or loads the model, and closes it in the end. While it runs,
+    `app.state.service` is its `Service`.
+
+    Args:
+        backend: What a `Client` takes; or a client, which is then not closed here. None: `PASTA_BACKEND`.
+        settings: None: from the environment, or the defaults. Host and port are for whoever runs the app.
+        routes: More of them.
+
+    Raises:
+        InvalidRequest: A setting or the backend's name is bad.
+    """
+    settings = settings or ServerSettings()
+    client = backend if isinstance(backend, Client) else Client(backend)
+    app = Starlette(
+        routes=[*_routes(), *routes],
+        middleware=_middleware(settings),
+        exception_handlers={PastaError: _problem, Problem: _problem, HTTPException: _no_such_route},
+        lifespan=_lifespan(client, settings, owned=client is not backend),
+    )
+    return app
+
+
+def _lifespan(client: Client, settings: ServerSettings, *, owned: bool):
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        try:
+            app.state.service = Service(client, await client.connect(), settings, Admission(settings))
+            yield
+        finally:
+            if owned:
+                await client.aclose()
+
+    return lifespan
+
+
+def _routes() -> list[BaseRoute]:
+    return [
+        Route("/", _playground),
+        Route("/health", _health),
+        Route("/v1/models", _models),
+        Route("/v1/models/{name:path}", _model),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    ]
+
+
+def _middleware(settings: ServerSettings) -> list[Middleware]:
+    made: list[Middleware] = []
+    if settings.cors_origins:  # outside the keys: a browser asks for leave without one
+        made.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+                expose_headers=["x-pasta-mode"],
+            )
+        )
+    if keys := read_keys(settings):
+        made.append(Middleware(KeyGuard, keys))
+    return made
+
+
+async def _playground(_: Request) -> Response:
+    """The page to try things on."""
+    page = files("pasta_async.server").joinpath("playground", "index.html")
+    return HTMLResponse(page.read_text("utf-8"))
+
+
+async def _health(request: Request) -> Response:
+    """What the server does right now."""
+    service = service_of(request)
+    admission = service.admission
+    return JSONResponse(
+        {
+            "status": "ok",
+            "model": service.info.name,
+            "in_flight": admission.in_flight,
+            "queued": admission.queued,
+        }
+    )
+
+
+async def _models(request: Request) -> Response:
+    """The model under all its names."""
+    return JSONResponse({"object": "list", "data": _known_models(service_of(request))})
+
+
+async def _model(request: Request) -> Response:
+    name = request.path_params["name"]
+    for model in _known_models(service_of(request)):
+        if model["id"] == name:
+            return JSONResponse(model)
+    raise Problem(
+        f"the model {name!r} does not exist here", status=404, code="model_not_found", param="model"
+    )
+
+
+def _known_models(service: Service) -> list[dict[str, object]]:
+    created = int(time.time())
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "pasta_async",
+            "max_model_len": service.info.context_length,
+        }
+        for name in dict.fromkeys((service.info.name, *service.settings.model_names))
+    ]
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    return problem_of(error).response
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    where = f"{request.method} {request.url.path}"
+    return Problem(f"there is no {where} here", status=status, code="unknown_url").response

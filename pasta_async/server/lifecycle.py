@@ -1,0 +1,61 @@
+"""Runs the server: where it listens, what it logs, how it stops."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.server.app import create_app
+from pasta_async.server.keys import read_keys
+
+if TYPE_CHECKING:
+    from pasta_async.client import Client
+    from pasta_async.server.settings import ServerSettings
+
+__all__ = ["serve", "uvicorn_server"]
+
+_LOCAL_HOSTS = ["localhost", "127.0.0.1"]
+
+
+def serve(client: Client, settings: ServerSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit code.
+
+    The first signal lets open answers end for `drain_seconds`, a second one ends them at once.
+
+    Raises:
+        InvalidRequest: It is to listen where others can reach it, and has no key.
+    """
+    server = uvicorn_server(client, settings)
+    server.run()
+    return 0 if server.started else 1
+
+
+def uvicorn_server(client: Client, settings: ServerSettings) -> uvicorn.Server:
+    """The server that `serve` runs.
+
+    Raises:
+        InvalidRequest: It is to listen where others can reach it, and has no key.
+    """
+    keys = read_keys(settings)
+    if not keys and not settings.loopback:
+        raise InvalidRequest(
+            f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
+            "PASTA_SERVER_API_KEYS"
+        )
+    app = create_app(client, settings)
+    if not keys:  # or any page on the web could ask, under a name of its own for this machine
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOCAL_HOSTS, settings.host])
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # it would tell texts
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            timeout_graceful_shutdown=round(settings.drain_seconds),
+            server_header=False,
+        )
+    )

@@ -1,0 +1,93 @@
+"""How the server is set up: `ServerSettings`, from code, the environment and the command line."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from pasta_async.errors import InvalidRequest
+
+__all__ = ["ServerSettings"]
+
+
+def _listed(value: Any) -> Any:
+    """Environment variables hold lists with commas between the items."""
+    if isinstance(value, str):
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    return value
+
+
+_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+_Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
+
+
+class ServerSettings(BaseSettings):
+    """What holds for every request of a server; each field is also read from `PASTA_SERVER_<NAME>`.
+
+    Limits of a single answer's threads are the `Client`'s.
+
+    Raises:
+        InvalidRequest: A value is out of range, or a field unknown.
+    """
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
+        env_prefix="PASTA_SERVER_", frozen=True, extra="forbid"
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+            raise InvalidRequest(f"settings of the server: {'; '.join(told)}") from None
+
+    host: str = "127.0.0.1"
+    """Address to listen at. Any but a loopback address needs a key."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0: a free one."""
+    api_keys: _Secrets = ()
+    """Whoever asks must send one of these as a bearer token; none: everybody may ask."""
+    api_keys_file: Path | None = None
+    """More of them, one on each line; empty lines and those that begin with # count for nothing."""
+    cors_origins: _Names = ()
+    """Origins whose pages may ask, `https://app.example` for instance; `*` is every page there is."""
+    model_names: _Names = ()
+    """Names that requests may call the model by, beside its own."""
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    """For requests that name none; 1 is OpenAI's default."""
+    max_answers: int = Field(default=64, ge=1)
+    """Answers that decode at once."""
+    max_queue: int = Field(default=256, ge=0)
+    """Answers that wait for their turn; more are refused with 429."""
+    queue_timeout: float = Field(default=60.0, gt=0)
+    """Seconds an answer waits for its turn before it is refused with 429."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds an answer may take; a request may ask for less."""
+    max_choices: int = Field(default=16, ge=1)
+    """Answers that one request may ask for (`n`, or several prompts)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that a request may ask for; None: what the model's context holds."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of a prompt; None: what the model's context holds."""
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1)
+    """Bytes of a request's body."""
+    body_timeout: float = Field(default=30.0, gt=0)
+    """Seconds a body may take to arrive."""
+    ping_seconds: float = Field(default=15.0, ge=0)
+    """Silent seconds of a stream after which a comment keeps its connection alive; 0: never."""
+    drain_seconds: float = Field(default=30.0, ge=1)
+    """Seconds that open answers have to end after SIGTERM before they are cancelled."""
+    log_text: bool = False
+    """Whether prompts, answers and what an engine said of them may appear in logs."""
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

@@ -1,0 +1,137 @@
+"""Answers as server-sent events, for this server and for one's own app."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from pasta_async.errors import PastaError
+from pasta_async.events import TextDelta
+from pasta_async.server.event_fields import event_fields
+from pasta_async.server.problems import problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from pasta_async.events import Event
+    from pasta_async.streaming import AnswerStream
+
+__all__ = ["DRAIN_SECONDS", "AnswerResponse", "EventResponse", "merged"]
+
+DRAIN_SECONDS = 30.0
+"""How long a stream may go on after the process was told to stop."""
+
+
+class EventResponse(EventSourceResponse):
+    """Server-sent events from a generator, which is closed whatever becomes of the response.
+
+    Args:
+        events: The events, as bytes or in any form that sse-starlette takes.
+        headers: Further headers.
+        ping: Seconds between comments that keep the connection alive; 0: none.
+        drain: Seconds the stream may go on after the process was told to stop.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[Any, None],
+        *,
+        headers: Mapping[str, str] | None = None,
+        ping: float = 15.0,
+        drain: float = DRAIN_SECONDS,
+    ) -> None:
+        super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
+            events, headers=headers, ping=ping, shutdown_grace_period=drain
+        )
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events. A client that goes away, or a cancellation, closes the generator."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._events.aclose()
+
+
+class AnswerResponse(EventResponse):
+    """A Starlette or FastAPI response that streams an answer as server-sent events.
+
+    The name of each event is its `type` (`text.delta`, `thread.started`, ...), its data the JSON object that
+    `event_fields` makes of it. The last is `answer.done`, or `error` with OpenAI's error object. A reader
+    that goes away ends the answer with all its threads; one that reads slowly makes it wait.
+
+        @app.post("/ask")
+        async def ask(prompt: str) -> AnswerResponse:
+            return AnswerResponse(client.stream(prompt))
+
+    Args:
+        answer: A stream that was not entered yet.
+        text_only: Leave out everything but the visible text and the last event.
+        ping: Seconds between comments that keep the connection alive; 0: none.
+        drain: Seconds the stream may go on after the process was told to stop.
+    """
+
+    def __init__(
+        self,
+        answer: AnswerStream,
+        *,
+        text_only: bool = False,
+        ping: float = 15.0,
+        drain: float = DRAIN_SECONDS,
+    ) -> None:
+        super().__init__(_named(answer, text_only=text_only), ping=ping, drain=drain)
+
+
+async def _named(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[ServerSentEvent, None]:
+    try:
+        async with answer:
+            async for event in answer:
+                if not text_only or isinstance(event, TextDelta) or event.type == "answer.done":
+                    yield ServerSentEvent(json.dumps(event_fields(event)), event=event.type, sep="\n")
+    except PastaError as error:
+        yield ServerSentEvent(json.dumps(problem_of(error).body), event="error", sep="\n")
+
+
+async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of several answers as they come, each with its answer's place in the sequence.
+
+    Raises what ends any of the answers. Closing it ends them all.
+    """
+    async with AsyncExitStack() as stack:
+        for answer in answers:
+            await stack.enter_async_context(answer)
+        if len(answers) == 1:  # no tasks needed
+            async for event in answers[0]:
+                yield 0, event
+            return
+        async with aclosing(_interleaved(answers)) as events:
+            async for item in events:
+                yield item
+
+
+async def _interleaved(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    waiting = {asyncio.ensure_future(anext(answer)): index for index, answer in enumerate(answers)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index = waiting.pop(task)
+                try:
+                    event = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.ensure_future(anext(answers[index]))] = index
+                yield index, event
+    finally:
+        for task in waiting:
+            task.cancel()
+        if waiting:
+            await asyncio.wait(waiting)
