@@ -7,6 +7,7 @@
     ├── InvalidRequest             a value was refused before any work started (also a ValueError)
     ├── GenerationTimeout          the answer's time limit passed (also a TimeoutError)
     ├── ThreadFailed               one thread of an answer failed, with its cause
+    ├── TrainingError              a training run cannot go on
     └── BackendError               the place where tokens come from
         ├── BackendConnectError    nothing usable answers at that address
         ├── BackendStatusError     the server refused or failed (4xx, 5xx)
@@ -34,6 +35,7 @@ __all__ = [
     "ParseError",
     "PastaError",
     "ThreadFailed",
+    "TrainingError",
     "UnsupportedModel",
 ]
 
@@ -101,3 +103,7 @@ class ThreadFailed(PastaError):
     def __init__(self, message: str, *, thread: int) -> None:
         super().__init__(message)
         self.thread = thread
+
+
+class TrainingError(PastaError):
+    """A training run cannot go on; its last checkpoint is whole."""
