@@ -20,12 +20,12 @@ __all__ = ["forced_parallel_mains", "parallel_chain"]
 
 def parallel_chain(example: Example, count_tokens: Callable[[str], int]) -> Document:
     """A chain written as if its steps were independent: each step, and the result, is a promise."""
-    first, *steps = re.findall(r"[^.]+\.", example.document.text)
+    (_, first), *steps = re.findall(r"(\W*)([^.]+\.)", example.document.text)
     nodes: list[Node] = [Text(first)]
-    for number, step in enumerate(steps, start=1):
+    for number, (space, step) in enumerate(steps, start=1):
         topic = "result" if number == len(steps) else example.names[number - 1]
-        estimate = 10 * max(1, -(-count_tokens(step.strip()) // 10))
-        nodes += [Text(" "), Promise(topic, estimate, Chunk((Text(step.strip()),)))]
+        estimate = 10 * max(1, -(-count_tokens(step) // 10))
+        nodes += [Text(space), Promise(topic, estimate, Chunk((Text(step),)))]
     return Document(tuple(nodes))
 
 
