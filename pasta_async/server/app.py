@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pasta_async.client import Client
@@ -19,6 +18,7 @@ from pasta_async.errors import PastaError
 from pasta_async.server.admission import Admission
 from pasta_async.server.chat import chat_completions
 from pasta_async.server.keys import KeyGuard, read_keys
+from pasta_async.server.page import playground
 from pasta_async.server.problems import Problem, problem_of
 from pasta_async.server.service import Service, service_of
 from pasta_async.server.settings import ServerSettings
@@ -78,7 +78,7 @@ def _lifespan(client: Client, settings: ServerSettings, *, owned: bool):
 
 def _routes() -> list[BaseRoute]:
     return [
-        Route("/", _playground),
+        Route("/", playground),
         Route("/health", _health),
         Route("/v1/models", _models),
         Route("/v1/models/{name:path}", _model),
@@ -101,12 +101,6 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
     if keys := read_keys(settings):
         made.append(Middleware(KeyGuard, keys))
     return made
-
-
-async def _playground(_: Request) -> Response:
-    """The page to try things on."""
-    page = files("pasta_async.server").joinpath("playground", "index.html")
-    return HTMLResponse(page.read_text("utf-8"))
 
 
 async def _health(request: Request) -> Response:

@@ -1,0 +1,374 @@
+"use strict";
+
+/* The page: asks, shows what comes, compares, shares. Text of the model is only ever put in as text. */
+(() => {
+  const { make, seconds, timeline, showNumbers } = pasta;
+  const { Lane, Prose, Clock, promiseTag, syncTag } = views;
+  const by = (id) => document.getElementById(id);
+  const DRAW_EVERY = 80; // milliseconds
+
+  const EXAMPLES = {
+    "pasta-tiny": {
+      Describe:
+        "Describe the robots Velora, Tamiko, Sorani and Dapilo.\nVelora is red, comes from Tarin, weighs 12 kilos and is good for rainy days. Tamiko is blue, comes from Noru, weighs 9 kilos and is good for garden work. Sorani is golden, comes from Kemi, weighs 25 kilos and is good for night shifts. Dapilo is white, comes from Lubo, weighs 17 kilos and is good for family games.",
+      "Add up":
+        "How many fruits do Velora and Tamiko have in all?\nVelora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 3 lemons and 2 melons.",
+      "One after another":
+        "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Then Hibeko takes 4. Follow the steps.",
+    },
+    others: {
+      Compare: "Compare tea and coffee: taste, caffeine, and how each is made.",
+      Plan: "Plan a weekend in Lisbon for two: food, sights and evenings.",
+      Explain: "Explain photosynthesis to a child, to a student and to a chemist.",
+    },
+  };
+
+  let model = null;
+  let running = null; // the run under way
+  let answered = null; // the last answer that is whole: { generation, rounds, prompt }
+
+  // One run -----------------------------------------------------------------------------------------------
+
+  /** One answer, from the request to the last event. */
+  class Run {
+    constructor(prompt) {
+      this.prompt = prompt;
+      this.stopper = new AbortController();
+      this.clock = new Clock();
+      this.lanes = [];
+      this.generation = null;
+      this.drawn = 0;
+    }
+
+    get question() {
+      const limits = by("threads").value ? { max_threads: Number(by("threads").value) } : {};
+      return {
+        model: model ?? "default",
+        messages: [{ role: "user", content: this.prompt }],
+        temperature: Number(by("temperature").value || 0),
+        ...(by("tokens").value ? { max_tokens: Number(by("tokens").value) } : {}),
+        pasta: { events: true, record: true, limits, ...this.options },
+      };
+    }
+
+    async go() {
+      const access = { key: by("key").value, signal: this.stopper.signal };
+      for await (const chunk of api.ask(this.question, access)) {
+        if (chunk.pasta?.event) this.hear(chunk.pasta.event);
+        for (const choice of chunk.choices) if (choice.delta.content) this.show(choice.delta.content);
+        if (chunk.pasta?.choices?.length) this.generation = chunk.pasta.choices[0];
+        this.draw();
+      }
+      this.clock.stop();
+    }
+
+    hear(event) {
+      if (event.time !== undefined) this.clock.told(event.time);
+      this.on[event.type]?.call(this, event);
+    }
+
+    draw({ now = false } = {}) {
+      if (!now && performance.now() - this.drawn < DRAW_EVERY) return;
+      this.drawn = performance.now();
+      for (const lane of this.lanes) lane?.scroll();
+      this.picture();
+    }
+
+    /** It ended early: what is there stays. */
+    broken() {
+      this.clock.stop();
+      for (const lane of this.lanes) if (lane && lane.card.dataset.state !== "done") lane.state("stopped", "stopped");
+      this.draw({ now: true });
+    }
+  }
+
+  /** The answer, decoded in parallel. */
+  class Answer extends Run {
+    options = { baseline: false };
+
+    constructor(prompt) {
+      super(prompt);
+      by("lanes").replaceChildren();
+      by("numbers").replaceChildren();
+      by("timeline").replaceChildren();
+      by("times-key").hidden = false;
+      this.prose = new Prose(by("answer"));
+      this.clock.promise(0, "", 0);
+      this.lanes.push(new Lane(by("lanes"), 0, "main", null));
+      this.lanes[0].state("queued", "waits for the server");
+    }
+
+    show(delta) {
+      this.prose.show(delta);
+    }
+
+    picture() {
+      const whole = this.generation;
+      if (whole || this.clock.timeline.length) timeline(by("timeline"), whole ?? this.clock.answer, { rounds: this.clock.joins });
+    }
+
+    finish() {
+      const { elapsed } = this.generation;
+      if (this.clock.open.length) {
+        this.clock.wait(this.generation.threads[0].ended);
+        this.clock.join(elapsed);
+      }
+      this.prose.settle(this.generation.text);
+      showNumbers(by("numbers"), this.generation, null);
+      this.draw({ now: true });
+      answered = { generation: this.generation, rounds: this.clock.joins, prompt: this.prompt };
+      const threads = this.generation.threads.length;
+      tell(`Done in ${seconds(elapsed)}, with ${threads === 1 ? "one thread: nothing here was independent" : `${threads} threads`}.`);
+    }
+
+    on = {
+      "promise.opened"(event) {
+        const { thread, topic, tokens: estimate, time } = event;
+        this.clock.promise(thread, topic, time);
+        this.prose.promise(thread);
+        this.lanes[0].mark(promiseTag(event));
+        this.lanes[thread] = new Lane(by("lanes"), thread, pasta.nameOf(event), estimate);
+        this.lanes[thread].state("queued");
+      },
+      "thread.started"({ thread, time }) {
+        this.clock.start(thread, time);
+        this.lanes[thread].state("decodes");
+        const count = this.clock.running.size;
+        tell(count > 1 ? `${count} threads decode at the same time …` : "The main thread decodes …");
+      },
+      "thread.delta"({ thread, delta }) {
+        this.clock.heard(thread);
+        this.prose.decoded(thread, delta);
+        this.lanes[thread].add(delta);
+      },
+      "thread.done"({ thread, record }) {
+        this.clock.done(record);
+        this.lanes[thread].done(record);
+        if (record.finish === "superseded") this.prose.replaced(thread, record.text);
+      },
+      "thread.failed"({ thread, error, action }) {
+        const words = { retry: "tries again", sequence: "is taken up later", fail: "failed" };
+        this.lanes[thread].state(action === "fail" ? "failed" : "queued", words[action]);
+        this.lanes[thread].card.title = error.message;
+      },
+      "sync.waiting"({ time }) {
+        this.clock.wait(time);
+        this.sync = this.lanes[0].mark(syncTag());
+        this.lanes[0].state("waits", "waits for its threads");
+      },
+      "sync.joined"({ time }) {
+        this.clock.join(time);
+        this.clock.start(0, time);
+        this.sync?.classList.remove("waiting");
+        this.sync?.replaceChildren("sync · joined");
+        this.lanes[0].state("decodes");
+        tell("The threads are joined; main goes on …");
+      },
+    };
+  }
+
+  /** The same prompt answered without any tag, beside the answer. */
+  class Baseline extends Run {
+    options = { baseline: true };
+
+    constructor(prompt) {
+      super(prompt);
+      by("lanes").querySelector('[data-thread="baseline"]')?.remove();
+      this.clock.promise(0, "", 0);
+      this.lanes.push(new Lane(by("lanes"), "baseline", "sequential", answered.generation.text_tokens));
+      this.lanes[0].state("queued", "waits for the server");
+      this.lanes[0].card.scrollIntoView({ block: "nearest" });
+    }
+
+    show() {}
+
+    picture() {
+      const { generation, rounds } = answered;
+      const baseline = this.generation ?? (this.clock.timeline.length ? this.clock.answer : null);
+      timeline(by("timeline"), generation, { rounds, baseline });
+    }
+
+    finish() {
+      this.draw({ now: true });
+      showNumbers(by("numbers"), answered.generation, this.generation);
+      const ratio = this.generation.elapsed / answered.generation.elapsed;
+      const words = ratio >= 1 ? `${ratio.toFixed(2)} times as fast as` : `slower than`;
+      tell(`The parallel answer was ${words} the sequential one.`);
+    }
+
+    on = {
+      "thread.started"({ time }) {
+        this.clock.start(0, time);
+        this.lanes[0].state("decodes");
+      },
+      "thread.delta"({ delta }) {
+        this.clock.heard(0);
+        this.lanes[0].add(delta);
+      },
+      "thread.done"({ record }) {
+        this.clock.done(record);
+        this.lanes[0].done(record);
+      },
+    };
+  }
+
+  // The page ----------------------------------------------------------------------------------------------
+
+  const tell = (words) => {
+    by("state").textContent = words;
+  };
+
+  function complain(error) {
+    const known = error instanceof api.Trouble;
+    if (!known) console.error(error);
+    by("problem").textContent = known ? error.message : `The page itself failed: ${error.message}`;
+    by("problem").hidden = false;
+    tell("");
+    if (error.needsKey) {
+      by("settings").open = true;
+      by("key").focus();
+    }
+  }
+
+  function busy(run) {
+    running = run;
+    by("run").disabled = Boolean(run);
+    by("compare").disabled = Boolean(run) || !answered;
+    by("stop").hidden = !run;
+    const isAnswer = run instanceof Answer;
+    by("answer").setAttribute("aria-busy", String(isAnswer));
+    document.querySelector(".answer").toggleAttribute("data-busy", isAnswer);
+  }
+
+  async function perform(run) {
+    by("problem").hidden = true;
+    busy(run);
+    tell("Asking …");
+    try {
+      await run.go();
+      run.finish();
+    } catch (error) {
+      run.broken();
+      if (error.name === "AbortError") tell("Stopped. The server ends every thread of it.");
+      else complain(error);
+    } finally {
+      const stopHadFocus = document.activeElement === by("stop");
+      busy(null);
+      if (stopHadFocus) by("run").focus();
+    }
+  }
+
+  function answer() {
+    const prompt = by("prompt").value;
+    if (running) return;
+    if (!prompt.trim()) {
+      complain(new api.Trouble("Write a prompt first."));
+      by("prompt").focus();
+      return;
+    }
+    answered = null;
+    perform(new Answer(prompt));
+  }
+
+  async function share() {
+    const link = new URL(location.href);
+    link.hash = `prompt=${encodeURIComponent(by("prompt").value)}`;
+    history.replaceState(null, "", link);
+    try {
+      await navigator.clipboard.writeText(link.href);
+      tell("The link is copied. It opens this page with this prompt.");
+    } catch {
+      tell("The address of this page has the prompt now; copy it from there.");
+    }
+  }
+
+  /** The prompt of a link stands behind the #, which browsers do not send to servers. */
+  function readLink() {
+    const found = /^#prompt=(.*)$/s.exec(location.hash);
+    if (!found) return false;
+    try {
+      by("prompt").value = decodeURIComponent(found[1]);
+    } catch {
+      complain(new api.Trouble("The prompt in this link cannot be read."));
+    }
+    return true;
+  }
+
+  function theme(choice) {
+    const next = { auto: "dark", dark: "light", light: "auto" };
+    if (choice === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = choice;
+    const names = { auto: "as the system has them", dark: "dark", light: "light" };
+    by("theme").setAttribute("aria-label", `Colours: ${names[choice]}`);
+    by("theme").querySelector("span").textContent = { auto: "Auto", dark: "Dark", light: "Light" }[choice];
+    by("theme").dataset.next = next[choice];
+  }
+
+  function remember(choice) {
+    try {
+      localStorage.setItem("pasta-colours", choice);
+    } catch {
+      // a browser that keeps nothing
+    }
+    theme(choice);
+  }
+
+  function remembered() {
+    try {
+      const choice = localStorage.getItem("pasta-colours");
+      return ["dark", "light"].includes(choice) ? choice : "auto";
+    } catch {
+      return "auto";
+    }
+  }
+
+  function offerExamples() {
+    const known = Object.keys(EXAMPLES).find((name) => model?.includes(name)) ?? "others";
+    const chips = Object.entries(EXAMPLES[known]).map(([name, prompt]) => {
+      const chip = make("button", { type: "button", title: prompt }, name);
+      chip.addEventListener("click", () => {
+        by("prompt").value = prompt;
+        by("prompt").focus();
+      });
+      return chip;
+    });
+    by("examples").replaceChildren(...chips);
+    if (!by("prompt").value) by("prompt").value = Object.values(EXAMPLES[known])[0];
+  }
+
+  async function meetModel() {
+    const engine = by("engine");
+    try {
+      model = await api.model(by("key").value);
+      engine.className = "engine found";
+      engine.textContent = model;
+      by("problem").hidden = true;
+    } catch (error) {
+      engine.className = "engine lost";
+      engine.textContent = error.needsKey ? "needs a key" : "not reached";
+      complain(error);
+    }
+    offerExamples();
+  }
+
+  by("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    answer();
+  });
+  by("stop").addEventListener("click", () => running?.stopper.abort());
+  by("compare").addEventListener("click", () => {
+    if (!running && answered) perform(new Baseline(answered.prompt));
+  });
+  by("share").addEventListener("click", share);
+  by("theme").addEventListener("click", () => remember(by("theme").dataset.next));
+  by("key").addEventListener("change", meetModel);
+  addEventListener("hashchange", readLink);
+  addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && running) running.stopper.abort();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) answer();
+  });
+
+  theme(remembered());
+  readLink();
+  meetModel();
+})();

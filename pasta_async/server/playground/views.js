@@ -1,0 +1,203 @@
+"use strict";
+
+/* What one answer looks like while it decodes: its lanes, its text in reading order, its timeline so far. */
+const views = (() => {
+  const { make, tint, nameOf, tokens } = pasta;
+  const ENDED = {
+    end: "done",
+    stop: "done",
+    length: "cut at its limit",
+    superseded: "written by main itself",
+    interrupted: "stopped",
+  };
+
+  /** One thread's card: its name, how far it is, what it said so far. */
+  class Lane {
+    constructor(host, key, name, estimate) {
+      this.estimate = estimate;
+      this.pieces = 0;
+      this.doing = make("span", { class: "doing" });
+      this.count = make("span", { class: "count" });
+      this.progress = make("progress", { max: "1", value: "0", "aria-label": `${name}: progress` });
+      this.said = make("div", { class: "said", tabindex: "0", role: "region", "aria-label": `${name}: text` });
+      const heading = make("h3", { title: name }, name);
+      const header = make("header", {}, heading, this.count, this.doing);
+      this.card = tint(make("article", { class: "lane", "aria-label": name }, header, this.progress, this.said), key);
+      host.append(this.card);
+    }
+
+    state(name, words = name) {
+      this.card.dataset.state = name;
+      this.doing.textContent = words;
+    }
+
+    add(delta) {
+      this.pieces += 1;
+      this.said.append(delta);
+      this.count.textContent = this.estimate ? `${this.pieces} / ${this.estimate}` : String(this.pieces);
+      this.progress.value = this.estimate ? Math.min(this.pieces / this.estimate, 0.97) : 0.5;
+      this.unseen = true;
+    }
+
+    /** A promise or a sync, where it stands in the text. */
+    mark(element) {
+      this.said.append(element);
+      this.unseen = true;
+      return element;
+    }
+
+    done(record) {
+      this.count.textContent = tokens(record.tokens);
+      this.progress.value = 1;
+      if (record.finish === "superseded") this.said.replaceChildren(record.text);
+      this.state(record.finish === "interrupted" ? "stopped" : "done", ENDED[record.finish]);
+    }
+
+    scroll() {
+      if (this.unseen) this.said.scrollTop = this.said.scrollHeight;
+      this.unseen = false;
+    }
+  }
+
+  /** The visible text in reading order, each stretch in the colour of the thread that wrote it. */
+  class Prose {
+    constructor(host) {
+      this.host = host;
+      this.host.replaceChildren();
+      this.parts = [];
+      this.at = 0;
+      this.open(0);
+    }
+
+    open(thread) {
+      const span = tint(make("span"), thread);
+      this.host.append(span);
+      this.parts.push({ thread, span, text: "", shown: 0 });
+    }
+
+    promise(thread) {
+      this.open(thread);
+      this.open(0);
+    }
+
+    decoded(thread, delta) {
+      const part = thread ? this.parts.find((each) => each.thread === thread) : this.parts.at(-1);
+      part.text += delta;
+    }
+
+    /** Main wrote this chunk itself: what its thread had is void. */
+    replaced(thread, text) {
+      const part = this.parts.find((each) => each.thread === thread);
+      const seen = part.span.textContent;
+      part.text = text;
+      part.shown = text.length;
+      while (part.shown && !seen.endsWith(text.slice(0, part.shown))) part.shown -= 1;
+    }
+
+    show(delta) {
+      while (delta) {
+        const part = this.parts[this.at];
+        const waiting = part.text.slice(part.shown);
+        let size = 0;
+        while (size < waiting.length && waiting[size] === delta[size]) size += 1;
+        if (!size && !waiting && this.at + 1 < this.parts.length) {
+          this.at += 1;
+          continue;
+        }
+        part.span.append(delta.slice(0, size || delta.length));
+        part.shown += size;
+        delta = delta.slice(size || delta.length);
+      }
+    }
+
+    /** What the server says the answer is wins over what was put together here. */
+    settle(text) {
+      if (this.host.textContent !== text) this.host.replaceChildren(text);
+    }
+  }
+
+  /** The timeline so far, in the form of a finished answer's. Times are the server's. */
+  class Clock {
+    constructor() {
+      this.threads = [];
+      this.timeline = [];
+      this.rounds = [];
+      this.open = [];
+      this.running = new Map();
+      this.began = Infinity;
+    }
+
+    get now() {
+      return Number.isFinite(this.began) ? performance.now() / 1000 - this.began : 0;
+    }
+
+    /** A time on the server; the quickest message says best when the answer began. */
+    told(time) {
+      this.began = Math.min(this.began, performance.now() / 1000 - time);
+      return time;
+    }
+
+    promise(thread, topic, time) {
+      this.threads[thread] = {
+        thread, topic, tokens: 0, opened: time, started: null, first_token: null, ended: null,
+      };
+      if (thread) this.open.push(thread);
+    }
+
+    start(thread, time) {
+      this.threads[thread].started ??= time;
+      const span = { thread, start: time, end: null };
+      this.running.set(thread, span);
+      this.timeline.push(span);
+    }
+
+    heard(thread) {
+      this.threads[thread].first_token ??= this.now;
+      this.threads[thread].tokens += 1;
+    }
+
+    pause(thread, time) {
+      const span = this.running.get(thread);
+      if (span) span.end = time;
+      this.running.delete(thread);
+    }
+
+    done(record) {
+      this.threads[record.thread] = record;
+      this.pause(record.thread, record.ended ?? this.now);
+    }
+
+    /** Main waits for its threads, or the answer is at its end. */
+    wait(time) {
+      this.pause(0, time);
+      if (this.open.length) this.rounds.push({ threads: this.open, waiting: time, kept: null, joined: null });
+      this.open = [];
+    }
+
+    join(time) {
+      const round = this.rounds.at(-1);
+      if (round) round.kept = round.joined = time;
+    }
+
+    stop() {
+      for (const thread of [...this.running.keys()]) this.pause(thread, this.now);
+    }
+
+    /** The answer so far. */
+    get answer() {
+      const now = this.now;
+      const timeline = this.timeline.map((span) => ({ ...span, end: span.end ?? now }));
+      return { threads: this.threads, timeline, elapsed: Math.max(now, ...timeline.map((span) => span.end), 0) };
+    }
+
+    get joins() {
+      return this.rounds.map((round) => ({ ...round, kept: round.kept ?? this.now, joined: round.joined ?? this.now }));
+    }
+  }
+
+  const promiseTag = (event) =>
+    tint(make("span", { class: "tag" }, `promise ${nameOf(event)}${event.tokens ? ` · ${event.tokens}` : ""}`), event.thread);
+  const syncTag = () => make("span", { class: "tag sync waiting" }, "sync · waits");
+
+  return { Lane, Prose, Clock, promiseTag, syncTag };
+})();

@@ -1,0 +1,8 @@
+"""The timeline of a finished answer, as a trace for Perfetto and as a page of its own."""
+
+from __future__ import annotations
+
+from pasta_async.trace.page import timeline_page
+from pasta_async.trace.perfetto import PerfettoTrace, TraceEvent, perfetto_trace
+
+__all__ = ["PerfettoTrace", "TraceEvent", "perfetto_trace", "timeline_page"]

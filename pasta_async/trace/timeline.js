@@ -1,0 +1,168 @@
+"use strict";
+
+/* Draws the timeline of an answer. Used by the playground and by the page of one answer.
+   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.rounds.Round`. */
+const pasta = (() => {
+  const HUES = [255, 150, 315, 25, 200, 120, 345, 285];
+  const SVG = "http://www.w3.org/2000/svg";
+
+  /** An element with attributes and children; text is always text, never markup. */
+  function make(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children);
+    return element;
+  }
+
+  function draw(tag, attributes, parent) {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    parent.append(element);
+    return element;
+  }
+
+  /** Give an element the colour of a thread. */
+  function tint(element, thread) {
+    element.dataset.thread = thread;
+    if (thread > 0) element.style.setProperty("--hue", HUES[(thread - 1) % HUES.length]);
+    return element;
+  }
+
+  const nameOf = (record) => (record.thread ? `${record.thread} ${record.topic}`.trim() : "main");
+  const seconds = (time) => `${time < 10 ? time.toFixed(2) : time.toFixed(1)} s`;
+  const times = (ratio) => `${ratio.toFixed(2)}×`;
+  const tokens = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
+
+  /** Seconds between two marks of the axis: at most six of them. */
+  function step(longest) {
+    const rough = longest / 6;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
+  }
+
+  function rowsOf(answer, baseline) {
+    const rows = answer.threads.map((record) => ({
+      key: record.thread,
+      name: nameOf(record),
+      record,
+      spans: answer.timeline.filter((span) => span.thread === record.thread),
+      tokens: record.tokens,
+    }));
+    if (baseline) {
+      const record = baseline.threads[0];
+      rows.push({ key: "baseline", name: "sequential", record, spans: baseline.timeline, tokens: record.tokens });
+    }
+    return rows;
+  }
+
+  function trackOf(row, answer, rounds, at) {
+    const track = make("div", { class: "timeline-track" });
+    const place = (kind, start, end) => {
+      const mark = make("span", { class: kind });
+      mark.style.left = `${at(start)}%`;
+      if (end !== undefined) mark.style.width = `${at(end) - at(start)}%`;
+      track.append(mark);
+      return mark;
+    };
+    const first = row.record.first_token;
+    for (const span of row.spans) {
+      const inside = first !== null && first > span.start && first < span.end;
+      if (inside) place("timeline-bar prefill", span.start, first);
+      place("timeline-bar", inside ? first : span.start, span.end);
+    }
+    if (row.key === 0) {
+      for (const round of rounds) if (round.kept > round.waiting) place("timeline-wait", round.waiting, round.kept);
+      for (const record of answer.threads) if (record.thread) tint(place("timeline-tick", record.opened), record.thread);
+    }
+    return track;
+  }
+
+  function inWords(row) {
+    const stretches = row.spans.map((span) => `from ${seconds(span.start)} to ${seconds(span.end)}`);
+    return stretches.length ? `decoded ${stretches.join(", ")}` : "has not decoded";
+  }
+
+  /** Lines from each promise to its thread and from there to where main went on. */
+  function links(svg, answer, rounds, at, rows) {
+    const middle = (index) => (index + 0.5) * (100 / rows);
+    const curve = (kind, thread, from, to) => {
+      const [x1, y1, x2, y2] = [from.time, middle(from.row), to.time, middle(to.row)];
+      const bend = (y1 + y2) / 2;
+      const d = `M${at(x1)} ${y1}C${at(x1)} ${bend} ${at(x2)} ${bend} ${at(x2)} ${y2}`;
+      tint(draw("path", { d, class: kind }, svg), thread);
+    };
+    answer.threads.forEach((record, row) => {
+      if (!record.thread || record.started === null) return;
+      curve("fork", record.thread, { time: record.opened, row: 0 }, { time: record.started, row });
+      const round = rounds.find((each) => each.threads.includes(record.thread));
+      if (round && record.ended !== null) {
+        curve("join", record.thread, { time: record.ended, row }, { time: round.joined, row: 0 });
+      }
+    });
+  }
+
+  /** Draw an answer, and its baseline below it, into an element. */
+  function timeline(host, answer, { baseline = null, rounds = [] } = {}) {
+    const rows = rowsOf(answer, baseline);
+    const longest = Math.max(answer.elapsed, baseline ? baseline.elapsed : 0, 1e-6);
+    const at = (time) => Math.min(100, Math.max(0, (100 * time) / longest));
+    const list = make("ol", { class: "timeline-rows", role: "list" });
+    const svg = document.createElementNS(SVG, "svg");
+    const overlay = make("li", { "aria-hidden": "true" }, svg);
+    for (const [name, value] of Object.entries({ viewBox: "0 0 100 100", preserveAspectRatio: "none" })) {
+      svg.setAttribute(name, value);
+    }
+    svg.setAttribute("class", "timeline-links");
+    const axis = make("div", { class: "timeline-axis", "aria-hidden": "true" });
+    for (let time = 0, by = step(longest); time <= longest; time += by) {
+      draw("line", { x1: at(time), x2: at(time), y1: 0, y2: 100 }, svg);
+      const mark = make("span", {}, time ? `${Number(time.toPrecision(3))} s` : "0");
+      mark.style.left = `${at(time)}%`;
+      if (at(time) < 97) axis.append(mark);
+    }
+    links(svg, answer, rounds, at, rows.length);
+    svg.style.gridRow = `1 / span ${rows.length}`;
+    list.append(overlay);
+    rows.forEach((row, index) => {
+      const name = make("span", { class: "timeline-name", title: row.name }, row.name);
+      const told = make("span", { class: "unseen" }, `: ${inWords(row)}, `);
+      const count = make("span", { class: "timeline-tokens" }, told, tokens(row.tokens));
+      const item = tint(make("li", {}, name, trackOf(row, answer, rounds, at), count), row.key);
+      for (const [column, child] of [...item.children].entries()) {
+        child.style.gridArea = `${index + 1} / ${column + 1}`;
+      }
+      list.append(item);
+    });
+    axis.style.gridRow = rows.length + 1;
+    list.append(make("li", {}, axis));
+    host.replaceChildren(list);
+  }
+
+  /** What was gained, as [value, meaning] pairs; the first is the one to look at. */
+  function numbers(answer, baseline) {
+    const told = [];
+    if (baseline) {
+      const measured = baseline.elapsed / answer.elapsed;
+      told.push([times(measured), `speed-up, measured: ${seconds(answer.elapsed)} instead of ${seconds(baseline.elapsed)}`]);
+      const theory = baseline.usage.completion_tokens / answer.critical_path;
+      told.push([times(theory), `in theory: ${baseline.usage.completion_tokens} / ${answer.critical_path} tokens`]);
+    } else {
+      told.push([times(answer.text_speedup), "speed-up by counting: text / critical path"]);
+      told.push([seconds(answer.elapsed), "from start to end"]);
+    }
+    told.push([String(answer.critical_path), "tokens one after another"]);
+    told.push([String(answer.usage.completion_tokens), "tokens decoded, tags counted"]);
+    told.push([String(answer.threads.length), answer.threads.length === 1 ? "thread" : "threads"]);
+    return told;
+  }
+
+  function showNumbers(list, answer, baseline) {
+    list.replaceChildren(
+      ...numbers(answer, baseline).map(([value, meaning], index) =>
+        make("div", { class: index ? "" : "main-number" }, make("dt", {}, meaning), make("dd", {}, value)),
+      ),
+    );
+  }
+
+  return { make, tint, nameOf, seconds, times, tokens, timeline, showNumbers };
+})();
