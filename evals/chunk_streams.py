@@ -20,7 +20,7 @@ from pasta_async import DecodeRequest, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
-from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
-from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
 from pasta_async.training.synthetic import FAMILIES
 

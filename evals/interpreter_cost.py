@@ -12,7 +12,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.thread_memory import ThreadMemory, measure_memory
 from pasta_async.evals.token_cost import TokenCost, measure_tokens
 

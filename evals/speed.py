@@ -22,7 +22,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out, read_prompts
-from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speedups import summarise
 from pasta_async.evals.timing import Run, time_answers, warm_up
 from pasta_async.training.synthetic import FAMILIES

@@ -14,7 +14,7 @@ from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
 from pasta_async.evals import speed
 from pasta_async.evals.prompts import Prompt, held_out, read_prompts
-from pasta_async.evals.report import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import measure
 from pasta_async.evals.speedups import compare, summarise
 from pasta_async.evals.timing import Form, Run
