@@ -19,6 +19,7 @@ from pasta_async.errors import (
     InvalidRequest,
     ParseError,
     PastaError,
+    PromptTooLong,
     ThreadFailed,
     UnsupportedModel,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "PastaError",
     "Piece",
     "PromiseOpened",
+    "PromptTooLong",
     "RealClock",
     "RequestRecord",
     "Sampling",

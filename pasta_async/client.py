@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from uuid import uuid4
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
 from pasta_async.clock import REAL_CLOCK, within
-from pasta_async.errors import GenerationTimeout, InvalidRequest
+from pasta_async.errors import GenerationTimeout, InvalidRequest, PromptTooLong
 from pasta_async.interpreter import Machine, Runner, Slots
 from pasta_async.interpreter.thinking import OPEN as THINK
 from pasta_async.prompting import with_instructions
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pasta_async.settings import Settings
     from pasta_async.streaming import Emit, Watch
 
+    Prompt = str | Sequence[Message] | Sequence[int]
+
 __all__ = ["Client", "generate", "stream"]
 
 _T = TypeVar("_T")
@@ -41,7 +43,7 @@ _MESSAGES = TypeAdapter(list[Message])
 class _Question:
     """What `generate` and `stream` are asked."""
 
-    prompt: str | Sequence[Message]
+    prompt: Prompt
     sampling: Sampling | None
     limits: Limits | None
     prompted: bool | None
@@ -100,6 +102,11 @@ class Client:
         if self._owned:
             await self._backend.aclose()
 
+    @property
+    def backend(self) -> Backend:
+        """Where the tokens come from."""
+        return self._backend
+
     async def connect(self) -> ModelInfo:
         """Reach or load the model now rather than with the first answer. Cancelling it is safe.
 
@@ -113,7 +120,7 @@ class Client:
 
     async def generate(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         *,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -126,11 +133,13 @@ class Client:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
         Args:
-            prompt: A text, or chat messages. Tags in it are data, never commands.
+            prompt: A text, or chat messages: tags in them are data, never commands. Or token ids, which are
+                taken as they are, without a chat template.
             sampling: Greedy unless given.
             limits: For this answer; the client's unless given (`client_threads` is always the client's).
             prompted: Whether the model is told about PASTA-LANG in the system message, and its tags are read
-                as text. None: it is, unless the tags are in its vocabulary.
+                as text. None: it is, unless the tags are in its vocabulary. In a prompt of token ids nothing
+                is told: None then has a model answer without tags, unless they are in its vocabulary.
             baseline: Answer without any tag, for comparison.
             parallel: False decodes the same views one after another: a test aid, not the baseline.
             fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each
@@ -138,7 +147,8 @@ class Client:
             chat_template_kwargs: Passed to the model's chat template.
 
         Raises:
-            InvalidRequest: A value is bad, or the prompt too long; nothing was sent.
+            InvalidRequest: A value is bad; nothing was sent.
+            PromptTooLong: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
             ThreadFailed: A thread failed. `partial` is the answer so far, as on every error.
             GenerationTimeout: The time was up.
             BackendError: The backend cannot be used.
@@ -152,7 +162,7 @@ class Client:
 
     def stream(
         self,
-        prompt: str | Sequence[Message],
+        prompt: Prompt,
         *,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -177,15 +187,17 @@ class Client:
     async def _answer(
         self, question: _Question, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
-        messages = _messages(question.prompt)
+        ids = _ids(question.prompt)
+        messages = [] if ids else _messages(question.prompt)
         if question.fork not in ("stream", "cut"):
             raise InvalidRequest(f'fork is "stream" or "cut"; got {question.fork!r}')
         sampling, limits = question.sampling or Sampling(), question.limits or self.limits
         info = await self.connect()  # loading a model is no part of the answer's time
         began = self._clock.time()
-        dialect = _dialect(info, question.prompted, baseline=question.baseline)
-        ids, thinking = await self._in_time(self._encode(question, messages, dialect), limits)
-        _check_length(ids, info)
+        dialect = _dialect(info, question.prompted, baseline=question.baseline, told=not ids)
+        encoding = self._encode(ids, messages, dialect, question)
+        ids, thinking = await self._in_time(encoding, limits)
+        _check_length(ids, info, limits)
         machine = Machine(
             info,
             dialect,
@@ -226,24 +238,23 @@ class Client:
             ) from error
 
     async def _encode(
-        self, question: _Question, messages: list[Message], dialect: Dialect
+        self, ids: list[int], messages: list[Message], dialect: Dialect, question: _Question
     ) -> tuple[list[int], bool]:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
-        if dialect == "text":
-            messages = with_instructions(messages)
-        form = {"pasta": False} if question.baseline else {}
-        ids = await self._backend.encode_chat(messages, {**form, **question.kwargs})
+        if not ids:
+            if dialect == "text":
+                messages = with_instructions(messages)
+            form = {"pasta": False} if question.baseline else {}
+            ids = await self._backend.encode_chat(messages, {**form, **question.kwargs})
         tail = "" if dialect == "plain" else await self._backend.detokenize(ids[-8:])
         return ids, tail.rstrip().endswith(THINK)
 
 
-async def generate(
-    prompt: str | Sequence[Message], *, backend: str | Backend | None = None, **options: Any
-) -> Generation:
+async def generate(prompt: Prompt, *, backend: str | Backend | None = None, **options: Any) -> Generation:
     """Answer one prompt on a client of its own; for more than one, keep a `Client`.
 
     Args:
-        prompt: A text, or chat messages.
+        prompt: A text, chat messages, or token ids.
         backend: As for `Client`.
         options: As for `Client.generate`.
 
@@ -255,12 +266,12 @@ async def generate(
 
 @asynccontextmanager
 async def stream(
-    prompt: str | Sequence[Message], *, backend: str | Backend | None = None, **options: Any
+    prompt: Prompt, *, backend: str | Backend | None = None, **options: Any
 ) -> AsyncGenerator[AnswerStream]:
     """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
 
     Args:
-        prompt: A text, or chat messages.
+        prompt: A text, chat messages, or token ids.
         backend: As for `Client`.
         options: As for `Client.stream`.
     """
@@ -277,7 +288,14 @@ def _open(url: str, settings: Settings, limits: Limits, options: dict[str, Any])
     return open_backend(url, **options)
 
 
-def _messages(prompt: str | Sequence[Message]) -> list[Message]:
+def _ids(prompt: Prompt) -> list[int]:
+    """The prompt's token ids, if that is what it is made of."""
+    if not isinstance(prompt, list | tuple) or not all(isinstance(item, int) for item in prompt):
+        return []
+    return [*cast("Sequence[int]", prompt)]
+
+
+def _messages(prompt: Prompt) -> list[Message]:
     """The prompt as messages, checked."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -285,7 +303,7 @@ def _messages(prompt: str | Sequence[Message]) -> list[Message]:
         messages = _MESSAGES.validate_python(prompt)
     except ValidationError as error:
         raise InvalidRequest(
-            "the prompt is a text, or a list of messages with a role and a content, both text: "
+            "the prompt is a text, or a list of messages with a role and a content, both text, or ids: "
             + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
         ) from error
     if not messages:
@@ -298,8 +316,9 @@ def _messages(prompt: str | Sequence[Message]) -> list[Message]:
     return messages
 
 
-def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool) -> Dialect:
-    if baseline:
+def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool, told: bool) -> Dialect:
+    """How the model's tags are read; `told` is whether a system message can explain them."""
+    if baseline or (prompted is None and info.tags is None and not told):
         return "plain"
     if prompted is False and info.tags is None:
         raise InvalidRequest(
@@ -311,11 +330,13 @@ def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool) -> Diale
     return "text" if prompted else "ids"
 
 
-def _check_length(ids: Sequence[int], info: ModelInfo) -> None:
+def _check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
     if len(ids) >= info.context_length:
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
         )
+    if limits.prompt_tokens is not None and len(ids) > limits.prompt_tokens:
+        raise PromptTooLong(f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed")
 
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
     PastaError
     ├── ParseError                 strict reading met something malformed
     ├── InvalidRequest             a value was refused before any work started (also a ValueError)
+    │   └── PromptTooLong          the prompt has more tokens than the model, or a limit, takes
     ├── GenerationTimeout          the answer's time limit passed (also a TimeoutError)
     ├── ThreadFailed               one thread of an answer failed, with its cause
     ├── TrainingError              a training run cannot go on
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidRequest",
     "ParseError",
     "PastaError",
+    "PromptTooLong",
     "ThreadFailed",
     "TrainingError",
     "UnsupportedModel",
@@ -57,6 +59,10 @@ class ParseError(PastaError):
 
 class InvalidRequest(PastaError, ValueError):
     """A value was refused before any request was sent."""
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt has more tokens than the model's context, or `Limits.prompt_tokens`, takes."""
 
 
 class GenerationTimeout(PastaError, TimeoutError):

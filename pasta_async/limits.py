@@ -24,6 +24,8 @@ class Limits(Options):
     """Threads over all answers of a client that decode at once."""
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
+    prompt_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of the prompt; None: what the model's context holds."""
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for the whole answer, time in a queue counted."""
     retries: int = Field(default=1, ge=0, le=100)

@@ -34,6 +34,7 @@ class Settings(BaseSettings):
     max_threads: int = Field(default=16, ge=1)
     client_threads: int = Field(default=64, ge=1)
     chunk_tokens: int | None = Field(default=None, ge=1)
+    prompt_tokens: int | None = Field(default=None, ge=1)
     timeout: float | None = Field(default=None, gt=0)
     retries: int = Field(default=1, ge=0)
     on_failure: Literal["fail", "sequence"] = "fail"
@@ -43,6 +44,7 @@ class Settings(BaseSettings):
         """The limits these settings give."""
         return Limits(
             chunk_tokens=self.chunk_tokens,
+            prompt_tokens=self.prompt_tokens,
             max_threads=self.max_threads,
             client_threads=self.client_threads,
             timeout=self.timeout,

@@ -14,8 +14,8 @@ from pasta_async.backends.scripted import ScriptedBackend
 NAMES = """
 AnswerDone AnswerStream Backend BackendConnectError BackendError BackendProtocolError BackendStatusError
 Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
-ModelInfo ParseError PastaError Piece PromiseOpened RealClock RequestRecord Sampling Span SyncJoined
-SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord ThreadStarted
+ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock RequestRecord Sampling Span
+SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord ThreadStarted
 UnsupportedModel Usage VirtualClock __version__ generate stream
 """
 
@@ -52,7 +52,7 @@ def test_every_error_is_a_pasta_error() -> None:
     errors = [
         getattr(pasta_async, name) for name in names if issubclass(getattr(pasta_async, name), Exception)
     ]
-    assert len(errors) == 10
+    assert len(errors) == 11
     assert all(issubclass(error, pasta_async.PastaError) for error in errors)
     assert issubclass(pasta_async.InvalidRequest, ValueError)
     assert issubclass(pasta_async.GenerationTimeout, TimeoutError)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pasta_async import Client, InvalidRequest, Limits, Sampling, generate, stream
+from pasta_async import Client, InvalidRequest, Limits, PromptTooLong, Sampling, generate, stream
 from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 
 
@@ -79,9 +79,24 @@ async def test_prompts_and_messages(prompt: Any, why: str) -> None:
 
 async def test_a_prompt_that_fills_the_models_context() -> None:
     backend = ScriptedBackend("Because.", context_length=10)
-    with pytest.raises(InvalidRequest, match="the prompt has 24 tokens, and scripted takes 10"):
+    with pytest.raises(PromptTooLong, match="the prompt has 24 tokens, and scripted takes 10"):
         await generate("Why? " * 10, backend=backend)
     assert not backend.requests
+
+
+async def test_a_prompt_above_the_limit() -> None:
+    backend = ScriptedBackend("Because.")
+    with pytest.raises(PromptTooLong, match="the prompt has 24 tokens; at most 23"):
+        await generate("Why? " * 10, backend=backend, limits=Limits(prompt_tokens=23))
+    assert not backend.requests
+
+
+async def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
+    backend = ScriptedBackend("Because.")
+    ids = await backend.encode("Why?")
+    answer = await generate(ids, backend=backend)
+    assert backend.requests[0].ids == tuple(ids)
+    assert answer.usage.prompt_tokens == len(ids)
 
 
 async def test_a_fork_that_there_is_not() -> None:

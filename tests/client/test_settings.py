@@ -51,6 +51,7 @@ def test_the_limits(setting: Callable[[str, str], None], opened: Opened) -> None
         "MAX_THREADS": "3",
         "CLIENT_THREADS": "7",
         "CHUNK_TOKENS": "99",
+        "PROMPT_TOKENS": "5000",
         "TIMEOUT": "1.5",
         "RETRIES": "0",
         "ON_FAILURE": "sequence",
@@ -58,7 +59,13 @@ def test_the_limits(setting: Callable[[str, str], None], opened: Opened) -> None
     for name, value in values.items():
         setting(f"PASTA_{name}", value)
     expected = Limits(
-        max_threads=3, client_threads=7, chunk_tokens=99, timeout=1.5, retries=0, on_failure="sequence"
+        max_threads=3,
+        client_threads=7,
+        chunk_tokens=99,
+        prompt_tokens=5000,
+        timeout=1.5,
+        retries=0,
+        on_failure="sequence",
     )
     assert Client("local:").limits == expected
     assert Client("local:", limits=Limits(retries=5)).limits == Limits(retries=5)
