@@ -22,7 +22,7 @@ __all__ = ["timeline_page"]
 def timeline_page(
     answer: Generation, baseline: Generation | None = None, *, prompt: str | None = None
 ) -> str:
-    """An HTML page with the answer, the timeline of its threads and its numbers. Nothing is loaded from outside.
+    """An HTML page with the answer, the timeline of its threads and its numbers. It loads nothing.
 
     Args:
         answer: A finished answer.
@@ -42,8 +42,7 @@ def timeline_page(
         "written": escape(answer.document.format()),
         "data": json.dumps(data).replace("<", r"\u003c"),
     }
-    html = page.html
-    before, *rest = html.split("<!--")
+    before, *rest = page.html.split("<!--")
     filled = [before]
     for piece in rest:
         name, _, behind = piece.partition("-->")
@@ -52,7 +51,8 @@ def timeline_page(
 
 
 def _section(title: str, text: str) -> str:
-    return f'<section class="card" aria-label="{title}"><h2>{title}</h2><div class="prose">{escape(text)}</div></section>'
+    heading = f'<section class="card" aria-label="{title}"><h2>{title}</h2>'
+    return f'{heading}<div class="prose">{escape(text)}</div></section>'
 
 
 def _coloured(answer: Generation) -> Iterator[str]:

@@ -33,9 +33,9 @@ const pasta = (() => {
   const times = (ratio) => `${ratio.toFixed(2)}×`;
   const tokens = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
 
-  /** Seconds between two marks of the axis: at most six of them. */
-  function step(longest) {
-    const rough = longest / 6;
+  /** Seconds between two marks of the axis. */
+  function step(longest, marks) {
+    const rough = longest / marks;
     const power = 10 ** Math.floor(Math.log10(rough));
     return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
   }
@@ -66,9 +66,9 @@ const pasta = (() => {
     };
     const first = row.record.first_token;
     for (const span of row.spans) {
-      const inside = first !== null && first > span.start && first < span.end;
-      if (inside) place("timeline-bar prefill", span.start, first);
-      place("timeline-bar", inside ? first : span.start, span.end);
+      const decodes = first === null ? span.end : Math.min(Math.max(first, span.start), span.end);
+      if (decodes > span.start) place("timeline-bar prefill", span.start, decodes);
+      if (decodes < span.end) place("timeline-bar", decodes, span.end);
     }
     if (row.key === 0) {
       for (const round of rounds) if (round.kept > round.waiting) place("timeline-wait", round.waiting, round.kept);
@@ -114,7 +114,8 @@ const pasta = (() => {
     }
     svg.setAttribute("class", "timeline-links");
     const axis = make("div", { class: "timeline-axis", "aria-hidden": "true" });
-    for (let time = 0, by = step(longest); time <= longest; time += by) {
+    const marks = host.clientWidth < 480 ? 3 : 6;
+    for (let time = 0, by = step(longest, marks); time <= longest; time += by) {
       draw("line", { x1: at(time), x2: at(time), y1: 0, y2: 100 }, svg);
       const mark = make("span", {}, time ? `${Number(time.toPrecision(3))} s` : "0");
       mark.style.left = `${at(time)}%`;

@@ -231,10 +231,13 @@
   }
 
   function busy(run) {
+    const [shown, gone] = run ? [by("stop"), by("run")] : [by("run"), by("stop")];
+    const moves = document.activeElement === gone;
     running = run;
-    by("run").disabled = Boolean(run);
+    shown.hidden = false;
+    gone.hidden = true;
+    if (moves) shown.focus();
     by("compare").disabled = Boolean(run) || !answered;
-    by("stop").hidden = !run;
     const isAnswer = run instanceof Answer;
     by("answer").setAttribute("aria-busy", String(isAnswer));
     document.querySelector(".answer").toggleAttribute("data-busy", isAnswer);
@@ -252,9 +255,7 @@
       if (error.name === "AbortError") tell("Stopped. The server ends every thread of it.");
       else complain(error);
     } finally {
-      const stopHadFocus = document.activeElement === by("stop");
       busy(null);
-      if (stopHadFocus) by("run").focus();
     }
   }
 
