@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+from anyio import CancelScope
+
 from pasta_async.events import AnswerDone, TextDelta
 
 if TYPE_CHECKING:
@@ -125,7 +127,8 @@ class AnswerStream:
             self._task.cancel()
             while not self._task.done():
                 try:
-                    await asyncio.wait([self._task])
+                    with CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
+                        await asyncio.wait([self._task])
                 except asyncio.CancelledError as error:
                     cancelled = error
             if not self._task.cancelled() and not self._task.exception():

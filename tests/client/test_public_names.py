@@ -15,8 +15,8 @@ NAMES = """
 AnswerDone AnswerStream Backend BackendConnectError BackendError BackendProtocolError BackendStatusError
 Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
 ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock RequestRecord Sampling Span
-SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord ThreadStarted
-UnsupportedModel Usage VirtualClock __version__ generate stream
+SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord
+ThreadStarted UnsupportedModel Usage VirtualClock __version__ generate stream
 """
 
 TYPES = {
