@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
+from pasta_async.training.corpus.tokens import in_tens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -112,8 +113,7 @@ class Plan:
             among_items = step.is_item or (among_items and bool(step.topic))
             text = " ".join(sentence.text for sentence in step.sentences)
             if step.topic:
-                estimate = 10 * max(1, -(-count_tokens(text) // 10))
-                nodes.append(Promise(step.topic, estimate, Chunk((Text(text),))))
+                nodes.append(Promise(step.topic, in_tens(count_tokens(text)), Chunk((Text(text),))))
             else:
                 nodes.append(Text(text))
         return Document(merge_text(nodes))

@@ -1,0 +1,50 @@
+"""Write examples of the synthetic task as records: `python -m pasta_async.training.synthetic`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pasta_async.errors import PastaError
+from pasta_async.training.corpus import write_records
+from pasta_async.training.corpus.tokens import token_counter
+from pasta_async.training.synthetic import FAMILIES, Split
+from pasta_async.training.synthetic.records import draw_records
+from pasta_async.training.trainer.settings import read_command_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+class _Settings(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    out: Path = Field(description="file to write, JSON lines")
+    count: int = Field(default=1000, ge=1, description="how many examples")
+    seed: int = Field(default=0, description="another seed draws others")
+    split: Split = Field(default="train", description="train, names or templates: which are held out")
+    families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
+    tokenizer: Path | None = Field(
+        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; what does not fit ends it with status 1 and the reason."""
+    settings = read_command_line(_Settings, "pasta_async.training.synthetic", __doc__, argv)
+    try:
+        count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
+        records = draw_records(settings.count, settings.seed, settings.split, settings.families, count)
+        written = write_records(settings.out, records)
+    except (PastaError, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(f"{written} records in {settings.out}")
+
+
+if __name__ == "__main__":
+    main()
