@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
 from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
 from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
 
-__all__ = ["AnswerFinish", "Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
+if TYPE_CHECKING:
+    from pasta_async.trace.perfetto import PerfettoTrace
+
+__all__ = ["AnswerFinish", "Generation", "RequestFinish", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
 AnswerFinish = Literal["end", "stop", "length", "interrupted"]
 """End-of-text, a stop text, a token limit, or an error or a cancellation."""
+
+RequestFinish = Literal["stop", "length", "abort", "error"]
+"""A stop id or text (or end-of-text), a token limit, our abort because no more was wanted, a failure."""
 
 
 class _Record(BaseModel):
@@ -27,6 +33,8 @@ class RequestRecord(_Record):
     cached_tokens: int | None
     """Of these, tokens whose KV was in the prefix cache; None where the backend does not say."""
     completion_tokens: int
+    finish: RequestFinish | None = None
+    """None while it is under way."""
 
 
 class ThreadRecord(_Record):
@@ -116,3 +124,16 @@ class Generation(_Record):
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
         return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0
+
+    def to_perfetto(self, baseline: Generation | None = None) -> PerfettoTrace:
+        """The timeline as Chrome trace events: `json.dump` it, and Perfetto or `chrome://tracing` opens it.
+
+        Threads are tracks, promises async slices, and flows lead from a promise to its thread to its join.
+        Times are microseconds since the answer began.
+
+        Args:
+            baseline: Put into the trace as a second process.
+        """
+        from pasta_async.trace.perfetto import perfetto_trace
+
+        return perfetto_trace(self, baseline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path  # noqa: TC003 - typer needs it at run time
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,14 @@ def generate(
         bool, typer.Option("--compare", help="Decode the baseline as well, and tell the speed-ups.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the timeline as a trace that Perfetto opens."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the timeline as one page that needs nothing else."),
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.", rich_help_panel=_MODEL)] = None,
     prompted: Annotated[
         bool | None,
@@ -89,6 +98,7 @@ def generate(
     ] = None,
 ) -> None:
     """Answer a prompt."""
+    from pasta_async.cli.files import Files
     from pasta_async.cli.generate import Job, run
 
     if live and json:
@@ -110,6 +120,7 @@ def generate(
             prompted=prompted,
             template=dict(_pair(item) for item in template or ()),
             compare=compare,
+            files=Files(trace, html),
         )
         run(job, context.obj or backend, form="live" if live else "json" if json else "text")
 

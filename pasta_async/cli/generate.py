@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import typer
 
 from pasta_async.cli.display import JsonDisplay, TextDisplay
+from pasta_async.cli.files import NO_FILES, Files
 from pasta_async.client import Client
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pasta_async.cli.display import Display
     from pasta_async.protocol import Backend, Message
     from pasta_async.results import Generation
+
+    _Both = tuple[Generation, Generation | None]
 
 __all__ = ["Form", "Job", "answer", "run"]
 
@@ -40,6 +43,7 @@ class Job:
     prompted: bool | None
     template: Mapping[str, Any]
     compare: bool
+    files: Files = NO_FILES
 
     @classmethod
     def of(
@@ -60,12 +64,14 @@ def run(job: Job, backend: str | Backend | None, *, form: Form) -> None:
     Raises:
         PastaError: What ended the answer; what there was of it is printed.
     """
+    job.files.check()
     display = _display(form)
     try:
-        asyncio.run(_on_a_client(job, backend, display))
+        generation, baseline = asyncio.run(_on_a_client(job, backend, display))
     except KeyboardInterrupt:
         sys.stderr.write("pasta-async: interrupted\n")
         raise typer.Exit(130) from None
+    job.files.write(generation, baseline, prompt=job.messages[-1]["content"])
 
 
 def _display(form: Form) -> Display:
@@ -76,17 +82,17 @@ def _display(form: Form) -> Display:
     return JsonDisplay() if form == "json" else TextDisplay()
 
 
-async def _on_a_client(job: Job, backend: str | Backend | None, display: Display) -> None:
+async def _on_a_client(job: Job, backend: str | Backend | None, display: Display) -> _Both:
     try:
         async with Client(backend, limits=job.limits) as client:
-            await answer(client, job, display)
+            return await answer(client, job, display)
     except BaseException:  # a cancellation too: nothing runs any more, show what there is
         display.broken()
         raise
 
 
-async def answer(client: Client, job: Job, display: Display) -> None:
-    """Show the answer, decode the baseline if it is asked for, and show the result.
+async def answer(client: Client, job: Job, display: Display) -> _Both:
+    """Show the answer, decode the baseline if it is asked for, and show the result. Returns both.
 
     Cancelling it ends the answer; the display then has what there is of it.
     """
@@ -96,6 +102,7 @@ async def answer(client: Client, job: Job, display: Display) -> None:
     generation = await _watch(client, job, display, baseline=False)
     baseline = await _watch(client, job, display, baseline=True) if job.compare else None
     display.done(generation, baseline)
+    return generation, baseline
 
 
 async def _watch(client: Client, job: Job, display: Display, *, baseline: bool) -> Generation:

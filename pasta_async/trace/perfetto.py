@@ -35,6 +35,15 @@ class TraceEvent(TypedDict, total=False):
     args: dict[str, Any]
 
 
+class _Paired(TypedDict):
+    """What the events have in common that belong together."""
+
+    name: str
+    cat: str
+    id: str
+    pid: int
+
+
 class PerfettoTrace(TypedDict):
     """A trace file, for `json.dump`."""
 
@@ -60,7 +69,7 @@ def perfetto_trace(answer: Generation, baseline: Generation | None = None) -> Pe
 def _process(answer: Generation, pid: int, name: str) -> Iterator[TraceEvent]:
     """Events of one answer. Those of one moment stay in this order: what encloses comes first, flows last."""
     yield {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield from _async("answer", "answer", pid, (0.0, answer.elapsed), finish=answer.finish)
+    yield from _async("answer", pid, 0, (0.0, answer.elapsed), finish=answer.finish)
     for record in answer.threads:
         yield from _thread(answer, record, pid)
     yield from _joins(answer, pid)
@@ -87,12 +96,11 @@ def _request(record: ThreadRecord, span: Span, request: RequestRecord, pid: int)
 def _promise(answer: Generation, record: ThreadRecord, pid: int) -> Iterator[TraceEvent]:
     """A promise on its own track, with its time in the queue inside; an instant where main wrote it."""
     ended = answer.elapsed if record.ended is None else record.ended
-    lifetime = record.opened, max(record.opened, ended)
-    queued = record.opened, lifetime[1] if record.started is None else record.started
+    started = ended if record.started is None else record.started
     told = {"estimate": record.estimate, "tokens": record.tokens, "finish": record.finish}
-    begin, end = _async(record.topic, f"promise-{record.thread}", pid, lifetime, **told)
+    begin, end = _async(record.topic, pid, record.thread, (record.opened, ended), **told)
     yield begin
-    yield from _async("queued", f"promise-{record.thread}", pid, queued)
+    yield from _async("queued", pid, record.thread, (record.opened, started))
     yield end
     at = _microseconds(record.opened)
     yield {"name": f"promise {record.topic}", "ph": "i", "s": "t", "pid": pid, "tid": 1, "ts": at}
@@ -111,54 +119,40 @@ def _joins(answer: Generation, pid: int) -> Iterator[TraceEvent]:
 
 
 def _flow(record: ThreadRecord, pid: int, *, start: float, end: float) -> Iterator[TraceEvent]:
-    """From the promise to its thread to the join."""
-    moments = (("s", 1, record.opened), ("t", record.thread + 1, start), ("f", 1, end))
-    for ph, tid, time in moments:
-        event: TraceEvent = {"name": "promise", "ph": ph, "pid": pid, "tid": tid, "ts": _microseconds(time)}
-        event["cat"], event["id"] = "promise", f"{pid}-{record.thread}"
-        if ph == "f":
-            event["bp"] = "e"
-        yield event
+    """From the promise to its thread to the join; each event lies in a slice, which it binds to."""
+    common: _Paired = {"name": "promise", "cat": "promise", "id": _id(pid, record.thread), "pid": pid}
+    yield {**common, "ph": "s", "tid": 1, "ts": _microseconds(record.opened)}
+    yield {**common, "ph": "t", "tid": record.thread + 1, "ts": _microseconds(start)}
+    yield {**common, "ph": "f", "bp": "e", "tid": 1, "ts": _microseconds(end)}
 
 
 def _async(
-    name: str, key: str, pid: int, times: tuple[float, float], **args: Any
+    name: str, pid: int, number: int, times: tuple[float, float], **args: Any
 ) -> tuple[TraceEvent, TraceEvent]:
-    """Begin and end of something that is no slice of a thread; `key` pairs and nests them."""
+    """Begin and end of something that is no slice of a thread; what has one number nests."""
+    common: _Paired = {"name": name, "cat": "pasta", "id": _id(pid, number), "pid": pid}
     start, end = map(_microseconds, times)
-    key = f"{pid}-{key}"
-    return (
-        {
-            "name": name,
-            "ph": "b",
-            "cat": "pasta",
-            "id": key,
-            "pid": pid,
-            "tid": 1,
-            "ts": start,
-            "args": args,
-        },
-        {"name": name, "ph": "e", "cat": "pasta", "id": key, "pid": pid, "tid": 1, "ts": end},
-    )
+    return {**common, "ph": "b", "tid": 1, "ts": start, "args": args}, {
+        **common,
+        "ph": "e",
+        "tid": 1,
+        "ts": end,
+    }
 
 
 def _slice(name: str, pid: int, tid: int, times: tuple[float, float], **args: Any) -> TraceEvent:
     start, end = map(_microseconds, times)
-    dur = round(end - start, 3)
-    return {
-        "name": name,
-        "ph": "X",
-        "cat": "pasta",
-        "pid": pid,
-        "tid": tid,
-        "ts": start,
-        "dur": dur,
-        "args": args,
-    }
+    event: TraceEvent = {"name": name, "cat": "pasta", "ph": "X", "pid": pid, "tid": tid, "ts": start}
+    return {**event, "dur": round(end - start, 3), "args": args}
 
 
 def _spans(answer: Generation, thread: int) -> list[Span]:
     return sorted((span for span in answer.timeline if span.thread == thread), key=lambda span: span.start)
+
+
+def _id(pid: int, number: int) -> str:
+    """Perfetto reads the ids of flows as hexadecimal numbers."""
+    return f"{(pid << 16) + number:#x}"
 
 
 def _microseconds(seconds: float) -> float:
