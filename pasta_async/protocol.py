@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from pasta_async.sampling import Sampling
 
-__all__ = ["Backend", "DecodeRequest", "FinishReason", "Message", "ModelInfo", "Piece", "TagIds"]
+__all__ = [
+    "Backend",
+    "DecodeRequest",
+    "FinishReason",
+    "Message",
+    "ModelInfo",
+    "PassThrough",
+    "Piece",
+    "TagIds",
+]
 
 FinishReason = Literal["stop", "length", "abort"]
 """Why a request ended: a stop id or text (or end-of-text), its token limit, an abort."""
@@ -77,6 +86,12 @@ class DecodeRequest:
     """May end once the generated text holds one of these, which is kept. A hint: the interpreter cuts."""
     stream: bool = True
     """Whether somebody watches: if not, the output may come in one piece."""
+    headers: Mapping[str, str] | None = None
+    """What an observer wants sent along, a trace context for instance; a backend without HTTP takes what it
+    knows of it."""
+    forced: tuple[int, ...] = ()
+    """Tokens that are dictated, to measure speed on given answers: the engine computes every step, only the
+    choice is not its own. Behind the last one it chooses by itself."""
 
 
 class Piece(NamedTuple):
@@ -133,4 +148,23 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; open requests end."""
+        ...
+
+
+@runtime_checkable
+class PassThrough(Protocol):
+    """A backend whose engine has an OpenAI API of its own, for what the interpreter does not do (tools)."""
+
+    def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send a request to it: the reply's one object, or every object of its stream.
+
+        Args:
+            path: `/v1/chat/completions` or `/v1/completions`.
+            body: The request; with a true `stream` the reply is a stream.
+
+        Raises:
+            BackendError: The engine refused or failed.
+
+        Closing the generator early, or cancelling a task that iterates it, aborts the request as in `decode`.
+        """
         ...

@@ -170,6 +170,20 @@ class SGLangBackend:
         finally:
             await self._end(call)
 
+    async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
+
+        Closing the generator, or cancelling the task that iterates it, aborts the request as in `decode`.
+        """
+        call, event = await self._begin({**body, "stream": bool(body.get("stream"))}, path)
+        try:
+            while event is not None:
+                yield event
+                event = await call.next()
+            call.finished = True
+        finally:
+            await self._end(call)
+
     def _body(self, request: DecodeRequest, facts: ServerFacts, info: ModelInfo) -> dict[str, Any]:
         body: dict[str, Any] = {
             "input_ids": checked_ids(request.ids, info),
@@ -182,10 +196,12 @@ class SGLangBackend:
             body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % facts.dp_size
         return body
 
-    async def _begin(self, body: dict[str, Any]) -> tuple[_Call, dict[str, Any] | None]:
+    async def _begin(
+        self, body: dict[str, Any], path: str = "/generate"
+    ) -> tuple[_Call, dict[str, Any] | None]:
         """Send a request until its first event is there."""
         for attempt in itertools.count():
-            call = _Call(self._server, {**body, "rid": next(self._rids)})
+            call = _Call(self._server, path, {**body, "rid": next(self._rids)})
             try:
                 return call, await call.start()
             except BackendError as error:
@@ -230,8 +246,8 @@ def _local_words(folder: str | Path) -> Words:
 class _Call:
     """One request on the server."""
 
-    def __init__(self, server: Server, body: dict[str, Any]) -> None:
-        self._server = server
+    def __init__(self, server: Server, path: str, body: dict[str, Any]) -> None:
+        self._server, self._path = server, path
         self._body = body
         self._stream: EventStream | None = None
         self.finished = False
@@ -239,8 +255,8 @@ class _Call:
     async def start(self) -> dict[str, Any] | None:
         """Send; the first event (the only one if the request does not stream)."""
         if not self._body["stream"]:
-            return await self._server.post("/generate", self._body)
-        self._stream = await self._server.stream("/generate", self._body)
+            return await self._server.post(self._path, self._body)
+        self._stream = await self._server.stream(self._path, self._body)
         return await self._stream.next()
 
     async def next(self) -> dict[str, Any] | None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from starlette.responses import Response
 
 from pasta_async.events import AnswerDone, TextDelta, ThreadDelta
 from pasta_async.server.disconnect import unless_gone
 from pasta_async.server.event_fields import event_fields
-from pasta_async.server.problems import problem_of
 from pasta_async.server.replies import PastaReply, UsageReply, pasta_choice
-from pasta_async.server.streaming import EventResponse, merged
+from pasta_async.server.streaming import merged, respond_with
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
@@ -33,7 +33,19 @@ __all__ = ["Answering", "Shape"]
 
 
 class Shape(ABC):
-    """The form that an endpoint gives its replies."""
+    """The form that an endpoint gives its replies.
+
+    Args:
+        prefix: What ids begin with.
+        model: The name that the model was asked by.
+    """
+
+    def __init__(self, prefix: str, model: str) -> None:
+        self.envelope: dict[str, Any] = {
+            "id": f"{prefix}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     @abstractmethod
     def reply(self, generations: Sequence[Generation], usage: UsageReply, pasta: PastaReply) -> BaseModel:
@@ -63,7 +75,6 @@ class Answering:
         service: Of the app.
         asked: The request, checked.
         questions: For each choice the arguments of `Client.generate`.
-        prompts: How many prompts these are; each has as many choices.
         mode: How they are decoded.
         shape: The form of the reply.
     """
@@ -73,14 +84,12 @@ class Answering:
         service: Service,
         asked: GenerateRequest,
         questions: Sequence[dict[str, Any]],
-        *,
-        prompts: int,
         mode: Mode,
         shape: Shape,
     ) -> None:
         self._service, self._asked, self._questions = service, asked, questions
-        self._prompts, self._shape = prompts, shape
         self._mode: Mode = mode
+        self._shape = shape
 
     async def respond(self, request: Request) -> Response:
         """The response; that of a stream is not made before its first text, so that errors have a status.
@@ -88,27 +97,15 @@ class Answering:
         A client that goes away, or a cancellation, ends every choice with all its threads.
         """
         headers = {"x-pasta-mode": self._mode}
-        if not self._asked.stream:
-            generations = await unless_gone(request, self._whole())
-            usage = UsageReply.of(generations, prompts=self._prompts)
-            reply = self._shape.reply(generations, usage, self._pasta(*enumerate(generations)))
-            return Response(reply.model_dump_json(), media_type="application/json", headers=headers)
-        settings, chunks = self._service.settings, self._chunks()
-        try:
-            first = await unless_gone(request, _next(chunks))
-        except BaseException:
-            await chunks.aclose()
-            raise
-        stream = _behind(first, chunks)
-        return EventResponse(
-            stream, headers=headers, ping=settings.ping_seconds, drain=settings.drain_seconds
-        )
+        if self._asked.stream:
+            return await respond_with(request, self._chunks(), headers, self._service.settings)
+        generations = await unless_gone(request, self._whole())
+        reply = self._shape.reply(generations, self._usage(generations), self._pasta(*enumerate(generations)))
+        return Response(reply.model_dump_json(), media_type="application/json", headers=headers)
 
     async def _whole(self) -> list[Generation]:
         client = self._service.client
         async with self._service.admission.enter(len(self._questions)):
-            if len(self._questions) == 1:
-                return [await client.generate(**self._questions[0])]
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(client.generate(**each)) for each in self._questions]
@@ -132,39 +129,25 @@ class Answering:
                     yield b"".join(map(_sse, held))
                     held.clear()
         if (options := self._asked.stream_options) and options.include_usage:
-            usage = UsageReply.of([done[index] for index in sorted(done)], prompts=self._prompts)
-            yield _sse(self._shape.bare(usage=usage))
+            yield _sse(self._shape.bare(usage=self._usage([done[index] for index in sorted(done)])))
         yield b"data: [DONE]\n\n"
 
     def _told(self, index: int, event: Event) -> Generator[BaseModel]:
         """The chunks that tell of an event."""
         if self._asked.pasta.events and not isinstance(event, AnswerDone):
-            pasta = PastaReply(mode=self._mode, event=event_fields(event), index=index)
-            yield self._shape.bare(pasta=pasta)
+            yield self._shape.bare(pasta=PastaReply(mode=self._mode, event=event_fields(event), index=index))
         if isinstance(event, TextDelta):
             yield self._shape.delta(index, event.delta)
         elif isinstance(event, AnswerDone):
             yield self._shape.closing(index, event.generation, self._pasta((index, event.generation)))
 
+    def _usage(self, generations: Sequence[Generation]) -> UsageReply:
+        return UsageReply.of(generations, prompts=len(self._asked.prompts))
+
     def _pasta(self, *choices: tuple[int, Generation]) -> PastaReply:
         record = self._asked.pasta.record
         told = [pasta_choice(generation, index, record=record) for index, generation in choices]
         return PastaReply(mode=self._mode, choices=told)
-
-
-async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(chunks)
-
-
-async def _behind(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """A stream with its first chunk put back; an error that ends it is its last event."""
-    async with aclosing(chunks):
-        yield first
-        try:
-            async for chunk in chunks:
-                yield chunk
-        except Exception as error:
-            yield b"data: %b\n\n" % json.dumps(problem_of(error).body).encode()
 
 
 def _sse(chunk: BaseModel) -> bytes:

@@ -14,21 +14,23 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pasta_async.client import Client
-from pasta_async.errors import PastaError
 from pasta_async.server.admission import Admission
 from pasta_async.server.chat import chat_completions
+from pasta_async.server.completions import completions
 from pasta_async.server.keys import KeyGuard, read_keys
 from pasta_async.server.page import playground
-from pasta_async.server.problems import Problem, problem_of
+from pasta_async.server.problems import Problem, told
 from pasta_async.server.service import Service, service_of
 from pasta_async.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from starlette.requests import Request
 
     from pasta_async.protocol import Backend
+
+    Endpoint = Callable[[Request], Awaitable[Response]]
 
 __all__ = ["create_app"]
 
@@ -57,7 +59,7 @@ def create_app(
     app = Starlette(
         routes=[*_routes(), *routes],
         middleware=_middleware(settings),
-        exception_handlers={PastaError: _problem, Problem: _problem, HTTPException: _no_such_route},
+        exception_handlers={HTTPException: _no_such_route},
         lifespan=_lifespan(client, settings, owned=client is not backend),
     )
     return app
@@ -81,8 +83,9 @@ def _routes() -> list[BaseRoute]:
         Route("/", playground),
         Route("/health", _health),
         Route("/v1/models", _models),
-        Route("/v1/models/{name:path}", _model),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/models/{name:path}", _guarded(_model)),
+        Route("/v1/chat/completions", _guarded(chat_completions), methods=["POST"]),
+        Route("/v1/completions", _guarded(completions), methods=["POST"]),
     ]
 
 
@@ -146,8 +149,16 @@ def _known_models(service: Service) -> list[dict[str, object]]:
     ]
 
 
-async def _problem(_: Request, error: Exception) -> Response:
-    return problem_of(error).response
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """Errors in OpenAI's form, and in the log what is not the client's fault."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Exception as error:
+            return told(error, service_of(request).settings).response
+
+    return answer
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
@@ -15,6 +16,7 @@ from pasta_async.errors import (
     GenerationTimeout,
     InvalidRequest,
     PastaError,
+    PromptTooLong,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-__all__ = ["LOG", "Problem", "problem_of", "refused"]
+    from pasta_async.server.settings import ServerSettings
+
+__all__ = ["LOG", "Problem", "problem_of", "refused", "told"]
 
 LOG = logging.getLogger("pasta_async.server")
 
@@ -85,12 +89,27 @@ class Problem(Exception):
         return JSONResponse(self.body, self.status, headers)
 
 
+def told(error: Exception, settings: ServerSettings) -> Problem:
+    """What to tell a client about an error; what is not the client's fault goes to the log as well."""
+    problem = problem_of(error)
+    if problem.status >= 500:
+        trace = error.__traceback__ if problem.code == "internal_error" else None
+        frames = "".join(traceback.format_tb(trace))
+        said = (
+            str(error) if settings.log_text or isinstance(error, BackendConnectError) else "(no text in logs)"
+        )
+        LOG.error("%s: %s\n%s", type(error).__name__, said, frames)
+    return problem
+
+
 def problem_of(error: Exception) -> Problem:
     """What to tell a client about an error that ended its request."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, InvalidRequest):
-        return Problem(str(error))
+        return Problem(
+            str(error), code="context_length_exceeded" if isinstance(error, PromptTooLong) else None
+        )
     problem = _failure(error)
     if isinstance(error, PastaError) and error.partial is not None:
         problem.partial = error.partial.text

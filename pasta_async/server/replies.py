@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -137,7 +136,7 @@ class CompletionChoice(_Reply):
 
 class _Envelope(_Reply):
     id: str
-    created: int = Field(default_factory=lambda: int(time.time()))
+    created: int
     model: str
     usage: _Absent[UsageReply] = None
     system_fingerprint: None = None

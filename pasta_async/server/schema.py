@@ -6,11 +6,14 @@ own endpoint can honour; a request that sets one is passed through to it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.interpreter import Fork  # noqa: TC001 - pydantic needs it at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "ENGINE_ONLY",
@@ -94,6 +97,20 @@ class ChatMessage(_Wire):
     tool_call_id: str | None = None
     function_call: dict[str, Any] | None = None
 
+    @property
+    def text(self) -> str:
+        """The text of the content, its parts joined."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content if isinstance(part, TextPart))
+        return self.content or ""
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is for the engine's own endpoint: calls and results of tools, images, sound."""
+        parts = self.content if isinstance(self.content, list) else []
+        calls = self.role in ("tool", "function") or self.tool_calls or self.function_call
+        return bool(calls) or not all(isinstance(part, TextPart) for part in parts)
+
 
 class GenerateRequest(_Wire):
     """What both endpoints take."""
@@ -126,6 +143,27 @@ class GenerateRequest(_Wire):
         """The stop texts."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def choices(self) -> int:
+        """Answers for each prompt."""
+        return self.n or 1
+
+    @property
+    def prompts(self) -> Sequence[Any]:
+        """What is to be answered, each with as many choices."""
+        raise NotImplementedError
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens that an answer may have."""
+        return self.max_tokens
+
+    @property
+    def engine_only(self) -> tuple[str, ...]:
+        """Fields that ask for what only the engine's own endpoint does."""
+        given = (name for name in ENGINE_ONLY if hasattr(self, name))
+        return tuple(name for name in given if getattr(self, name) not in ENGINE_ONLY[name])
+
 
 class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
@@ -150,6 +188,22 @@ class ChatRequest(GenerateRequest):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    @property
+    def prompts(self) -> Sequence[list[ChatMessage]]:
+        """The one conversation."""
+        return [self.messages]
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, or what it was called before."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def engine_only(self) -> tuple[str, ...]:
+        """As for every request, and `messages` if one of them holds such things."""
+        foreign = any(message.foreign for message in self.messages)
+        return (*super().engine_only, *(["messages"] if foreign else []))
+
 
 class CompletionRequest(GenerateRequest):
     """`POST /v1/completions`."""
@@ -159,6 +213,20 @@ class CompletionRequest(GenerateRequest):
     echo: bool | None = None
     best_of: int | None = None
     suffix: str | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Texts, or lists of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(item, int) for item in self.prompt):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str] | list[list[int]]", self.prompt)
+
+    @property
+    def token_limit(self) -> int:
+        """OpenAI's default for this endpoint is 16."""
+        return self.max_tokens or 16
 
 
 ENGINE_ONLY: dict[str, tuple[Any, ...]] = {

@@ -29,7 +29,10 @@ class Service:
     @property
     def limits(self) -> Limits:
         """Limits of an answer that asks for none of its own."""
-        return self.client.limits.model_copy(update={"timeout": self.settings.timeout})
+        own, settings = self.client.limits, self.settings
+        timeout = settings.timeout if own.timeout is None else min(own.timeout, settings.timeout)
+        prompt = settings.max_prompt_tokens or own.prompt_tokens
+        return own.model_copy(update={"timeout": timeout, "prompt_tokens": prompt})
 
 
 def service_of(request: Request) -> Service:

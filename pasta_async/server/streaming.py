@@ -12,18 +12,21 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pasta_async.errors import PastaError
 from pasta_async.events import TextDelta
+from pasta_async.server.disconnect import unless_gone
 from pasta_async.server.event_fields import event_fields
-from pasta_async.server.problems import problem_of
+from pasta_async.server.problems import problem_of, told
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from pasta_async.events import Event
+    from pasta_async.server.settings import ServerSettings
     from pasta_async.streaming import AnswerStream
 
-__all__ = ["DRAIN_SECONDS", "AnswerResponse", "EventResponse", "merged"]
+__all__ = ["DRAIN_SECONDS", "AnswerResponse", "EventResponse", "merged", "respond_with"]
 
 DRAIN_SECONDS = 30.0
 """How long a stream may go on after the process was told to stop."""
@@ -98,6 +101,42 @@ async def _named(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[Ser
                     yield ServerSentEvent(json.dumps(event_fields(event)), event=event.type, sep="\n")
     except PastaError as error:
         yield ServerSentEvent(json.dumps(problem_of(error).body), event="error", sep="\n")
+
+
+async def respond_with(
+    request: Request,
+    chunks: AsyncGenerator[bytes, None],
+    headers: Mapping[str, str],
+    settings: ServerSettings,
+) -> EventResponse:
+    """A streaming response, made once its first chunk is there: what fails before has a status of its own.
+
+    A client that goes away, or a cancellation, closes the generator.
+    """
+    try:
+        first = await unless_gone(request, _next(chunks))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    stream = _behind(first, chunks, settings)
+    return EventResponse(stream, headers=headers, ping=settings.ping_seconds, drain=settings.drain_seconds)
+
+
+async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(chunks)
+
+
+async def _behind(
+    first: bytes, chunks: AsyncGenerator[bytes, None], settings: ServerSettings
+) -> AsyncGenerator[bytes, None]:
+    """A stream with its first chunk put back; an error that ends it is its last event."""
+    async with aclosing(chunks):
+        yield first
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except Exception as error:
+            yield b"data: %b\n\n" % json.dumps(told(error, settings).body).encode()
 
 
 async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
