@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["Detokenizer", "TextCodec"]
+__all__ = ["Detokenizer", "TextCodec", "find_template"]
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
@@ -80,7 +80,7 @@ class TextCodec:
                 f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
             )
         try:
-            codec = cls(tokenizer, config, _find_template(folder, config))
+            codec = cls(tokenizer, config, find_template(folder, config))
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedModel(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
         ends = [_as_ids((_read(folder / name) or {}).get("eos_token_id")) for name in _END_FILES]
@@ -212,7 +212,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value)
 
 
-def _find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template of a model folder, whose parsed `tokenizer_config.json` is given."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

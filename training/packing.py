@@ -7,7 +7,7 @@ and its position is its depth: logits are exactly those of each view alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -15,15 +15,29 @@ from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN
 from pasta_async.lang.views import views
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
     from pasta_async.lang.views import Segment
-    from pasta_async.training.tokenizer import Codec
 
-__all__ = ["Trie", "pack_hidden", "pack_plain", "pack_views"]
+__all__ = ["Encoder", "Trie", "pack_hidden", "pack_plain", "pack_views"]
+
+
+class Encoder(Protocol):
+    """Turns parts of documents into ids."""
+
+    end: int
+    """End-of-text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        ...
+
+    def segments(self, parts: Iterable[Segment]) -> list[int]:
+        """Ids of segments: one for a tag, and each run of text encoded alone."""
+        ...
 
 
 @dataclass(slots=True)
@@ -64,7 +78,7 @@ class Trie:
         return mask
 
 
-def pack_views(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
+def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
     """Every view of a document behind a prompt, with end-of-text as a target of main's last view."""
     trie = Trie()
     root = trie.extend(-1, prompt)
@@ -75,14 +89,14 @@ def pack_views(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
     return trie
 
 
-def pack_plain(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
+def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
     """The baseline: the text without tags, one segment, and end-of-text."""
     trie = Trie()
     trie.extend(trie.extend(-1, prompt), [*codec.encode(document.text), codec.end], target=True)
     return trie
 
 
-def pack_hidden(codec: Codec, prompt: Sequence[int], document: Document) -> Trie:
+def pack_hidden(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
     """An ablation: as `pack_views`, but main never sees a chunk, not even behind its sync."""
     trie = Trie()
     root = trie.extend(-1, prompt)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Llama3Rope", "ModelConfig", "read_config", "read_json"]
 
+_REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
@@ -59,14 +60,18 @@ class ModelConfig:
         return plain if self.rope_scaling is None else [_stretch(f, self.rope_scaling) for f in plain]
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
     """Read and check `config.json` of a checkpoint folder.
+
+    Args:
+        folder: The checkpoint folder.
+        refusal: How a message goes on about what is not supported.
 
     Raises:
         UnsupportedModel: The folder or file is missing or malformed, or the model needs something else than
             Llama, Qwen2 or Qwen3 with full attention, unquantised weights, plain or Llama 3 rotary positions.
     """
-    return _Reader(folder, read_json(folder / "config.json")).config()
+    return _Reader(folder, read_json(folder / "config.json"), refusal).config()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -91,12 +96,13 @@ def read_json(path: Path) -> dict[str, Any]:
 class _Reader:
     """Takes values out of a config, naming the file and the key when one is wrong."""
 
-    def __init__(self, folder: Path, raw: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, raw: dict[str, Any], refusal: str) -> None:
         self.path = folder / "config.json"
         self.raw = raw
+        self.refusal = refusal
 
     def refuse(self, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.path}: {why}; the embedded engine does not support it. SGLang may.")
+        return UnsupportedModel(f"{self.path}: {why}; {self.refusal}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.raw.get(key)
@@ -171,7 +177,7 @@ class _Reader:
         """Both spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
         nested: dict[str, Any] = self.raw.get("rope_parameters") or {}
         scaling: dict[str, Any] = nested or self.raw.get("rope_scaling") or {}
-        reader = _Reader(self.path.parent, {**self.raw, **scaling})
+        reader = _Reader(self.path.parent, {**self.raw, **scaling}, self.refusal)
         theta = reader.number("rope_theta", 10000.0)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if reader.raw.get("partial_rotary_factor", 1.0) != 1.0:

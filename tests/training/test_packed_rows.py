@@ -1,0 +1,187 @@
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_folders import ANSWERS, base_folder
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_mask
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.lang import parse, views
+from pasta_async.training.packing import Trie, pack_plain, pack_views
+from pasta_async.training.trainer.attention import block_mask, check_mask, choose_attention
+from pasta_async.training.trainer.base_model import BaseModel
+from pasta_async.training.trainer.schedule import Schedule, deal_rows, row_length
+from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPU = torch.device("cpu")
+
+
+def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
+    base = base_folder(folder / "base", kind, **changes)
+    added = write_tokenizer(base, folder / "tokenizer")
+    codec = ModelCodec(folder / "tokenizer")
+    return BaseModel(base, tuple(added), codec.tag_ids, "sdpa").loaded(), codec
+
+
+def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
+    """The log-probability of a document, each view computed by itself, with plain causal attention."""
+    total = torch.zeros(())
+    for view in views(parse(written)):
+        context = [*prompt, *codec.segments(view.context)]
+        target = codec.segments(view.target) + [codec.end] * view.ends_answer
+        logits = model(input_ids=torch.tensor([context + target]), use_cache=False).logits[0]
+        lost = functional.cross_entropy(
+            logits[len(context) - 1 : -1], torch.tensor(target, dtype=torch.int64), reduction="sum"
+        )
+        total = total - lost
+    return total
+
+
+@pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("qwen3", False)])
+def test_a_packed_row_trains_as_each_view_alone(kind: str, tied: bool, tmp_path: Path) -> None:
+    model, codec = ready(tmp_path, kind, tie_word_embeddings=tied)
+    prompt = codec.prompt([{"role": "user", "content": "Tell me of both wars."}])
+    trees = [Tree.of(pack_views(codec, prompt, parse(written))) for written in ANSWERS]
+    row = pack_row(trees, row_length(sum(map(len, trees)), 4096, few=False), codec.end)
+    together = log_probabilities(model, row)
+    single = torch.stack([alone(model, codec, prompt, written) for written in ANSWERS])
+    targets = torch.bincount(row.owners)
+    torch.testing.assert_close(together / targets, single / targets, atol=1e-5, rtol=0)
+    params = list(model.parameters())
+    for tree in range(len(ANSWERS)):  # the gradient of each document, and so of any sum of them
+        ours = torch.autograd.grad(together[tree] / targets[tree], params, retain_graph=True)
+        theirs = torch.autograd.grad(single[tree] / targets[tree], params, retain_graph=True)
+        for (name, _), a, b in zip(model.named_parameters(), ours, theirs, strict=True):
+            assert (a - b).abs().max() < 1e-5, (ANSWERS[tree], name)
+    assert sum(tree.unpacked for tree in trees) > 1.5 * sum(map(len, trees))
+
+
+def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
+    model, codec = ready(tmp_path, "llama")
+    prompt = codec.prompt([{"role": "user", "content": "Tell"}])
+    row = pack_row([Tree.of(pack_views(codec, prompt, parse(ANSWERS[0])))], 256, codec.end)
+    params = list(model.parameters())
+    kept = torch.autograd.grad(log_probabilities(model, row).sum(), params)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    again = torch.autograd.grad(log_probabilities(model, row).sum(), params)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def test_a_tree_knows_the_length_of_its_views(tmp_path: Path) -> None:
+    write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    codec = ModelCodec(tmp_path / "tokenizer")
+    prompt = codec.prompt([{"role": "user", "content": "Tell"}])
+    for written in ANSWERS:
+        tree = Tree.of(pack_views(codec, prompt, parse(written)))
+        lengths = [
+            len(prompt) + len(codec.segments((*view.context, *view.target))) + view.ends_answer
+            for view in views(parse(written))
+        ]
+        assert tree.unpacked == sum(lengths)
+        assert int(tree.positions.max()) + 1 == max(lengths)
+        plain = Tree.of(pack_plain(codec, prompt, parse(written)))
+        assert plain.unpacked == len(plain) == len(prompt) + codec.count(parse(written).text) + 1
+
+
+def test_the_mask_is_that_of_the_trie() -> None:
+    trie = Trie()
+    stem = trie.extend(-1, [1, 2])
+    for branch in ([3, 4], [3, 5, 6], [7]):
+        trie.extend(stem, branch, target=True)
+    trie.extend(trie.extend(stem, [3]), [8])
+    tree = Tree.of(trie)
+    row = pack_row([tree, tree], 32, pad=0)
+    mask = row.mask()[0, 0]
+    order = [trie.ids.index(token) for token in tree.ids.tolist()]  # every token occurs once
+    assert torch.equal(
+        mask[: len(tree), : len(tree)], torch.from_numpy(trie.mask(len(trie)))[order][:, order]
+    )
+    assert torch.equal(
+        mask[len(tree) : 2 * len(tree), len(tree) : 2 * len(tree)], mask[: len(tree), : len(tree)]
+    )
+    assert mask.sum() == 2 * mask[: len(tree), : len(tree)].sum() + 32 - 2 * len(tree)  # nothing else
+    assert tree.positions.tolist() == [trie.depths[index] for index in order]
+
+
+def test_the_block_mask_hides_what_the_dense_mask_hides(tmp_path: Path) -> None:
+    write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    codec = ModelCodec(tmp_path / "tokenizer")
+    trees = [Tree.of(pack_views(codec, codec.encode("Tell"), parse(written))) for written in ANSWERS]
+    row = pack_row(trees, 384, codec.end)
+    mask, dense = block_mask(row), row.mask()
+    assert torch.equal(create_mask(mask.mask_mod, 1, 1, 384, 384, device="cpu"), dense)
+    blocks = dense.view(1, 1, 3, 128, 3, 128).any(-1).any(-2)
+    assert torch.equal(mask.to_dense() > 0, blocks)  # and it skips what holds nothing
+
+
+def test_masks_that_would_be_read_wrongly_are_refused() -> None:
+    boolean = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    block = block_mask(pack_row([], 128, 0))
+    allowed = [("sdpa", boolean, "cpu"), ("eager", boolean.float(), "cpu"), ("flex_attention", block, "cuda")]
+    for kernel, mask, device in allowed:
+        check_mask(kernel, mask, torch.device(device))
+    for kernel, mask, device, reason in (
+        ("eager", boolean, "cpu", "hides nothing"),
+        ("eager", block, "cuda", "hides nothing"),
+        ("sdpa", block, "cuda", "dense masks only"),
+        ("sdpa", None, "cpu", "cut into sequences"),
+        ("flex_attention", boolean, "cuda", "block masks only"),
+        ("flex_attention", boolean, "cpu", "block masks only"),
+        ("flex_attention", block, "cpu", "no backward"),
+        ("flash_attention_2", boolean, "cuda", "cannot read"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            check_mask(kernel, mask, torch.device(device))
+    assert choose_attention("auto", CPU) == "sdpa"
+    assert choose_attention("auto", torch.device("cuda")) == "flex_attention"
+    for wanted in ("flex_attention", "eager", "flash_attention_2"):
+        with pytest.raises(InvalidRequest, match="choose sdpa"):
+            choose_attention(wanted, CPU)
+
+
+def test_a_model_with_eager_attention_is_refused(tmp_path: Path) -> None:
+    model, codec = ready(tmp_path, "llama")
+    model.set_attn_implementation("eager")
+    row = pack_row([Tree.of(pack_plain(codec, codec.encode("Tell"), parse("one")))], 16, codec.end)
+    with pytest.raises(InvalidRequest, match="hides nothing"):
+        log_probabilities(model, row)
+
+
+def test_a_target_needs_something_before_it() -> None:
+    trie = Trie()
+    trie.extend(-1, [1, 2], target=True)
+    with pytest.raises(ValueError, match="put a prompt before it"):
+        Tree.of(trie)
+
+
+def test_rows_are_dealt_evenly_and_completely() -> None:
+    sizes = [700, 300, 500, 120, 90, 640, 1000, 10]
+    for world in (1, 2, 3, 8):
+        rows = deal_rows(sizes, 1024, world)
+        assert len(rows) % world == 0
+        assert sorted(index for row in rows for index in row) == list(range(len(sizes)))
+        assert max(sum(sizes[index] for index in row) for row in rows) <= 1024
+    with pytest.raises(ValueError, match="larger than a row"):
+        deal_rows(sizes, 900, 1)
+    assert [row_length(used, 4096, few=True) for used in (1, 512, 513, 4000)] == [128, 512, 1024, 4096]
+    assert [row_length(used, 4096, few=False) for used in (0, 16, 17)] == [16, 16, 32]
+
+
+def test_every_epoch_holds_every_example_once() -> None:
+    schedule = Schedule.plan(examples=11, batch=4, seed=3, epochs=2, steps=0)
+    assert schedule.steps == 6
+    epochs = [[i for step in steps for i in schedule.examples_of(step)] for steps in ((0, 1, 2), (3, 4, 5))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(11))
+    assert epochs[0] != epochs[1]
+    rates = [schedule.rate(step, 1.0, 2) for step in range(6)]
+    assert rates == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]

@@ -1,0 +1,148 @@
+"""Stage 1, supervised finetuning: `python -m pasta_async.training.finetune`, or the same behind `torchrun`.
+
+A checkpoint folder of Llama, Qwen2 or Qwen3 and annotated answers become a model that writes PASTA-LANG.
+"""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field, Json
+
+from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.lang import parse
+from pasta_async.training.corpus import read_records, recount
+from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.trainer.run import train
+from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
+from pasta_async.training.trainer.task import Example
+from pasta_async.training.trainer.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.training.corpus import Record
+    from pasta_async.training.trainer.vocabulary import ModelCodec
+
+__all__ = ["FinetuneSettings", "Supervised", "main"]
+
+FORMS = {"pasta": (True,), "plain": (False,), "both": (True, False)}
+
+
+class FinetuneSettings(TrainerSettings):
+    """Settings of stage 1. Every field is a flag of the command line."""
+
+    data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
+    form: Literal["pasta", "plain", "both"] = Field(
+        default="pasta",
+        description="annotated answers, the same without tags (the baseline), or both in one model",
+    )
+    estimates: Literal["recount", "keep"] = Field(
+        default="recount", description="token estimates: counted with this model's tokenizer, or as they are"
+    )
+    chat_template: Path | None = Field(
+        default=None, description="file of a chat template, instead of the model's own"
+    )
+    template_kwargs: Json[dict[str, Any]] = Field(
+        default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
+    )
+    drop_long: bool = Field(
+        default=False, description="leave out examples that do not fit a row or the model, and count them"
+    )
+
+
+class Supervised:
+    """Cross-entropy on the targets of every view: the mean over the targets of an update.
+
+    Args:
+        records: Annotated answers.
+        codec: Of the model.
+        form: A key of `FORMS`.
+        recount: Whether to count estimates anew.
+    """
+
+    reported: tuple[str, ...] = ()
+
+    def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, recount: bool) -> None:
+        self._records = records
+        self._codec = codec
+        self._forms = FORMS[form]
+        self._recount = recount
+        self.fingerprint: str = fingerprint(records, form, recount)
+
+    def __len__(self) -> int:
+        return len(self._records) * len(self._forms)
+
+    def example(self, index: int) -> Example:
+        """One answer in one form.
+
+        Raises:
+            InvalidRequest: Its prompt does not fit the chat template, or the answer is malformed.
+        """
+        place, form = divmod(index, len(self._forms))
+        record, pasta = self._records[place], self._forms[form]
+        try:
+            document = parse(record.written, strict=True)
+            prompt = self._codec.prompt(record.messages, pasta)
+        except PastaError as error:
+            raise InvalidRequest(f"{record.id}: {error}") from error
+        if self._recount:
+            document = recount(document, self._codec.count)
+        pack = pack_views if pasta else pack_plain
+        return Example((Tree.of(pack(self._codec, prompt, document)),))
+
+    def weight(self, example: Example) -> float:
+        """Its targets."""
+        return float(len(example.trees[0].labels))
+
+    def loss(
+        self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Cross-entropy, summed over targets."""
+        return -torch.cat(list(logprobs)).sum(), {}
+
+
+def fingerprint(records: Sequence[Record], *settings: object) -> str:
+    """A hash of what is trained on."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for record in records:
+        digest.update(json.dumps([record.id, record.messages, record.written]).encode())
+    return digest.hexdigest()[:16]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; what does not fit ends it with status 1 and the reason."""
+    settings = read_command_line(FinetuneSettings, "pasta_async.training.finetune", __doc__, argv)
+    try:
+        finished = finetune(settings)
+    except PastaError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on")
+
+
+def finetune(settings: FinetuneSettings) -> bool:
+    """Run stage 1; see `pasta_async.training.trainer.run.train`, whose errors it raises."""
+    records = [record for path in settings.data for record in read_records(path)]
+
+    def make_task(codec: ModelCodec) -> Supervised:
+        return Supervised(records, codec, settings.form, settings.estimates == "recount")
+
+    return train(
+        settings,
+        make_task,
+        template=settings.chat_template,
+        template_kwargs=settings.template_kwargs,
+        both=settings.form == "both",
+        drop_long=settings.drop_long,
+    )
+
+
+if __name__ == "__main__":
+    main()

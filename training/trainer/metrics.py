@@ -1,0 +1,93 @@
+"""Metrics: a local file of JSON lines always, TensorBoard or Weights & Biases where wanted."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["Metrics", "check_tracker"]
+
+
+class Metrics:
+    """Appends a line for each logged update; lines of updates that are computed anew are dropped.
+
+    Args:
+        folder: The run's folder; the file is `metrics.jsonl` in it.
+        start: The update the run goes on from: later lines are removed.
+        track: As `check_tracker` returned it.
+        settings: Told to Weights & Biases.
+    """
+
+    def __init__(self, folder: Path, start: int, track: str, settings: Mapping[str, Any]) -> None:
+        path = folder / "metrics.jsonl"
+        kept = [line for line in _lines(path) if line["step"] <= start]
+        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+        self._board: Any = None
+        self._run: Any = None
+        if track == "tensorboard":
+            board: Any = importlib.import_module("torch.utils.tensorboard")
+            self._board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
+        elif track == "wandb":
+            wandb: Any = importlib.import_module("wandb")
+            self._run = wandb.init(dir=str(folder), config=dict(settings), resume="allow")
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """Write the values of an update; `step` is one of them."""
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+        rest = {name: value for name, value in values.items() if name != "step"}
+        if self._board is not None:
+            for name, value in rest.items():
+                self._board.add_scalar(name, value, int(values["step"]))
+        if self._run is not None:
+            self._run.log(rest, step=int(values["step"]))
+
+    def close(self) -> None:
+        """Close the file, and what else is open."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+        if self._run is not None:
+            self._run.finish()
+
+
+def check_tracker(track: str) -> str:
+    """Where metrics go beside the file: `"none"`, `"tensorboard"` or `"wandb"`.
+
+    Args:
+        track: One of these, or `"auto"` for TensorBoard where it is installed.
+
+    Raises:
+        InvalidRequest: What is asked for is not installed.
+    """
+    if track == "auto":
+        return "tensorboard" if _installed("tensorboard") else "none"
+    if track != "none" and not _installed(track):
+        raise InvalidRequest(f"track {track} needs a package that is missing: pip install {track}")
+    return track
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of the file; one that a kill cut short is dropped."""
+    lines: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines

@@ -1,0 +1,186 @@
+"""A whole run: what is checked before the first update, training, and the export."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm import tqdm
+
+from pasta_async.backends.local.config import read_config
+from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.training.trainer.attention import choose_attention
+from pasta_async.training.trainer.base_model import BaseModel, new_rows, shard
+from pasta_async.training.trainer.checkpoints import Checkpoints
+from pasta_async.training.trainer.export import export_model
+from pasta_async.training.trainer.loop import Loop
+from pasta_async.training.trainer.memory import available_memory, check_memory, memory_needs
+from pasta_async.training.trainer.metrics import Metrics, check_tracker
+from pasta_async.training.trainer.processes import open_processes
+from pasta_async.training.trainer.schedule import Schedule
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.training.trainer.processes import Processes
+    from pasta_async.training.trainer.settings import TrainerSettings
+    from pasta_async.training.trainer.task import Task
+
+__all__ = ["measure", "train"]
+
+_FREE = ("out", "device", "save_every", "keep", "log_every", "stop_at", "track", "threads", "ignore_memory")
+_FREE_TOO = ("export_dtype", "recompute", "attention", "dtype")
+"""Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
+
+
+def train(
+    settings: TrainerSettings,
+    make_task: Callable[[ModelCodec], Task],
+    *,
+    template: Path | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    both: bool = False,
+    drop_long: bool = False,
+) -> bool:
+    """Train from a checkpoint folder to `OUT/model`, on this process or on all that torchrun started.
+
+    A run that was interrupted goes on from its last checkpoint when it is called again with equal settings.
+
+    Args:
+        settings: Of the run.
+        make_task: Makes the stage's task for the codec of the model.
+        template: File of a chat template instead of the model's own.
+        template_kwargs: Further values for the chat template.
+        both: Whether the template must tell PASTA-LANG from the baseline (`write_tokenizer`).
+        drop_long: Leave out examples that do not fit, rather than refuse to start.
+
+    Returns:
+        Whether the end was reached and the model written.
+
+    Raises:
+        UnsupportedModel: The base model or its tokenizer cannot be used.
+        InvalidRequest: Data, template, vocabulary, length, memory or a setting do not fit; no update is done.
+        TrainingError: Training cannot go on.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    with open_processes(settings.device) as processes:
+        attention = choose_attention(settings.attention, processes.device)
+        track = processes.once(lambda: check_tracker(settings.track))
+        shape = read_config(settings.model, "training does not support it")
+        tokenizer = settings.out / "tokenizer"
+        source = None if template is None else _template_text(template)
+        added = processes.once(lambda: write_tokenizer(settings.model, tokenizer, source, both))
+        codec = ModelCodec(tokenizer, template_kwargs)
+        base = BaseModel(
+            settings.model, tuple(added), codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha
+        )
+        _check_room(settings, shape, codec, processes)
+        task = make_task(codec)
+        sizes = measure(task, settings.row_tokens, shape.positions, processes, drop_long)
+        schedule = Schedule.plan(len(sizes), settings.batch, settings.seed, settings.epochs, settings.steps)
+        free = {*_FREE, *_FREE_TOO}
+        identity = settings.model_dump(mode="json", exclude=free) | {"data": task.fingerprint}
+        checkpoints = Checkpoints(settings.out / "checkpoints", settings.keep, identity, processes)
+        latest = checkpoints.latest()
+        torch.manual_seed(settings.seed)
+        model = base.loaded() if latest is None and processes.first else base.empty()
+        if settings.recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        shard(model, processes, _dtype(settings.dtype, processes.device), latest is None)
+        loop = Loop(settings, task, sizes, model, codec.end, schedule, processes)
+        if latest is not None:
+            checkpoints.load(latest, model, loop.optimizer)
+            loop.step = latest
+        metrics = Metrics(settings.out, loop.step, track, identity) if processes.first else None
+        try:
+            finished = loop.run(checkpoints, metrics)
+        finally:
+            if metrics is not None:
+                metrics.close()
+        if finished:
+            out = settings.out / "model"
+            export_model(model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
+        return finished
+
+
+def measure(
+    task: Task, row_tokens: int, positions: int, processes: Processes, drop_long: bool = False
+) -> dict[int, int]:
+    """The tokens of each example, counted by all processes together. Every process must call it.
+
+    Args:
+        task: Whose examples.
+        row_tokens: Most tokens of a row.
+        positions: Most positions of the model.
+        processes: The run's.
+        drop_long: Leave out examples that do not fit.
+
+    Returns:
+        Tokens by the number of the example, in order.
+
+    Raises:
+        InvalidRequest: An example cannot be made, or does not fit, or there are none.
+    """
+    sizes: dict[int, int] = {}
+    wrong: list[str] = []
+    long: list[str] = []
+    numbers = range(processes.rank, len(task), processes.world)
+    for number in tqdm(numbers, desc="packing", disable=not processes.first, mininterval=2, leave=False):
+        try:
+            example = task.example(number)
+        except PastaError as error:
+            wrong.append(str(error))
+            continue
+        depth = max(int(tree.positions.max()) + 1 for tree in example.trees)
+        if len(example) > row_tokens or depth > positions:
+            long.append(f"example {number} has {len(example)} tokens packed, its longest view {depth}")
+        else:
+            sizes[number] = len(example)
+    parts = processes.gather((sizes, wrong, long))
+    _refuse_examples([text for _, texts, _ in parts for text in texts], "cannot be used")
+    too_long = [text for _, _, texts in parts for text in texts]
+    if too_long and not drop_long:
+        limit = f"do not fit rows of {row_tokens} or {positions} positions (--row-tokens, --drop-long)"
+        _refuse_examples(too_long, limit)
+    found = {number: size for part, _, _ in parts for number, size in part.items()}
+    if not found:
+        raise InvalidRequest("there is no example to train on")
+    if processes.first:
+        print(f"{len(found)} examples, {sum(found.values())} tokens packed, {len(too_long)} too long")
+    return dict(sorted(found.items()))
+
+
+def _refuse_examples(reasons: list[str], what: str) -> None:
+    if reasons:
+        more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
+        raise InvalidRequest(f"{len(reasons)} examples {what}: {'; '.join(reasons[:3])}{more}")
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"chat template {path} cannot be read: {error}") from error
+
+
+def _check_room(
+    settings: TrainerSettings, shape: ModelConfig, codec: ModelCodec, processes: Processes
+) -> None:
+    bytes_each = _dtype(settings.dtype, processes.device).itemsize
+    needs = memory_needs(
+        shape, new_rows(shape.vocab_size, codec.tag_ids), settings, processes.world, bytes_each
+    )
+    if not settings.ignore_memory:
+        check_memory(needs, available_memory(processes.device))
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32

@@ -1,0 +1,96 @@
+"""The settings that every stage has, and how a command line is made of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TrainerSettings", "read_command_line"]
+
+
+class TrainerSettings(BaseModel):
+    """How to train. Every field is a flag of the command line."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path = Field(description="checkpoint folder to start from (Llama, Qwen2 or Qwen3)")
+    out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
+    batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
+    row_tokens: int = Field(
+        default=4096, ge=16, description="tokens of a packed row; a process computes one row at a time"
+    )
+    epochs: float = Field(default=4, gt=0, description="how often the data are used")
+    steps: int = Field(default=0, ge=0, description="updates in all, instead of epochs (0: by epochs)")
+    lr: float = Field(default=1e-5, gt=0, description="peak learning rate; it falls linearly to zero")
+    warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decay of the matrices")
+    clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
+    seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, else float32",
+    )
+    attention: Literal["auto", "sdpa", "flex_attention"] = Field(
+        default="auto", description="auto: flex_attention on CUDA, else sdpa"
+    )
+    recompute: bool = Field(
+        default=False, description="gradient checkpointing: activations are computed again, not kept"
+    )
+    lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
+    lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
+    save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
+    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
+    log_every: int = Field(default=1, ge=1, description="updates between lines of OUT/metrics.jsonl")
+    stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
+    track: Literal["auto", "none", "tensorboard", "wandb"] = Field(
+        default="auto", description="where metrics also go; auto: TensorBoard where it is installed"
+    )
+    export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="of the weights in OUT/model"
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
+    ignore_memory: bool = Field(default=False, description="start even if the memory looks too small")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.row_tokens % 16:
+            raise ValueError(f"row_tokens must be a multiple of 16, not {self.row_tokens}")
+        return self
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def read_command_line(
+    settings: type[S], program: str, description: str | None, argv: Sequence[str] | None = None
+) -> S:
+    """Read settings from a command line: a flag for each field, its description as the help.
+
+    Leaves with status 2 and the reason when a value is missing or wrong.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, field in settings.model_fields.items():
+        required, options = field.is_required(), cast("dict[str, Any]", {})
+        if field.annotation is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif getattr(field.annotation, "__origin__", None) is tuple:
+            options["nargs"] = "+"
+        default = "" if required else f" (default: {field.default})"
+        text = f"{field.description}{default}".replace("%", "%%")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", required=required, default=argparse.SUPPRESS, help=text, **options
+        )
+    try:
+        return settings.model_validate(vars(parser.parse_args(argv)))
+    except ValidationError as error:
+        wrong = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        parser.error("; ".join(wrong).replace("_", "-"))

@@ -1,0 +1,186 @@
+"""The tokenizer of a base model, with the six tag tokens added and a chat template that knows both forms."""
+
+# torch, transformers and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import shutil
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from pasta_async.backends.local.config import read_json
+from pasta_async.backends.tokenization import TextCodec, find_template
+from pasta_async.errors import InvalidRequest
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from pasta_async.lang.views import Segment
+    from pasta_async.protocol import Message
+
+__all__ = ["ModelCodec", "write_tokenizer"]
+
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+PLAIN = "plain\n"
+"""Stands behind a prompt that asks for the baseline (`pasta=false`), if the template knows no `pasta`."""
+
+_SWITCH = (
+    "{%- if add_generation_prompt and pasta is defined and not pasta -%}"
+    "{{- " + json.dumps(PLAIN) + " -}}"
+    "{%- endif -%}"
+)
+
+
+class ModelCodec:
+    """Encodes documents for one model exactly as the backends do, by the files of a tokenizer folder.
+
+    Args:
+        folder: A folder that `write_tokenizer` made.
+        template_kwargs: Further values for the chat template, such as `enable_thinking`.
+
+    Raises:
+        UnsupportedModel: The tokenizer cannot be used.
+        InvalidRequest: The chat template does not fit; the message says why.
+    """
+
+    def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        self._text = TextCodec.from_folder(folder)
+        self._kwargs = dict(template_kwargs or {})
+        if self._text.tags is None:
+            raise InvalidRequest(f"{folder} has no tag tokens: make it with write_tokenizer")
+        self.tag_ids: tuple[int, ...] = tuple(self._text.tags)
+        self._tags: dict[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
+        self.vocab_size: int = self._text.vocab_size
+        self.end: int = _end_of_turn(Tokenizer.from_file(str(folder / "tokenizer.json")), self, folder)
+        """Ends an answer: the special token behind the assistant's turn."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data: never a special token."""
+        return self._text.encode(text)
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self.encode(text))
+
+    def segments(self, parts: Iterable[Segment]) -> list[int]:
+        """Ids of segments: one for a tag, and each run of text encoded alone."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [self._tags[part.text]] if part.is_tag else self._text.encode(part.text)
+        return ids
+
+    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
+        """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.
+
+        Raises:
+            InvalidRequest: The chat template refuses the messages.
+        """
+        kwargs = self._kwargs if pasta else {**self._kwargs, "pasta": False}
+        return self._text.encode_chat(messages, kwargs)
+
+    def turn(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a chat as the template writes it, without asking for an answer."""
+        return self._text.encode_chat(messages, {**self._kwargs, "add_generation_prompt": False})
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of ids, special tokens kept."""
+        return self._text.detokenize(ids)
+
+
+def _end_of_turn(tokenizer: Tokenizer, codec: ModelCodec, folder: Path) -> int:
+    """The first special token that the template puts behind what an assistant said."""
+    said = "qwxz"
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
+    ids = codec.turn(chat)
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    for place in range(len(ids), 0, -1):  # the shortest tail that holds what was said
+        if said in codec.detokenize(ids[place - 1 :]):
+            behind = [token for token in ids[place:] if token in special]
+            if behind:
+                return behind[0]
+            raise InvalidRequest(
+                f"{folder}: the chat template puts no special token behind an answer, so answers would have "
+                "no end; name another template with --chat-template"
+            )
+    raise InvalidRequest(f"{folder}: the chat template leaves out what an assistant said; name another one")
+
+
+def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> list[int]:
+    """Write the tokenizer of a model folder anew, with the tag tokens.
+
+    Files are changed as little as possible, rather than loaded and saved by a library that may rebuild them.
+
+    Args:
+        folder: The base model.
+        out: Where the files go.
+        template: A chat template instead of the folder's own.
+        both: Whether prompts must differ for PASTA-LANG and for the baseline. A template that does not look
+            at `pasta` then gets a switch at its end: `pasta=false` adds a line that says "plain".
+
+    Returns:
+        The ids that were added, none where the tokenizer already had the tags.
+
+    Raises:
+        UnsupportedModel: A file is missing or malformed.
+        InvalidRequest: There is no chat template.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    raw = read_json(folder / "tokenizer.json")
+    for name in _COPIED:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+    config = (
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    )
+    added = _add_tags(raw, config)
+    (out / "tokenizer.json").write_text(json.dumps(raw, ensure_ascii=False, indent=2), encoding="utf-8")
+    _set_template(folder, out, config, template, both)
+    text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
+    (out / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return added
+
+
+def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> list[int]:
+    tokenizer: Any = Tokenizer.from_str(json.dumps(raw))
+    missing = [tag for tag in TAG_TOKENS if tokenizer.token_to_id(tag) is None]
+    known = {entry["content"]: entry for entry in raw.setdefault("added_tokens", [])}
+    tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
+    for tag in TAG_TOKENS:
+        form = {"content": tag, "single_word": False, "lstrip": False, "rstrip": False}
+        form |= {"normalized": False, "special": True}
+        if tag in known:
+            known[tag].update(form)
+        else:
+            raw["added_tokens"].append({"id": tokenizer.token_to_id(tag), **form})
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"][str(tokenizer.token_to_id(tag))] = form
+    raw["added_tokens"].sort(key=itemgetter("id"))
+    return [tokenizer.token_to_id(tag) for tag in missing]
+
+
+def _set_template(folder: Path, out: Path, config: dict[str, Any], template: str | None, both: bool) -> None:
+    template = template or find_template(out, config)
+    if not template:
+        raise InvalidRequest(
+            f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
+        )
+    if both and "pasta" not in template:
+        template += _SWITCH
+    (out / "chat_template.json").unlink(missing_ok=True)
+    config.pop("chat_template", None)
+    (out / "chat_template.jinja").write_text(template, encoding="utf-8")
