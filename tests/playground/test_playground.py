@@ -1,0 +1,242 @@
+"""The page at `/`, used by a real Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+import pytest
+from playground_server import CAUSES, END, INTRO, OUTCOME, TEXT, WatchedBackend, serving
+from playwright.async_api import expect
+
+from pasta_async import Client, Sampling
+from pasta_async.backends.scripted import Fault
+
+if TYPE_CHECKING:
+    from playwright.async_api import BrowserContext, Locator, Page
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROMPT = """How many fruits do Velora and Tamiko have in all?
+Velora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 3 lemons and 2 melons."""
+STALL = Fault(2, 3, "stall")
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+async def open_page(page: Page, url: str) -> None:
+    await page.goto(url)
+    await expect(page.locator("#engine")).to_have_class("engine found")
+
+
+async def ask(page: Page, prompt: str = "Why?") -> None:
+    await page.get_by_label("Prompt").fill(prompt)
+    await page.get_by_role("button", name="Answer").click()
+
+
+def state(page: Page) -> Locator:
+    return page.get_by_role("status")
+
+
+def lane(page: Page, name: str) -> Locator:
+    return page.get_by_role("region", name=f"{name}: text")
+
+
+async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Page) -> None:
+    async with Client("local:") as client, serving(client) as url:
+        answer = await client.generate(PROMPT, sampling=Sampling())
+        baseline = await client.generate(PROMPT, sampling=Sampling(), baseline=True)
+        assert len(answer.threads) > 1, "the model makes no promise here; this test needs one"
+        await open_page(page, url)
+        await ask(page, PROMPT)
+        await expect(state(page)).to_contain_text("Done in")
+        await expect(page.locator("#answer")).to_have_text(answer.text)
+        for record in answer.threads[1:]:
+            await expect(lane(page, f"{record.thread} {record.topic}")).to_have_text(record.text)
+        names = page.locator(".timeline-name")
+        topics = [f"{record.thread} {record.topic}" for record in answer.threads[1:]]
+        await expect(names).to_have_text(["main", *topics])
+        await expect(page.locator("#numbers")).to_contain_text(f"{answer.text_speedup:.2f}×")
+
+        await page.get_by_role("button", name="Compare with sequential").click()
+        await expect(state(page)).to_contain_text("The parallel answer was")
+        await expect(lane(page, "sequential")).to_have_text(baseline.text)
+        await expect(names).to_have_text(["main", *topics, "sequential"])
+        tokens = baseline.usage.completion_tokens
+        await expect(page.locator("#numbers")).to_contain_text(f"{tokens} / {answer.critical_path} tokens")
+        await expect(page.locator("#answer")).to_have_text(answer.text)
+
+
+async def test_promises_and_syncs_show_and_chunks_have_the_colour_of_their_thread(page: Page) -> None:
+    async with serving(WatchedBackend()) as url:
+        await open_page(page, url)
+        await ask(page)
+        await expect(state(page)).to_contain_text("Done in")
+        await expect(page.locator("#answer")).to_have_text(TEXT)
+        await expect(page.locator("#answer [data-thread='1']")).to_have_text(CAUSES)
+        await expect(page.locator("#answer [data-thread='2']")).to_have_text(OUTCOME)
+        main = f"{INTRO}promise 1 causes · 20promise 2 outcome · 10sync · joined{END}"
+        await expect(lane(page, "main")).to_have_text(main)
+
+
+async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all(page: Page) -> None:
+    backend = WatchedBackend(faults=(STALL,))
+    async with serving(backend) as url:
+        await open_page(page, url)
+        await ask(page)
+        await expect(lane(page, "1 causes")).to_have_text(CAUSES)
+        await expect(lane(page, "2 outcome")).to_have_text(" The outcome was")
+        await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
+        await expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+        assert backend.open
+        await page.get_by_role("button", name="Stop").click()
+        await expect(state(page)).to_contain_text("Stopped")
+        async with asyncio.timeout(20):
+            await backend.idle.wait()
+        assert not backend.open
+        assert backend.aborted
+        await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
+        await expect(page.get_by_role("button", name="Answer")).to_be_visible()
+        await expect(page.get_by_role("button", name="Compare with sequential")).to_be_disabled()
+
+
+async def test_leaving_the_page_ends_the_answer(page: Page) -> None:
+    backend = WatchedBackend(faults=(STALL,))
+    async with serving(backend) as url:
+        await open_page(page, url)
+        await ask(page)
+        await expect(lane(page, "2 outcome")).to_have_text(" The outcome was")
+        await page.goto("about:blank")
+        async with asyncio.timeout(20):
+            await backend.idle.wait()
+        assert not backend.open
+
+
+async def test_a_failure_is_told_in_words_and_the_text_so_far_stays(page: Page) -> None:
+    async with serving(WatchedBackend(faults=(Fault(2, 3, "fail"),))) as url:
+        await open_page(page, url)
+        await ask(page)
+        await expect(page.get_by_role("alert")).to_contain_text("thread 2 failed: scripted")
+        await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
+        await expect(page.get_by_role("button", name="Answer")).to_be_enabled()
+
+
+async def test_mistakes_are_told_in_words(page: Page) -> None:
+    async with serving(WatchedBackend()) as url:
+        await open_page(page, url)
+        await ask(page, "  ")
+        await expect(page.get_by_role("alert")).to_have_text("Write a prompt first.")
+        await expect(page.get_by_label("Prompt")).to_be_focused()
+        await page.get_by_text("Settings").click()
+        await page.get_by_label("Temperature").fill("3")
+        await ask(page)
+        await expect(page.get_by_role("alert")).to_contain_text("temperature")
+    await page.get_by_label("Temperature").fill("0")
+    await page.get_by_role("button", name="Answer").click()
+    await expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+
+
+async def test_a_server_with_a_key_asks_for_it(page: Page) -> None:
+    async with serving(WatchedBackend(), api_keys=("open sesame",)) as url:
+        await page.goto(url)
+        await expect(page.get_by_role("alert")).to_contain_text("wants an API key")
+        await expect(page.get_by_label("API key")).to_be_focused()
+        await page.get_by_label("API key").fill("open sesame")
+        await page.keyboard.press("Tab")
+        await expect(page.locator("#engine")).to_have_text("scripted")
+        await expect(page.get_by_role("alert")).to_be_hidden()
+        await ask(page)
+        await expect(page.locator("#answer")).to_have_text(TEXT)
+        await page.reload()
+        await expect(page.get_by_label("API key")).to_have_value("")
+
+
+async def test_everything_works_from_the_keyboard(page: Page) -> None:
+    backend = WatchedBackend(faults=(STALL,))
+    async with serving(backend) as url:
+        await open_page(page, url)
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("link", name="To the prompt")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_label("Prompt")).to_be_focused()
+        await page.keyboard.press("Control+A")
+        await page.keyboard.type("Why?")
+        await page.keyboard.press("Control+Enter")
+        await expect(lane(page, "2 outcome")).to_have_text(" The outcome was")
+        await page.keyboard.press("Escape")
+        await expect(state(page)).to_contain_text("Stopped")
+        for _ in range(4):  # past the examples
+            await page.keyboard.press("Tab")
+        await expect(page.get_by_role("button", name="Answer")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("button", name="Stop")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("button", name="Answer")).to_be_focused()
+
+
+@pytest.mark.parametrize("context", [PHONE], indirect=True)
+async def test_on_a_phone_nothing_sticks_out_and_a_tap_asks(page: Page) -> None:
+    async with serving(WatchedBackend("word " * 40 + "a" * 400)) as url:
+        await open_page(page, url)
+        await page.get_by_role("button", name="Answer").tap()
+        await expect(state(page)).to_contain_text("Done in")
+        assert await page.evaluate("() => document.documentElement.scrollWidth") == 390
+        for button in await page.get_by_role("button").all():
+            box = await button.bounding_box()
+            assert box is None or (box["height"] >= 32 and box["x"] + box["width"] <= 390)
+
+
+async def background(page: Page) -> str:
+    return await page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
+
+
+@pytest.mark.parametrize("context", [{"color_scheme": "dark"}], indirect=True)
+async def test_dark_as_the_system_has_it_or_as_one_chooses(page: Page) -> None:
+    async with serving(WatchedBackend()) as url:
+        await open_page(page, url)
+        dark = await background(page)
+        await page.emulate_media(color_scheme="light")
+        light = await background(page)
+        assert dark != light
+        toggle = page.get_by_role("button", name="Colours")
+        await toggle.click()
+        await expect(toggle).to_have_accessible_name("Colours: dark")
+        assert await background(page) == dark
+        await page.reload()
+        assert await background(page) == dark
+        await toggle.click()
+        await toggle.click()
+        await expect(toggle).to_have_accessible_name("Colours: as the system has them")
+        assert await background(page) == light
+
+
+@pytest.mark.parametrize("context", [{"permissions": ["clipboard-read", "clipboard-write"]}], indirect=True)
+async def test_a_link_carries_the_prompt_and_not_to_the_server(page: Page, context: BrowserContext) -> None:
+    prompt = "Tea & coffee:\n100 % <b>?"
+    async with serving(WatchedBackend()) as url:
+        await open_page(page, url)
+        await page.get_by_label("Prompt").fill(prompt)
+        await page.get_by_role("button", name="Copy link").click()
+        await expect(state(page)).to_contain_text("copied")
+        link = await page.evaluate("() => navigator.clipboard.readText()")
+        assert link == page.url == f"{url}#prompt={quote(prompt, safe='')}"
+        other = await context.new_page()
+        asked: list[str] = []
+        other.on("request", lambda request: asked.append(unquote(request.url.partition("#")[0])))
+        await other.goto(link)
+        await expect(other.get_by_label("Prompt")).to_have_value(prompt)
+        assert asked and not any("coffee" in address for address in asked)
+        await page.goto(f"{url}#prompt=%E0%A4%A")
+        await expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+
+
+async def test_text_of_the_model_is_never_markup(page: Page) -> None:
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script> & <b>bold</b>'
+    written = f'{hostile}<promise topic="<i>x</i>" tokens="10"/><async>{hostile}</async><sync/>{hostile}'
+    async with serving(WatchedBackend(written)) as url:
+        await open_page(page, url)
+        await ask(page, hostile)
+        await expect(state(page)).to_contain_text("Done in")
+        await expect(page.locator("#answer")).to_have_text(hostile * 3)
+        await expect(page.locator("main :is(img, script, b:not([class]), i:not([data-thread]))")).to_have_count(0)
+        await expect(page).to_have_title("pasta_async playground")
