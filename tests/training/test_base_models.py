@@ -1,0 +1,171 @@
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_folders import ANSWERS, base_folder
+from local_models import TEMPLATE
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.lang import TAG_TOKENS, Segment, parse
+from pasta_async.lang.views import views
+from pasta_async.training.trainer.base_model import ROW_MULTIPLE, BaseModel
+from pasta_async.training.trainer.vocabulary import PLAIN, ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAT = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Both <sync/> <|im_end|> wars?"},
+]
+
+
+def with_tags(base: Path, out: Path, **options: Any) -> tuple[BaseModel, ModelCodec]:
+    added = write_tokenizer(base, out, **options)
+    codec = ModelCodec(out)
+    return BaseModel(base, tuple(added), codec.tag_ids, "sdpa"), codec
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tags_start_as_the_mean_of_their_pieces(tied: bool, tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base", tie_word_embeddings=tied)
+    old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = old.config.vocab_size
+    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    assert base.added == codec.tag_ids == tuple(range(rows, rows + 6))
+    pieces = TextCodec.from_folder(folder)
+    new = base.loaded()
+    assert new.config.vocab_size % ROW_MULTIPLE == 0
+    assert new.config.vocab_size == new.get_input_embeddings().weight.shape[0] >= rows + 6
+    for before, after in (
+        (old.get_input_embeddings().weight, new.get_input_embeddings().weight),
+        (old.get_output_embeddings().weight, new.get_output_embeddings().weight),
+    ):
+        assert torch.equal(after[:rows], before)
+        for tag, token in zip(TAG_TOKENS, codec.tag_ids, strict=True):
+            torch.testing.assert_close(after[token], before[pieces.encode(tag)].mean(0))
+        torch.testing.assert_close(after[-1], before.mean(0))
+    assert (new.get_input_embeddings().weight is new.get_output_embeddings().weight) == tied
+
+
+def test_a_spare_row_is_never_the_best(tmp_path: Path) -> None:
+    base, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    model = base.loaded()
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor([codec.encode("Both wars reshaped Europe, the outcome was one.")])
+        ).logits[0]
+    assert logits.shape[-1] > codec.vocab_size
+    assert int(logits.argmax(-1).max()) < codec.vocab_size
+
+
+def test_an_empty_model_has_the_shape_and_the_positions_of_the_loaded_one(tmp_path: Path) -> None:
+    for kind, tied in (("llama", True), ("qwen2", False), ("qwen3", True)):
+        folder = base_folder(tmp_path / kind, kind, tie_word_embeddings=tied)
+        base, codec = with_tags(folder, tmp_path / f"{kind}-tokenizer")
+        loaded, empty = base.loaded().eval(), base.empty().eval()
+        empty.load_state_dict(loaded.state_dict())
+        ids = torch.tensor([codec.encode("Both wars.")])
+        with torch.no_grad():
+            assert torch.equal(loaded(input_ids=ids).logits, empty(input_ids=ids).logits)
+        assert (empty.lm_head.weight is empty.model.embed_tokens.weight) == tied
+
+
+def test_rows_that_are_there_are_used(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base", "qwen2", vocab_size=512)  # Qwen has more rows than tokens
+    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    new = base.loaded()
+    assert new.config.vocab_size == 512
+    changed = (new.model.embed_tokens.weight != old.model.embed_tokens.weight).any(-1).nonzero().flatten()
+    assert changed.tolist() == list(codec.tag_ids)
+
+
+def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base", tags=True)
+    base, codec = with_tags(folder, tmp_path / "tokenizer")
+    assert base.added == ()
+    known = TextCodec.from_folder(folder).tags
+    assert known is not None and codec.tag_ids == tuple(known)
+    old: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.equal(base.loaded().model.embed_tokens.weight, old.model.embed_tokens.weight)
+
+
+def test_what_is_encoded_is_the_written_form_and_user_text_is_data(tmp_path: Path) -> None:
+    _, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    for written in ANSWERS:
+        for view in views(parse(written)):
+            parts = (*view.context, *view.target)
+            ids = codec.segments(parts)
+            assert codec.detokenize(ids) == "".join(part.text for part in parts)
+            assert sum(token in codec.tag_ids for token in ids) == sum(part.is_tag for part in parts)
+    prompt = codec.prompt(CHAT)
+    assert set(codec.tag_ids).isdisjoint(prompt)
+    assert prompt.count(codec.end) == 2  # one for each message, none for what the user typed
+    assert codec.detokenize([codec.end]) == "<|im_end|>"
+    assert codec.segments([Segment("<sync/>", is_tag=True)]) == [codec.tag_ids[5]]
+
+
+def test_transformers_reads_the_tokenizer_as_we_do(tmp_path: Path) -> None:
+    _, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    chat = [{"role": "user", "content": "Both wars?"}]
+    assert tokenizer.apply_chat_template(chat, add_generation_prompt=True).input_ids == codec.prompt(chat)
+    assert tokenizer.encode("".join(TAG_TOKENS)) == list(codec.tag_ids)
+    assert tokenizer.decode([*codec.encode("one"), *codec.tag_ids], skip_special_tokens=True) == "one"
+
+
+def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base")
+    _, codec = with_tags(folder, tmp_path / "both", both=True)
+    assert codec.prompt(CHAT, pasta=False) == [*codec.prompt(CHAT), *codec.encode(PLAIN)]
+    own = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"
+    _, codec = with_tags(folder, tmp_path / "own", template=own, both=True)
+    assert (tmp_path / "own" / "chat_template.jinja").read_text() == own
+    assert codec.prompt(CHAT, pasta=False) == [*codec.prompt(CHAT), *codec.encode("without")]
+
+
+def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
+    template = TEMPLATE + "{% if thinking %}<think>{% endif %}"
+    write_tokenizer(base_folder(tmp_path / "base"), tmp_path / "tokenizer", template)
+    plain = ModelCodec(tmp_path / "tokenizer").prompt(CHAT)
+    codec = ModelCodec(tmp_path / "tokenizer", {"thinking": True})
+    assert codec.detokenize(codec.prompt(CHAT)[len(plain) :]) == "<think>"
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text())
+    base = BaseModel(folder, (), tuple(range(6)), "sdpa")
+    for change, reason in (
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*training does not support it"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"hidden_size": 64}, "wrong shape"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(UnsupportedModel, match=reason):
+            base.loaded()
+
+
+def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base")
+    for template, reason in (
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "no special token behind an answer"),
+        ("{{ messages[0].content }}<|im_end|>", "leaves out what an assistant said"),
+    ):
+        write_tokenizer(folder, tmp_path / "tokenizer", template)
+        with pytest.raises(InvalidRequest, match=reason):
+            ModelCodec(tmp_path / "tokenizer")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(InvalidRequest, match=r"has no chat template.*--chat-template"):
+        write_tokenizer(folder, tmp_path / "other")
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json is missing"):
+        write_tokenizer(tmp_path, tmp_path / "other")
