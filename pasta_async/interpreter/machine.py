@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Event as Reading
     from pasta_async.limits import Limits
     from pasta_async.protocol import ModelInfo, Piece
-    from pasta_async.results import AnswerFinish
+    from pasta_async.results import AnswerFinish, RequestFinish, RequestRecord
 
 __all__ = ["Dialect", "Fork", "Machine"]
 
@@ -138,10 +138,12 @@ class Machine:
             self.events.append(ev.ThreadStarted(number, now))
         thread.begin_request(prompt_tokens, now)
 
-    def end_request(self, number: int, began: float, tokens: int, now: float) -> None:
+    def end_request(
+        self, number: int, began: float, tokens: int, now: float, finish: RequestFinish
+    ) -> RequestRecord:
         """A request is over, after so many tokens, whatever ended it."""
-        self.threads[number].end_request(tokens)
         self.spans.append(Span(thread=number, start=began, end=now))
+        return self.threads[number].end_request(tokens, finish)
 
     # What was decoded -------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import (
@@ -20,6 +21,7 @@ from pasta_async.errors import (
     ThreadFailed,
 )
 from pasta_async.interpreter.context import Cut, whole_ids
+from pasta_async.observers import AnswerObserver
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.slots import Slots
     from pasta_async.limits import Limits
     from pasta_async.protocol import Backend, ModelInfo, Piece
-    from pasta_async.results import AnswerFinish, Generation
+    from pasta_async.results import AnswerFinish, Generation, RequestFinish
     from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
@@ -64,6 +66,7 @@ class Runner:
         clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
+        observer: Is told of turns and requests.
         parallel: False: one thread at a time, in document order.
     """
 
@@ -81,6 +84,7 @@ class Runner:
         clock: Clock,
         began: float,
         emit: Callable[[list[Event]], Awaitable[None]] | None = None,
+        observer: AnswerObserver | None = None,
         parallel: bool = True,
     ) -> None:
         self.machine = machine
@@ -88,6 +92,7 @@ class Runner:
         self._prompt, self._answer, self._info = tuple(prompt), answer, info
         self._sampling, self._limits = sampling, limits
         self._began, self._emit = began, emit
+        self._observer = observer or AnswerObserver()
         self._parallel = parallel
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -183,7 +188,7 @@ class Runner:
         """Decode a thread until it is done or, main, has to wait."""
         if not self.machine.wants(number):
             return
-        async with self._turn():
+        async with self._turn(number):
             while self.machine.wants(number):
                 try:
                     await self._attempts(number)
@@ -204,11 +209,16 @@ class Runner:
         return again
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
+    async def _turn(self, number: int) -> AsyncGenerator[None]:
         """Hold a slot of the answer and one of the client. New answers come after those that have begun."""
         begun = self.machine.main.started is not None
-        async with self._turns, self._slots.slot(0 if begun else 1):
-            yield
+        self._observer.turn(number, "waiting")
+        try:
+            async with self._turns, self._slots.slot(0 if begun else 1):
+                self._observer.turn(number, "decoding")
+                yield
+        finally:
+            self._observer.turn(number, "over")
 
     # Requests ---------------------------------------------------------------------------------------------
 
@@ -221,23 +231,37 @@ class Runner:
             request = await self._request(number)
             if request is None:
                 return
-            began = self._now()
             tokens = machine.threads[number].tokens
-            machine.begin_request(number, len(request.ids), began)
-            await self._flush()
             try:
-                await self._decode(request)
+                await self._exchange(request)
                 return
-            except asyncio.CancelledError as error:
-                if (task := asyncio.current_task()) and task.cancelling():
-                    raise
-                raise BackendProtocolError("the backend cancelled the request by itself") from error
             except BackendError as error:
                 if machine.threads[number].tokens > tokens or not error.retryable or not left:
                     raise
                 machine.fail(number, error, "retry")
-            finally:
-                machine.end_request(number, began, machine.threads[number].tokens - tokens, self._now())
+
+    async def _exchange(self, request: DecodeRequest) -> None:
+        """Send a request, decode what comes, and keep the record of it."""
+        number, machine, began = request.thread, self.machine, self._now()
+        thread = machine.threads[number]
+        before, finish, problem = thread.tokens, "abort", None
+        machine.begin_request(number, len(request.ids), began)
+        await self._flush()
+        if headers := self._observer.request_started(request):
+            request = replace(request, headers=headers)
+        try:
+            finish = await self._decode(request)
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            finish, problem = "error", BackendProtocolError("the backend cancelled the request by itself")
+            raise problem from error
+        except Exception as error:
+            finish, problem = "error", error
+            raise
+        finally:
+            record = machine.end_request(number, began, thread.tokens - before, self._now(), finish)
+            self._observer.request_ended(request, record, problem)
 
     async def _request(self, number: int) -> DecodeRequest | None:
         """The request that decodes a thread on; None when there is no room for one more."""
@@ -278,16 +302,16 @@ class Runner:
         before, whole, behind = whole_ids(cut, texts)
         return (*await self._encode(before), *whole, *await self._encode(behind))
 
-    async def _decode(self, request: DecodeRequest) -> None:
-        """Send a request and feed the machine until it, or the request, ends."""
-        number, machine, finished = request.thread, self.machine, False
+    async def _decode(self, request: DecodeRequest) -> RequestFinish:
+        """Feed the machine until it, or the request, ends; why the request did."""
+        number, machine, finished = request.thread, self.machine, None
         async with aclosing(self._backend.decode(request)) as pieces:
             async for piece in pieces:
                 if piece.finish == "abort":
                     raise BackendProtocolError("the backend aborted the request unasked")
                 if len(piece.ids) > (allowed := machine.allowance(number)):
                     piece = await self._shortened(number, piece, allowed)
-                finished = piece.finish is not None
+                finished = piece.finish
                 stop = machine.feed(number, piece, self._now())
                 if machine.dropped:
                     self._drop()
@@ -300,6 +324,7 @@ class Runner:
             else:
                 raise BackendProtocolError("the backend's stream ended without saying why")
         self._spawn()
+        return finished or "abort"
 
     async def _shortened(self, number: int, piece: Piece, allowed: int) -> Piece:
         """A piece that goes over a limit, cut to it."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Parser, Promise
     from pasta_async.lang.document import ClosedBy
     from pasta_async.protocol import Piece
+    from pasta_async.results import RequestFinish
 
 __all__ = ["Thread"]
 
@@ -92,12 +93,13 @@ class Thread:
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
 
-    def end_request(self, generated: int) -> None:
+    def end_request(self, generated: int, finish: RequestFinish) -> RequestRecord:
         """The request is over, one way or the other, after so many tokens."""
         prompt_tokens, cached = self.prompt
         self.requests[-1] = RequestRecord(
-            prompt_tokens=prompt_tokens, cached_tokens=cached, completion_tokens=generated
+            prompt_tokens=prompt_tokens, cached_tokens=cached, completion_tokens=generated, finish=finish
         )
+        return self.requests[-1]
 
     def note(self, piece: Piece, now: float) -> None:
         """Count a piece."""

@@ -1,0 +1,180 @@
+"""Who wants to know what a client's answers do: metrics, traces, logs (`pasta_async.telemetry`), or your own.
+
+An `Observer` is told of every answer of its `Client` and gives an `AnswerObserver` for it, whose methods are
+called as the answer goes on: a few calls for each request, none for a token. Records that exist anyway carry
+the rest: `RequestRecord` when a request is over, `Generation` with every `ThreadRecord` in the end.
+
+All calls come from the event loop of the answer, so they must return at once. What they raise is logged and
+goes no further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, Self
+
+from pasta_async.errors import ThreadFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from types import TracebackType
+
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import DecodeRequest, Message, ModelInfo
+    from pasta_async.results import Generation, RequestRecord
+    from pasta_async.sampling import Sampling
+
+__all__ = ["AnswerObserver", "AnswerStart", "Observation", "Observer", "Turn", "error_type", "outcome"]
+
+Turn = Literal["waiting", "decoding", "over"]
+"""A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStart:
+    """An answer that begins: its backend is connected, its prompt not encoded yet."""
+
+    answer: str
+    """Its id, the same as `DecodeRequest.answer`."""
+    prompt: str | Sequence[Message] | Sequence[int]
+    """What was asked. Keep it out of logs and traces unless somebody wants it there."""
+    sampling: Sampling
+    limits: Limits
+    parallel: bool
+    baseline: bool
+    streamed: bool
+    """Whether somebody watches it, rather than waiting for the whole."""
+    model: ModelInfo | None = None
+    """None if the answer ends at once, since its prompt is bad or the backend cannot be reached."""
+
+
+class AnswerObserver:
+    """Is told what one answer does. Each method does nothing until it is overridden."""
+
+    def turn(self, thread: int, turn: Turn) -> None:
+        """A thread waits, decodes, or has left. The main thread takes a turn for each stretch between syncs.
+
+        The first and the last call of a turn come from one task; the last comes whatever happens.
+        """
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        """A request is about to be sent; returns headers to send along, a trace context for instance."""
+
+    def request_ended(
+        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
+    ) -> None:
+        """That request is over, called from the same task. `error` is why, if `record.finish` is "error"."""
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        """The answer is over, and so are its turns and requests. Called from the task that began it.
+
+        Args:
+            generation: The answer, or the part of it that there is; None if nothing was sent.
+            error: What ended it; `asyncio.CancelledError` if it was cancelled.
+        """
+
+
+class Observer(Protocol):
+    """Is told of every answer of a client."""
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        """An answer begins; what is returned is told the rest of it."""
+        ...
+
+
+class Observation:
+    """One answer before its observers: entered when it begins, left when it is over, one way or the other.
+
+    A mistake in one of them harms neither the answer nor the others.
+
+    Args:
+        observers: The client's.
+        start: What is told of the answer; its model comes with `begin`.
+    """
+
+    def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
+        self._observers, self._start = observers, start
+        self._told: AnswerObserver | None = None
+        self.partial: Callable[[], Generation] | None = None
+        """The answer so far."""
+        self.generation: Generation | None = None
+        """The answer, once it is there."""
+
+    def __enter__(self) -> Self:
+        """The answer begins; nobody is told before `begin`, or before it fails."""
+        return self
+
+    def begin(self, model: ModelInfo | None) -> AnswerObserver:
+        """Tell the observers of the answer; one that stands for all of them is told the rest."""
+        if self._observers:
+            start = replace(self._start, model=model)
+            self._told = together = _Together()
+            for observer in self._observers:
+                with _logged(observer):
+                    together.observers.append(observer.answer(start))
+        return self._told or _NOBODY
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell them how it ended."""
+        if self._observers:
+            partial = self.partial() if error is not None and self.partial else None
+            (self._told or self.begin(None)).ended(self.generation or partial, error)
+
+
+def error_type(error: BaseException) -> str:
+    """The name that metrics, traces and logs give an error: its class, or that of what made a thread fail."""
+    if isinstance(error, ThreadFailed) and error.__cause__ is not None:
+        error = error.__cause__
+    return type(error).__name__
+
+
+def outcome(generation: Generation | None, error: BaseException | None) -> str:
+    """How an answer ended: as `Generation.finish` says, or "cancelled", or "error"."""
+    if error is not None:
+        return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
+    return generation.finish if generation else "end"
+
+
+class _Together(AnswerObserver):
+    def __init__(self) -> None:
+        self.observers: list[AnswerObserver] = []
+
+    def turn(self, thread: int, turn: Turn) -> None:
+        for observer in self.observers:
+            with _logged(observer):
+                observer.turn(thread, turn)
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        headers: dict[str, str] = {}
+        for observer in self.observers:
+            with _logged(observer):
+                headers |= observer.request_started(request) or {}
+        return headers
+
+    def request_ended(
+        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
+    ) -> None:
+        for observer in reversed(self.observers):
+            with _logged(observer):
+                observer.request_ended(request, record, error)
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        for observer in reversed(self.observers):
+            with _logged(observer):
+                observer.ended(generation, error)
+
+
+_NOBODY = AnswerObserver()
+
+
+@contextmanager
+def _logged(observer: object) -> Generator[None]:
+    try:
+        yield
+    except Exception:
+        logging.getLogger(__name__).exception("%s failed; the answer goes on", type(observer).__name__)
