@@ -1,0 +1,184 @@
+"""Annotation from structure alone: lists and paragraphs, without any model.
+
+Two ways to cut, after the two methods that decode structured answers in parallel:
+
+`points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
+    Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph, is a
+    promise. Main keeps the first paragraph, a paragraph that ends with a colon, code, tables and quotations. The
+    last block closes the answer if it is a paragraph that stands behind a list, or begins with words such as "In
+    conclusion": main writes it behind a `<sync/>`, which is ours (a skeleton has no conclusion).
+`details`, as APAR (arXiv 2401.06761) forks
+    Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
+    sentence of each paragraph; what follows is a promise. Nothing is joined.
+
+In both, a piece shorter than `least` tokens stays with main, and an answer that has not two promises stays plain:
+nothing would run beside anything. Lists and paragraphs are those of CommonMark (with tables), top level only: what
+stands inside an item goes with it. A topic is made of the first words that say something.
+
+Structure is no proof of independence: the steps of a calculation stand in a list too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from markdown_it import MarkdownIt
+
+from pasta_async.lang import Chunk, Document, Promise, Sync, Text
+from pasta_async.training.corpus.tokens import in_tens, rough_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from markdown_it.token import Token
+
+    from pasta_async.lang import Node
+    from pasta_async.training.corpus.tokens import CountTokens
+
+__all__ = ["LEAST", "Cut", "annotate_by_structure"]
+
+Cut = Literal["points", "details"]
+LEAST = 20
+"""A promise costs main about eight tokens and its chunk one, so shorter pieces gain nothing."""
+
+_LINE = re.compile(r"\r\n?|\n")
+_MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
+_HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
+_SENTENCE = re.compile(r".+?[.!?]+[\"'\u2019\u201d)\]*]*\s+(?=[\"'\u2018\u201c(\[*]*[A-Z0-9])", re.DOTALL)
+_CLOSING = re.compile(
+    r"\W*(in (conclusion|summary|short|the end|closing|essence)|to (conclude|sum up|summari[sz]e)|overall"
+    r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+_SMALL = frozenset(
+    "a an the this that these those is are was were be been it its they their there here you your i we our he she "
+    "his her in on at of for to from by with as and or but if when while one can could will would may should have "
+    "has had do does also another additionally finally first firstly second secondly third next then lastly".split()
+)
+
+
+class _Block(NamedTuple):
+    """A block at the top level; `start` is behind the marker of an item, `end` before trailing space."""
+
+    kind: Literal["item", "paragraph", "other"]
+    start: int
+    end: int
+
+
+class _Piece(NamedTuple):
+    """A piece of the text that becomes a chunk."""
+
+    start: int
+    end: int
+    topic: str
+
+
+def annotate_by_structure(
+    text: str, count: CountTokens = rough_tokens, *, cut: Cut = "points", least: int = LEAST
+) -> Document:
+    """Annotate a plain answer by its lists and paragraphs; see the module for the rules.
+
+    Args:
+        text: The answer; `.text` of the result is the same, character for character.
+        count: Measures pieces in tokens.
+        cut: Where to cut.
+        least: Tokens that a piece must have to be promised.
+    """
+    blocks = _blocks(text)
+    joined: int | None = None
+    if cut == "points":
+        kept, closing = _kept(blocks, text)
+        found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
+        joined = closing
+    else:
+        found = [_detail(text, block) for block in blocks]
+    pieces = [piece for piece in found if piece and count(text[piece.start : piece.end]) >= least]
+    if len(pieces) < 2:
+        pieces, joined = [], None
+    return Document(tuple(_nodes(text, pieces, joined, count)))
+
+
+def _blocks(text: str) -> list[_Block]:
+    """The top-level blocks of a text, the items of its lists one by one."""
+    starts = [0, *(found.end() for found in _LINE.finditer(text)), len(text)]
+    blocks: list[_Block] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        kind = _kind(token)
+        if kind is None or token.map is None:
+            continue
+        start = starts[token.map[0]]
+        end = start + len(text[start : starts[min(token.map[1], len(starts) - 1)]].rstrip())
+        if kind == "item" and (marker := _MARKER.match(text, start, end)):
+            start = marker.end()
+        if start < end:
+            blocks.append(_Block(kind, start, end))
+    return blocks
+
+
+def _kind(token: Token) -> Literal["item", "paragraph", "other"] | None:
+    if token.level == 1 and token.type == "list_item_open":
+        return "item"
+    if token.level != 0 or token.nesting < 0 or token.type.endswith("list_open"):
+        return None
+    return "paragraph" if token.type == "paragraph_open" else "other"
+
+
+def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], int | None]:
+    """Which blocks main keeps, and where it joins, if it does: at the end of the block before the last."""
+    kept = {
+        place
+        for place, block in enumerate(blocks)
+        if block.kind == "other" or (block.kind == "paragraph" and text[block.end - 1] == ":")
+    }
+    if blocks and blocks[0].kind == "paragraph":
+        kept.add(0)
+    if len(blocks) > 1 and blocks[-1].kind == "paragraph":
+        before, last = blocks[-2:]
+        if before.kind == "item" or _CLOSING.match(text, last.start):
+            return kept | {len(blocks) - 1}, before.end
+    return kept, None
+
+
+def _point(text: str, block: _Block) -> _Piece:
+    """A whole block, named by its first words."""
+    head = _HEAD.match(text, block.start, block.end)
+    return _Piece(block.start, block.end, _topic(head[1] if head else text[block.start : block.end]))
+
+
+def _detail(text: str, block: _Block) -> _Piece | None:
+    """What follows the head of an item, or the first sentence of a paragraph."""
+    if block.kind == "other":
+        return None
+    head = _HEAD.match(text, block.start, block.end) if block.kind == "item" else None
+    head = head or _SENTENCE.match(text, block.start, block.end)
+    return _Piece(head.end(), block.end, _topic(head[0])) if head and head.end() < block.end else None
+
+
+def _topic(text: str) -> str:
+    """The first three words that say something, or the first three."""
+    words = [word[:30] for word in _WORD.findall(text[:400])]
+    telling = [word for word in words if word.lower() not in _SMALL]
+    return " ".join((telling or words)[:3]) or "this part"
+
+
+def _nodes(text: str, pieces: Iterable[_Piece], joined: int | None, count: CountTokens) -> Iterator[Node]:
+    """The document: the pieces as chunks, the rest as main's, with a sync at `joined`."""
+    marks: list[tuple[int, Promise | Sync]] = []
+    ends: dict[int, int] = {}
+    for piece in pieces:
+        chunk = text[piece.start : piece.end]
+        promise = Promise(piece.topic, in_tens(count(chunk)), Chunk((Text(chunk),)))
+        marks.append((piece.start, promise))
+        ends[piece.start] = piece.end
+    if joined is not None:
+        marks.append((joined, Sync()))
+    done = 0
+    for place, node in marks:
+        if text[done:place]:
+            yield Text(text[done:place])
+        yield node
+        done = ends[place] if isinstance(node, Promise) else place
+    if text[done:]:
+        yield Text(text[done:])
