@@ -3,17 +3,18 @@
 Two ways to cut, after the two methods that decode structured answers in parallel:
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
-    Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph, is a
-    promise. Main keeps the first paragraph, a paragraph that ends with a colon, code, tables and quotations. The
-    last block closes the answer if it is a paragraph that stands behind a list, or begins with words such as "In
-    conclusion": main writes it behind a `<sync/>`, which is ours (a skeleton has no conclusion).
+    Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
+    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon, code, tables and
+    quotations. The last block closes the answer if it is a paragraph that stands behind a list, or begins
+    with words such as "In conclusion": main writes it behind a `<sync/>`, which is ours (a skeleton has no
+    conclusion).
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
 
-In both, a piece shorter than `least` tokens stays with main, and an answer that has not two promises stays plain:
-nothing would run beside anything. Lists and paragraphs are those of CommonMark (with tables), top level only: what
-stands inside an item goes with it. A topic is made of the first words that say something.
+In both, a piece shorter than `least` tokens stays with main, and an answer that has not two promises stays
+plain: nothing would run beside anything. Lists and paragraphs are those of CommonMark (with tables), top
+level only: what stands inside an item goes with it. A topic is made of the first words that say something.
 
 Structure is no proof of independence: the steps of a calculation stand in a list too.
 """
@@ -53,9 +54,13 @@ _CLOSING = re.compile(
 )
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SMALL = frozenset(
-    "a an the this that these those is are was were be been it its they their there here you your i we our he she "
-    "his her in on at of for to from by with as and or but if when while one can could will would may should have "
-    "has had do does also another additionally finally first firstly second secondly third next then lastly".split()
+    (
+        "a an the this that these those is are was were be been it its they their there here you your i "
+        "we our he she his her in on at of for to from by with as and or but if when while one can could "
+        "will would may should have has had do does also another additionally finally first firstly "
+        "second secondly third next then lastly "
+    ).split()
+)
 )
 
 
