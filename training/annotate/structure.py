@@ -61,7 +61,6 @@ _SMALL = frozenset(
         "second secondly third next then lastly "
     ).split()
 )
-)
 
 
 class _Block(NamedTuple):
