@@ -128,6 +128,8 @@ class EngineBackend:
             "rid": next(self._rids),
         }
         read = Increments(incremental=self._arguments.get("incremental_streaming_output", True))
+        if request.headers:
+            body["external_trace_header"] = dict(request.headers)
         pieces = words.reader(request.stop_ids)
         call = _Call(self._thread, body)
         try:

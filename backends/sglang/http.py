@@ -158,7 +158,7 @@ class SGLangBackend:
         form = facts.incremental if request.stream else False
         read = Increments(incremental=form, has_text=facts.has_tokenizer)
         pieces = words.reader(request.stop_ids)
-        call, event = await self._begin(body)
+        call, event = await self._begin(body, headers=request.headers)
         try:
             while event is not None:
                 for piece in await pieces.read(read.take(event)):
@@ -197,11 +197,11 @@ class SGLangBackend:
         return body
 
     async def _begin(
-        self, body: dict[str, Any], path: str = "/generate"
+        self, body: dict[str, Any], path: str = "/generate", headers: Mapping[str, str] | None = None
     ) -> tuple[_Call, dict[str, Any] | None]:
         """Send a request until its first event is there."""
         for attempt in itertools.count():
-            call = _Call(self._server, path, {**body, "rid": next(self._rids)})
+            call = _Call(self._server, path, {**body, "rid": next(self._rids)}, headers)
             try:
                 return call, await call.start()
             except BackendError as error:
@@ -246,17 +246,19 @@ def _local_words(folder: str | Path) -> Words:
 class _Call:
     """One request on the server."""
 
-    def __init__(self, server: Server, path: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, server: Server, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
         self._server, self._path = server, path
-        self._body = body
+        self._body, self._headers = body, headers
         self._stream: EventStream | None = None
         self.finished = False
 
     async def start(self) -> dict[str, Any] | None:
         """Send; the first event (the only one if the request does not stream)."""
         if not self._body["stream"]:
-            return await self._server.post(self._path, self._body)
-        self._stream = await self._server.stream(self._path, self._body)
+            return await self._server.post(self._path, self._body, self._headers)
+        self._stream = await self._server.stream(self._path, self._body, self._headers)
         return await self._stream.next()
 
     async def next(self) -> dict[str, Any] | None:

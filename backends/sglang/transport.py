@@ -59,24 +59,32 @@ class Server:
         """The JSON object at a path."""
         return _expect_object(await self._call("GET", path, None), f"{self.url}{path}")
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Post a JSON object; the JSON that comes back (None for an empty body)."""
-        return await self._call("POST", path, body)
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+        """Post a JSON object, with further headers; the JSON that comes back (None for an empty body)."""
+        return await self._call("POST", path, body, headers)
 
-    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         where = f"{self.url}{path}"
         with _translated(where):
             response = await self._client.request(
-                method, where, json=body, headers=self._headers, timeout=self._timeout
+                method, where, json=body, headers={**(headers or {}), **self._headers}, timeout=self._timeout
             )
         _raise_for_status(response, where)
         return _json(response.content, where) if response.content.strip() else None
 
-    async def stream(self, path: str, body: Mapping[str, Any]) -> EventStream:
+    async def stream(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> EventStream:
         """Post a JSON object; the server-sent events that come back. The caller closes the stream."""
         where = f"{self.url}{path}"
         request = self._client.build_request(
-            "POST", where, json=body, headers=self._headers, timeout=self._timeout
+            "POST", where, json=body, headers={**(headers or {}), **self._headers}, timeout=self._timeout
         )
         with _translated(where):
             response = await self._client.send(request, stream=True)
