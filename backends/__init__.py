@@ -1,4 +1,4 @@
-"""Where tokens come from: SGLang over HTTP or in-process, the embedded engine, a script.
+"""Where tokens come from: SGLang over HTTP or in-process, the embedded engine, a script, several of these.
 
 `open_backend` makes one from a URL-like string; the classes themselves live in their own modules and are
 imported only when they are asked for.
@@ -6,33 +6,49 @@ imported only when they are asked for.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pasta_async.protocol import Backend
 
-__all__ = ["open_backend"]
+__all__ = ["backend_names", "open_backend"]
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
   local:/path/to/model    the embedded engine with a model folder
   http://host:30000       an SGLang server (https as well)
-  sglang:/path/to/model   SGLang inside this process"""
+  sglang:/path/to/model   SGLang inside this process
+
+Several of them, of one model, have answers spread over them."""
+
+_COMMA = re.compile(r",\s*(?=(?:local|https?|sglang):)")
+"""A comma before another name; one inside a path stays."""
 
 
-def open_backend(url: str, **options: Any) -> Backend:
-    """Make a backend from a URL-like string.
+def backend_names(names: str) -> list[str]:
+    """The backends that a comma-separated list names, as in `PASTA_BACKEND`."""
+    return _COMMA.split(names.strip())
+
+
+def open_backend(url: str | Sequence[str], **options: Any) -> Backend:
+    """Make a backend from a URL-like string, or from several, which must serve the same model.
 
     Nothing is loaded or reached before its `connect`, which also says what to install if need be.
 
     Args:
-        url: ``local:``, ``local:/path``, ``http://host:port`` (or https), ``sglang:/path``.
+        url: ``local:``, ``local:/path``, ``http://host:port`` (or https), ``sglang:/path``. Of
+            several, each answer stays on one (`pasta_async.backends.routed.RoutedBackend`).
         options: Passed on to the backend's class.
 
     Raises:
-        InvalidRequest: The string has none of these forms; the message lists them.
+        InvalidRequest: The string has none of these forms; the message lists them. Or one is given twice.
     """
+    if not isinstance(url, str):
+        return _open_several(url, options)
     scheme, _, rest = url.partition(":")
     if scheme == "local":
         from pasta_async.backends.local import LocalBackend
@@ -47,3 +63,14 @@ def open_backend(url: str, **options: Any) -> Backend:
 
         return EngineBackend(rest, **options)
     raise InvalidRequest(f"{url!r} names no backend. The forms are:\n{_FORMS}")
+
+
+def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
+    if len(urls) == 1:
+        return open_backend(urls[0], **options)
+    from pasta_async.backends.routed import RoutedBackend
+
+    names = [url.rstrip("/") for url in urls]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidRequest(f"{', '.join(sorted(twice))} is named more than once")
+    return RoutedBackend({name: open_backend(url, **options) for name, url in zip(names, urls, strict=True)})

@@ -13,6 +13,7 @@ from pasta_async.clock import Clock, RealClock, VirtualClock
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
+    BackendLost,
     BackendProtocolError,
     BackendStatusError,
     GenerationTimeout,
@@ -50,6 +51,7 @@ __all__ = [
     "Backend",
     "BackendConnectError",
     "BackendError",
+    "BackendLost",
     "BackendProtocolError",
     "BackendStatusError",
     "Client",

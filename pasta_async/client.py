@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -13,18 +14,21 @@ from pydantic import TypeAdapter, ValidationError
 from pasta_async.clock import REAL_CLOCK, within
 from pasta_async.errors import GenerationTimeout, InvalidRequest, PromptTooLong
 from pasta_async.interpreter import Machine, Runner, Slots
+from pasta_async.interpreter.restart import run_restarting
 from pasta_async.interpreter.thinking import OPEN as THINK
+from pasta_async.observers import AnswerStart, Observation
 from pasta_async.prompting import with_instructions
 from pasta_async.protocol import Message
 from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Mapping
 
     from pasta_async.clock import Clock
     from pasta_async.interpreter import Dialect, Fork
     from pasta_async.limits import Limits
+    from pasta_async.observers import Observer
     from pasta_async.protocol import Backend, ModelInfo
     from pasta_async.results import Generation
     from pasta_async.settings import Settings
@@ -59,19 +63,22 @@ class Client:
     Use it as `async with Client(...) as client`, within one event loop.
 
     Args:
-        backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (in-process), or a
-            `Backend`, which is then not closed here. None: `PASTA_BACKEND`, or `local:`.
+        backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (in-process), or
+            several of these, over which answers are spread; or a `Backend`, which is then not closed here.
+            None: `PASTA_BACKEND`, or `local:`.
         limits: None: from the environment, or the defaults.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.
+        observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
         options: Passed to the backend that is opened, an `api_key` for instance.
     """
 
     def __init__(
         self,
-        backend: str | Backend | None = None,
+        backend: str | Sequence[str] | Backend | None = None,
         *,
         limits: Limits | None = None,
         clock: Clock = REAL_CLOCK,
+        observers: Sequence[Observer] = (),
         **options: Any,
     ) -> None:
         from pasta_async.settings import Settings
@@ -79,11 +86,11 @@ class Client:
         settings = Settings()
         self.limits: Limits = limits or settings.limits
         self._clock = clock
-        self._owned = backend is None or isinstance(backend, str)
+        self._observers = tuple(observers)
+        named = backend or settings.backends
+        self._owned = isinstance(named, str | Sequence)
         self._backend = (
-            _open(backend or settings.backend, settings, self.limits, options)
-            if backend is None or isinstance(backend, str)
-            else backend
+            _open(named, settings, self.limits, options) if isinstance(named, str | Sequence) else named
         )
         self._slots = Slots(self.limits.client_threads)
         self._connecting = anyio.Lock()
@@ -187,45 +194,73 @@ class Client:
     async def _answer(
         self, question: _Question, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
+        start = AnswerStart(
+            answer=uuid4().hex,
+            prompt=question.prompt,
+            sampling=question.sampling or Sampling(),
+            limits=question.limits or self.limits,
+            parallel=question.parallel,
+            baseline=question.baseline,
+            streamed=emit is not None,
+        )
+        with Observation(self._observers, start) as observation:
+            observation.generation = await self._decode(question, start, observation, emit, watch)
+            return observation.generation
+
+    async def _decode(
+        self,
+        question: _Question,
+        start: AnswerStart,
+        observation: Observation,
+        emit: Emit | None,
+        watch: Watch | None,
+    ) -> Generation:
         ids = _ids(question.prompt)
         messages = [] if ids else _messages(question.prompt)
         if question.fork not in ("stream", "cut"):
             raise InvalidRequest(f'fork is "stream" or "cut"; got {question.fork!r}')
-        sampling, limits = question.sampling or Sampling(), question.limits or self.limits
+        sampling, limits = start.sampling, start.limits
         info = await self.connect()  # loading a model is no part of the answer's time
+        observer = observation.begin(info)
         began = self._clock.time()
         dialect = _dialect(info, question.prompted, baseline=question.baseline, told=not ids)
         encoding = self._encode(ids, messages, dialect, question)
         ids, thinking = await self._in_time(encoding, limits)
         _check_length(ids, info, limits)
-        machine = Machine(
-            info,
-            dialect,
-            limits,
-            max_tokens=sampling.max_tokens,
-            stop=sampling.stop,
-            fork=question.fork,
-            thinking=thinking,
-            listen=emit is not None,
-            notes=_notes(info, sampling),
-        )
-        runner = Runner(
-            self._backend,
-            machine,
-            prompt=ids,
-            answer=uuid4().hex,
-            info=info,
-            sampling=sampling,
-            limits=limits,
-            slots=self._slots,
-            clock=self._clock,
-            began=began,
-            emit=emit,
-            parallel=question.parallel,
-        )
-        if watch:
-            watch(runner.partial)
-        return await runner.run()
+
+        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Runner:
+            machine = Machine(
+                info,
+                dialect,
+                limits,
+                max_tokens=sampling.max_tokens,
+                stop=sampling.stop,
+                fork=question.fork,
+                thinking=thinking,
+                listen=show is not None,
+                notes=(*_notes(info, sampling), *notes),
+            )
+            runner = Runner(
+                self._backend,
+                machine,
+                prompt=ids,
+                answer=start.answer,
+                info=info,
+                sampling=sampling,
+                limits=limits,
+                slots=self._slots,
+                clock=self._clock,
+                began=began,
+                emit=show,
+                observer=observer,
+                parallel=question.parallel,
+            )
+            observation.partial = runner.partial
+            if watch:
+                watch(runner.partial)
+            return runner
+
+        return await run_restarting(attempt, emit, limits.retries)
 
     async def _in_time(self, work: Coroutine[Any, Any, _T], limits: Limits) -> _T:
         if limits.timeout is None:
@@ -250,7 +285,9 @@ class Client:
         return ids, tail.rstrip().endswith(THINK)
 
 
-async def generate(prompt: Prompt, *, backend: str | Backend | None = None, **options: Any) -> Generation:
+async def generate(
+    prompt: Prompt, *, backend: str | Sequence[str] | Backend | None = None, **options: Any
+) -> Generation:
     """Answer one prompt on a client of its own; for more than one, keep a `Client`.
 
     Args:
@@ -266,7 +303,7 @@ async def generate(prompt: Prompt, *, backend: str | Backend | None = None, **op
 
 @asynccontextmanager
 async def stream(
-    prompt: Prompt, *, backend: str | Backend | None = None, **options: Any
+    prompt: Prompt, *, backend: str | Sequence[str] | Backend | None = None, **options: Any
 ) -> AsyncGenerator[AnswerStream]:
     """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
 
@@ -279,13 +316,14 @@ async def stream(
         yield answer
 
 
-def _open(url: str, settings: Settings, limits: Limits, options: dict[str, Any]) -> Backend:
+def _open(url: str | Sequence[str], settings: Settings, limits: Limits, options: dict[str, Any]) -> Backend:
     from pasta_async.backends import open_backend
 
-    if url.startswith(("http:", "https:")):
+    urls = [url] if isinstance(url, str) else url
+    if all(one.startswith(("http:", "https:")) for one in urls):
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "max_connections": limits.client_threads, **options}
-    return open_backend(url, **options)
+    return open_backend(urls if len(urls) > 1 else urls[0], **options)
 
 
 def _ids(prompt: Prompt) -> list[int]:

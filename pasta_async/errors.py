@@ -13,6 +13,7 @@
         ├── BackendConnectError    nothing usable answers at that address
         ├── BackendStatusError     the server refused or failed (4xx, 5xx)
         ├── BackendProtocolError   the server's words made no sense, or broke off
+        ├── BackendLost            the server that had an answer is gone; others may take the answer
         └── UnsupportedModel       the model folder cannot be used, and why
 
 Every error that ends an answer carries what was generated so far in ``partial``.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendConnectError",
     "BackendError",
+    "BackendLost",
     "BackendProtocolError",
     "BackendStatusError",
     "GenerationTimeout",
@@ -95,6 +97,15 @@ class BackendStatusError(BackendError):
 
 class BackendProtocolError(BackendError):
     """The server's answer was malformed or broke off."""
+
+    retryable = True
+
+
+class BackendLost(BackendError):
+    """One of several servers is gone, and what it decoded with it; ``__cause__`` says how it went.
+
+    An answer of which nothing was shown yet starts again on another server.
+    """
 
     retryable = True
 

@@ -93,11 +93,14 @@ class ThreadDone:
 
 @dataclass(slots=True)
 class ThreadFailure:
-    """A request of a thread failed; `action` says what is done about it."""
+    """A request of a thread failed; `action` says what is done about it.
+
+    "restart": its server was lost before any text was shown, so the whole answer starts again on another.
+    """
 
     thread: int
     error: PastaError
-    action: Literal["retry", "sequence", "fail"]
+    action: Literal["retry", "sequence", "restart", "fail"]
     type: Literal["thread.failed"] = "thread.failed"
 
 

@@ -29,7 +29,8 @@ class Limits(Options):
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for the whole answer, time in a queue counted."""
     retries: int = Field(default=1, ge=0, le=100)
-    """How often a request that failed before its first token is sent again."""
+    """How often a request that failed before its first token is sent again, and an answer starts again whose
+    server was lost before anything of it was shown."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from pasta_async.backends import backend_names
 from pasta_async.errors import InvalidRequest
 from pasta_async.limits import Limits
 
@@ -28,7 +29,7 @@ class Settings(BaseSettings):
             raise InvalidRequest(f"settings from the environment: {'; '.join(told)}") from None
 
     backend: str = "local:"
-    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`."""
+    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
     max_threads: int = Field(default=16, ge=1)
@@ -38,6 +39,11 @@ class Settings(BaseSettings):
     timeout: float | None = Field(default=None, gt=0)
     retries: int = Field(default=1, ge=0)
     on_failure: Literal["fail", "sequence"] = "fail"
+
+    @property
+    def backends(self) -> list[str]:
+        """The backends that `backend` names."""
+        return backend_names(self.backend)
 
     @property
     def limits(self) -> Limits:

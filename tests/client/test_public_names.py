@@ -12,8 +12,8 @@ from pasta_async import events
 from pasta_async.backends.scripted import ScriptedBackend
 
 NAMES = """
-AnswerDone AnswerStream Backend BackendConnectError BackendError BackendProtocolError BackendStatusError
-Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
+AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLost BackendProtocolError
+BackendStatusError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
 ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock RequestRecord Sampling Span
 SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord
 ThreadStarted UnsupportedModel Usage VirtualClock __version__ generate stream

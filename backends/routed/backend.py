@@ -1,0 +1,273 @@
+"""Several backends behind the protocol of one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pasta_async.backends.routed.member import Member, Model, is_gone
+from pasta_async.backends.routed.placement import Placement
+from pasta_async.clock import REAL_CLOCK, within
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendError,
+    BackendLost,
+    InvalidRequest,
+    UnsupportedModel,
+)
+from pasta_async.protocol import PassThrough
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+
+    from pasta_async.backends.routed.member import MemberState
+    from pasta_async.clock import Clock
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+
+__all__ = ["RoutedBackend"]
+
+_T = TypeVar("_T")
+
+_LOG = logging.getLogger(__name__)
+
+PROBE_SECONDS, LONGEST_PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 30.0, 20.0
+"""Between a loss and the first probe, between two probes at most (the time doubles), and for one probe."""
+
+
+class RoutedBackend:
+    """Spreads answers over several backends that serve the same model.
+
+    **An answer stays where it began**, since its threads share a prefix cache. Where that is, its prompt
+    decides at its first request:
+
+    1. Of the members that live, those take part whose load is at most 1.25 times the mean plus 16; load is
+       the number of requests that they decode for us. Without a bound, a popular system prompt would send
+       everything to one server (consistent hashing with bounded loads has the same one, arXiv 1608.01350).
+    2. Of these, the one that was sent the longest prefix of this prompt before: a conversation's next turn
+       meets its own history, while prompts that share only a system prompt tie once it is known everywhere.
+    3. Ties go to the lowest load, then by rendezvous hashing of the prompt's first tokens, so that several
+       processes in front of the same servers mostly agree without talking to each other.
+
+    **A member that breaks off or does not answer is taken out.** Its requests end with `BackendLost`. Those
+    without a token are sent again, to another member, by the interpreter (`Limits.retries`); an answer of
+    which nothing was shown starts again elsewhere; any other ends with the error and its text so far.
+    Meanwhile a task for each member that is out asks it from time to time, and takes it in again once it
+    serves the same model as the rest; `aclose` ends these tasks.
+
+    Attributes:
+        names: The members' names, in the order given.
+
+    Args:
+        members: Backends by name, usually their addresses. They are closed with this one.
+        clock: What probes wait on; tests pass a `VirtualClock`.
+    """
+
+    def __init__(self, members: Mapping[str, Backend], *, clock: Clock = REAL_CLOCK) -> None:
+        if not members:
+            raise InvalidRequest("no backend was named")
+        self.names: tuple[str, ...] = tuple(members)
+        self._members = [Member(name, backend) for name, backend in members.items()]
+        self._clock = clock
+        self._placement = Placement()
+        self._probes: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Lock()
+        self._model: tuple[Model, ModelInfo] | None = None
+        self._closed = False
+
+    @property
+    def members(self) -> tuple[MemberState, ...]:
+        """What each member does at the moment."""
+        return tuple(member.state for member in self._members)
+
+    async def connect(self) -> ModelInfo:
+        """Reach every member, once. Those that do not answer are out until they do; one at least must answer.
+
+        Raises:
+            BackendConnectError: None answers.
+            UnsupportedModel: They do not serve the same model.
+            BackendError: One of them can never be used, for want of a key perhaps.
+
+        Cancelling it leaves nothing behind.
+        """
+        async with self._connecting:
+            if self._model is None:
+                self._model = await self._learn()
+                for member in self._members:
+                    if member.error:
+                        self._probe(member)
+        return self._model[1]
+
+    async def _learn(self) -> tuple[Model, ModelInfo]:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._ask(member)) for member in self._members]
+        models = {member.name: task.result() for member, task in zip(self._members, asked, strict=True)}
+        known = {name: model for name, model in models.items() if isinstance(model, Model)}
+        for member in self._members:
+            error = models[member.name]
+            member.error = error if isinstance(error, BackendError) else None
+            if member.error and not member.error.retryable:
+                raise member.error
+        if not known:
+            raise self._nobody()
+        return _common(known)
+
+    async def _ask(self, member: Member) -> Model | BackendError:
+        try:
+            return await member.learn()
+        except BackendError as error:
+            return error
+
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data, on any member. May be cancelled at any point."""
+        return await self._anywhere(lambda backend: backend.encode(text))
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages by the model's chat template, on any member. May be cancelled at any point."""
+        return await self._anywhere(lambda backend: backend.encode_chat(messages, template_kwargs))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, by any member. May be cancelled at any point."""
+        return await self._anywhere(lambda backend: backend.detokenize(ids))
+
+    async def _anywhere(self, work: Callable[[Backend], Awaitable[_T]]) -> _T:
+        """Have something done that any member does alike; those that turn out to be gone are passed over."""
+        await self.connect()
+        while True:
+            member = min(self._live(), key=lambda member: member.open)
+            try:
+                return await work(member.backend)
+            except BackendError as error:
+                if not is_gone(error):
+                    raise
+                self._take_out(member, error)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode a request where its answer began, or choose its place.
+
+        Closing it early or cancelling its task aborts the request as its member does.
+
+        Raises:
+            BackendLost: The member is gone; another takes the request if it is sent again.
+            BackendConnectError: No member is left.
+            BackendError: The member failed otherwise.
+        """
+        await self.connect()
+        member = self._placement.place(request.answer, request.ids, self._live())
+        with self._watched(member):
+            async with aclosing(member.backend.decode(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Send a request to a member's own OpenAI endpoint: see `pasta_async.protocol.PassThrough`.
+
+        It goes where requests with the same tools and first messages went. Closing it early or cancelling
+        its task aborts the request as its member does.
+
+        Raises:
+            InvalidRequest: The member has no such endpoint.
+            BackendError: As for `decode`.
+        """
+        await self.connect()
+        asked = json.dumps([body.get("tools"), body.get("messages", body.get("prompt"))]).encode()
+        member = self._placement.choose(asked, self._live())
+        if not isinstance(member.backend, PassThrough):
+            raise InvalidRequest(f"{member.name} has no OpenAI endpoint of its own")
+        with self._watched(member):
+            async with aclosing(member.backend.openai(path, body)) as events:
+                async for event in events:
+                    yield event
+
+    @contextmanager
+    def _watched(self, member: Member) -> Generator[None]:
+        """Count a request of this member, and take the member out if it turns out to be gone."""
+        life = member.life
+        with member.busy():
+            try:
+                yield
+            except BackendError as error:
+                if not is_gone(error):
+                    raise
+                if member.life == life:  # else another of its requests was quicker to tell
+                    self._take_out(member, error)
+                raise BackendLost(f"{member.name} was lost: {error}") from error
+
+    async def aclose(self) -> None:
+        """End the probes, and close every member. Cancelling it may leave it half closed."""
+        self._closed = True  # requests that end now with an error start no new probe
+        for task in self._probes:
+            task.cancel()
+        if self._probes:
+            await asyncio.wait(self._probes)
+        await asyncio.gather(*(member.backend.aclose() for member in self._members))
+
+    # Who is there ----------------------------------------------------------------------------------------
+
+    def _live(self) -> list[Member]:
+        live = [member for member in self._members if not member.error]
+        if not live:
+            raise self._nobody()
+        return live
+
+    def _nobody(self) -> BackendConnectError:
+        why = "".join(f"\n  {member.name}: {member.error}" for member in self._members)
+        return BackendConnectError(f"none of the {len(self._members)} backends can be used:{why}")
+
+    # Out, and in again ------------------------------------------------------------------------------------
+
+    def _take_out(self, member: Member, error: BackendError) -> None:
+        if member.error is None:
+            member.error, member.life = error, member.life + 1
+            self._placement.forget(member)
+            _LOG.warning("%s is taken out: %s", member.name, error)
+            self._probe(member)
+
+    def _probe(self, member: Member) -> None:
+        if self._closed:
+            return
+        task = asyncio.create_task(self._bring_back(member), name=f"pasta probe of {member.name}")
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _bring_back(self, member: Member) -> None:
+        """Ask a member until it serves again."""
+        pause = PROBE_SECONDS
+        while member.error:
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_PROBE_SECONDS)
+            try:
+                await within(self._clock, PROBE_TIMEOUT, self._return(member))
+            except TimeoutError:
+                continue
+            except BackendError as error:
+                if str(error) != str(member.error):
+                    _LOG.warning("%s stays out: %s", member.name, error)
+                member.error = error
+        _LOG.warning("%s is back in", member.name)
+
+    async def _return(self, member: Member) -> None:
+        assert self._model is not None
+        await member.relearn(*self._model)
+        member.error = None
+
+
+def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
+    """The one model that all serve, and what every one of them can do."""
+    (name, first), *others = models.items()
+    for other, model in others:
+        if difference := first.difference(model):
+            raise UnsupportedModel(
+                f"{name} and {other} do not serve the same model: they have {difference}. Answers can "
+                "only be spread over servers of one model (SGLang: the same --served-model-name too)."
+            )
+    infos = [model.info for model in models.values()]
+    info = replace(
+        first.info,
+        context_length=min(info.context_length for info in infos),
+        honours_seeds=all(info.honours_seeds for info in infos),
+    )
+    return first, info

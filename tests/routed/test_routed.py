@@ -1,0 +1,307 @@
+"""Answers spread over several scripted backends, some of which die."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from mortal import answers, several
+
+from pasta_async import Client, Limits, TextDelta, ThreadFailure, VirtualClock
+from pasta_async.backends.routed import RoutedBackend
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendLost,
+    BackendStatusError,
+    InvalidRequest,
+    ThreadFailed,
+    UnsupportedModel,
+)
+
+if TYPE_CHECKING:
+    from pasta_async import DecodeRequest, ModelInfo
+
+DOCUMENT = (
+    'First this. <promise topic="causes" tokens="20"/><async>The causes are many and old.</async> '
+    '<promise topic="outcome" tokens="20"/><async>The outcome is a new order.</async><sync/> And so on.'
+)
+TEXT = "First this. The causes are many and old. The outcome is a new order. And so on."
+LONG = "word " * 200
+
+
+async def after(clock: VirtualClock, seconds: float) -> None:
+    await clock.sleep(seconds)
+
+
+async def test_all_threads_of_an_answer_are_decoded_in_one_place() -> None:
+    routed, members, clock = several(DOCUMENT, 3)
+    async with Client(routed, clock=clock) as client:
+        made = await asyncio.gather(*(client.generate(f"Question {k}?") for k in range(12)))
+    assert {answer.text for answer in made} == {TEXT}
+    assert [len(answers(member)) for member in members] == [4, 4, 4]
+    assert [len(member.requests) for member in members] == [16, 16, 16]
+
+
+async def test_the_next_turn_of_a_conversation_meets_its_history() -> None:
+    routed, members, clock = several("An answer.", 3)
+    async with Client(routed, clock=clock) as client:
+        chats = [[{"role": "user", "content": f"{k} {LONG}"}] for k in range(6)]
+        first = await asyncio.gather(*(client.generate(chat) for chat in chats))
+        for chat, answer in zip(chats, first, strict=True):
+            chat += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "More."}]
+        second = await asyncio.gather(*(client.generate(chat) for chat in chats))
+    assert [len(answers(member)) for member in members] == [4, 4, 4]
+    for answer in second:
+        assert answer.usage.cached_tokens >= 200
+
+
+async def test_a_popular_prompt_overflows_to_others() -> None:
+    routed, members, clock = several("An answer.", 2)
+    async with Client(routed, clock=clock, limits=Limits(client_threads=200)) as client:
+        await client.generate(LONG)
+        [home] = [member for member in members if member.requests]
+        await asyncio.gather(*(client.generate(LONG) for _ in range(100)))
+    assert home.max_open > 40
+    assert min(member.max_open for member in members) > 20
+
+
+async def test_processes_that_do_not_talk_choose_alike() -> None:
+    homes: set[str] = set()
+    for _ in range(3):
+        routed, members, clock = several("An answer.", 4)
+        async with Client(routed, clock=clock) as client:
+            await client.generate(LONG)
+        homes |= {member.address for member in members if member.requests}
+    assert len(homes) == 1
+
+
+async def test_an_answer_that_nobody_watches_starts_again_elsewhere() -> None:
+    routed, members, clock = several(DOCUMENT, 2)
+    async with Client(routed, clock=clock) as client:
+        asked = asyncio.create_task(client.generate("Question?"))
+        await after(clock, 1.05)
+        [home] = [member for member in members if member.open]
+        home.alive = False
+        answer = await asked
+        [other] = [member for member in members if member is not home]
+        assert answer.text == TEXT
+        assert "started again elsewhere" in answer.notes[0]
+        assert home.address in answer.notes[0]
+        assert other.requests[0].ids == home.requests[0].ids
+        assert len(other.requests) == 4
+        assert not home.open
+    await routed.aclose()
+
+
+async def test_an_answer_that_was_shown_ends_with_its_text_so_far() -> None:
+    routed, members, clock = several(DOCUMENT, 2)
+    async with Client(routed, clock=clock) as client, client.stream("Question?") as stream:
+        shown = ""
+        with pytest.raises(ThreadFailed, match=r"m[01] was lost: the connection to m[01]") as caught:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    shown += event.delta
+                    for member in members:
+                        member.alive = not member.open
+    assert shown
+    assert isinstance(caught.value.__cause__, BackendLost)
+    assert caught.value.partial is not None
+    assert caught.value.partial.text == shown
+    assert caught.value.partial.finish == "interrupted"
+    assert sum(bool(member.requests) for member in members) == 1
+    assert not any(member.open for member in members)
+    await routed.aclose()
+
+
+async def test_a_watched_answer_without_text_starts_again_unnoticed_but_for_an_event() -> None:
+    """The first tokens are half a tag, which nobody sees."""
+    routed, members, clock = several(DOCUMENT.partition(". ")[2], 2)
+    async with Client(routed, clock=clock) as client, client.stream("Question?") as stream:
+        await after(clock, 0.15)
+        [home] = [member for member in members if member.open]
+        home.alive = False
+        events = [event async for event in stream]
+        answer = await stream.result()
+    assert answer.text == TEXT.partition(". ")[2].lstrip()
+    assert "".join(event.delta for event in events if isinstance(event, TextDelta)) == answer.text
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["thread.started", "thread.failed"]
+    assert [event.action for event in events if isinstance(event, ThreadFailure)] == ["restart"]
+    assert kinds.count("thread.started") == 3
+    assert kinds.count("thread.done") == 3
+    assert kinds[-1] == "answer.done"
+    await routed.aclose()
+
+
+async def test_an_answer_starts_again_no_oftener_than_retries_say() -> None:
+    """A prompt that kills its server must not kill them all."""
+    routed, members, clock = several(DOCUMENT, 4)
+
+    async def reap() -> None:
+        while True:
+            await clock.sleep(0.75)
+            for member in members:
+                member.alive = member.alive and not member.open
+
+    async with Client(routed, clock=clock, limits=Limits(retries=2)) as client:
+        reaper = asyncio.create_task(reap())
+        with pytest.raises(ThreadFailed, match="was lost") as caught:
+            await client.generate("Question?")
+        reaper.cancel()
+        await asyncio.wait([reaper])
+    assert sum(member.alive for member in members) == 1
+    assert caught.value.partial is not None
+    assert len(caught.value.partial.notes) == 2
+    await routed.aclose()
+
+
+async def test_with_sequence_an_answer_goes_on_elsewhere() -> None:
+    """What was decoded is sent along, so the other server takes it up where the first left it."""
+    routed, members, clock = several(DOCUMENT, 2)
+    limits = Limits(on_failure="sequence", retries=0)
+    async with Client(routed, clock=clock, limits=limits) as client, client.stream("Question?") as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta) and all(member.alive for member in members):
+                [home] = [member for member in members if member.open]
+                home.alive = False
+        await stream.result()
+    [other] = [member for member in members if member.alive]
+    begun, taken_up = home.requests[0].ids, other.requests[0].ids
+    assert len(taken_up) > len(begun)
+    assert taken_up[: len(begun)] == begun
+    await routed.aclose()
+
+
+async def test_one_that_is_gone_is_passed_over_until_it_is_back() -> None:
+    routed, members, clock = several("An answer.", 2)
+    async with Client(routed, clock=clock) as client:
+        await client.generate("Question?")
+        [home] = [member for member in members if member.requests]
+        home.alive = False
+        for k in range(8):  # one of them finds it out, none is harmed
+            await client.generate(f"Question {k}?")
+        states = {state.name: state for state in routed.members}
+        assert not states[home.address].live
+        assert "nothing answers" in str(states[home.address].error)
+        checks = home.checks
+        await clock.sleep(200)
+        assert 5 <= home.checks - checks <= 12  # ever more seldom, up to 30 s
+        home.alive = True
+        await clock.sleep(31)
+        assert [state.live for state in routed.members] == [True, True]
+        before = len(home.requests)
+        await asyncio.gather(*(client.generate(f"Question {k}?") for k in range(8)))
+        assert len(home.requests) == before + 4
+    await routed.aclose()
+
+
+async def test_one_that_comes_back_with_another_model_stays_out() -> None:
+    routed, members, clock = several("An answer.", 2)
+    await routed.connect()
+    members[0].alive = False
+    assert await routed.encode("Question?") == await members[1].encode("Question?")
+    assert [state.live for state in routed.members] == [False, True]
+    members[0].alive = True
+    members[0]._info = replace(members[0]._info, vocab_size=7)  # pyright: ignore[reportPrivateUsage]
+    await clock.sleep(10)
+    [state, _] = routed.members
+    assert not state.live
+    assert "m0 came back with another model than the rest: vocab_size" in str(state.error)
+    await routed.aclose()
+
+
+async def test_with_nobody_left_the_error_names_everyone() -> None:
+    routed, members, clock = several("An answer.", 2)
+    async with Client(routed, clock=clock) as client:
+        await client.connect()
+        for member in members:
+            member.alive = False
+        with pytest.raises(BackendConnectError, match=r"none of the 2 backends(?s:.*)m0: n(?s:.*)m1: n"):
+            await client.generate("Question?")
+    await routed.aclose()
+
+
+async def test_one_that_is_missing_at_the_start_joins_later() -> None:
+    routed, members, clock = several("An answer.", 2)
+    members[0].alive = False
+    await routed.connect()
+    assert [state.live for state in routed.members] == [False, True]
+    members[0].alive = True
+    await clock.sleep(2)
+    assert [state.live for state in routed.members] == [True, True]
+    await routed.aclose()
+
+
+async def test_all_missing_at_the_start_is_an_error_and_leaves_no_probe() -> None:
+    routed, members, _ = several("An answer.", 2)
+    for member in members:
+        member.alive = False
+    with pytest.raises(BackendConnectError, match="none of the 2 backends can be used"):
+        await routed.connect()
+    for member in members:
+        member.alive = True
+    await routed.connect()
+    await routed.aclose()
+
+
+@pytest.mark.parametrize("other", [{"name": "another"}, {"context_length": 4096}])
+async def test_what_they_serve_is_compared(other: dict[str, object]) -> None:
+    pair = {"a": ScriptedBackend("An answer."), "b": ScriptedBackend("An answer.", **other)}  # pyright: ignore[reportArgumentType]
+    routed = RoutedBackend(pair)
+    if "name" in other:
+        with pytest.raises(UnsupportedModel, match="a and b do not serve the same model: they have name"):
+            await routed.connect()
+    else:
+        assert (await routed.connect()).context_length == 4096
+    await routed.aclose()
+
+
+async def test_one_that_can_never_be_used_is_an_error_at_once() -> None:
+    class Locked(ScriptedBackend):
+        async def connect(self) -> ModelInfo:
+            raise BackendStatusError("http://b answered 401 (pass api_key=)", status=401)
+
+    routed = RoutedBackend({"a": ScriptedBackend("An answer."), "b": Locked("An answer.")})
+    with pytest.raises(BackendStatusError, match="401"):
+        await routed.connect()
+    await routed.aclose()
+
+
+async def test_an_error_of_the_request_takes_nobody_out() -> None:
+    error = BackendStatusError("http://a answered 500: out of memory", status=500)
+    clock = VirtualClock()
+
+    class Moody(ScriptedBackend):
+        async def decode(self, request: DecodeRequest):  # type: ignore[override]
+            if len(request.ids) > 20:
+                raise error
+            async for piece in super().decode(request):
+                yield piece
+
+    routed = RoutedBackend({"a": Moody("An answer."), "b": Moody("An answer.")}, clock=clock)
+    async with Client(routed) as client:
+        with pytest.raises(ThreadFailed, match="500"):
+            await client.generate(LONG)
+        assert all(state.live for state in routed.members)
+        assert (await client.generate("Hi")).text == "An answer."
+    await routed.aclose()
+
+
+def test_no_backend_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="no backend was named"):
+        RoutedBackend({})
+
+
+async def test_leaving_early_aborts_on_the_member() -> None:
+    routed, members, clock = several(DOCUMENT, 2)
+    async with Client(routed, clock=clock) as client, client.stream("Question?") as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    [home] = [member for member in members if member.requests]
+    assert home.aborted
+    assert not home.open
+    assert all(state.live and not state.open_requests for state in routed.members)
