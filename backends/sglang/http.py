@@ -99,6 +99,12 @@ class SGLangBackend:
         """
         return (await self._connected())[1]
 
+    async def check(self) -> ModelInfo:
+        """Ask the server anew what it serves, if it lives. Raises and is cancelled as `connect`."""
+        async with self._connecting:
+            self._known = await self._handshake()
+        return self._known[1]
+
     async def _connected(self) -> tuple[ServerFacts, ModelInfo, Words]:
         if self._known is None:
             async with self._connecting:

@@ -13,10 +13,10 @@ from pasta_async.backends.scripted import ScriptedBackend
 
 NAMES = """
 AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLost BackendProtocolError
-BackendStatusError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout InvalidRequest Limits Message
-ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock RequestRecord Sampling Span
-SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed ThreadFailure ThreadRecord
-ThreadStarted UnsupportedModel Usage VirtualClock __version__ generate stream
+BackendStatusError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout
+InvalidRequest Limits Message ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock
+RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed
+ThreadFailure ThreadRecord ThreadStarted UnsupportedModel Usage VirtualClock __version__ generate stream
 """
 
 TYPES = {
@@ -52,7 +52,7 @@ def test_every_error_is_a_pasta_error() -> None:
     errors = [
         getattr(pasta_async, name) for name in names if issubclass(getattr(pasta_async, name), Exception)
     ]
-    assert len(errors) == 11
+    assert len(errors) == 12
     assert all(issubclass(error, pasta_async.PastaError) for error in errors)
     assert issubclass(pasta_async.InvalidRequest, ValueError)
     assert issubclass(pasta_async.GenerationTimeout, TimeoutError)
