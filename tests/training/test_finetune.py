@@ -1,0 +1,287 @@
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_folders import ANSWERS, base_folder, data_file
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import InvalidRequest, TrainingError, UnsupportedModel
+from pasta_async.protocol import DecodeRequest
+from pasta_async.sampling import Sampling
+from pasta_async.training.finetune import FinetuneSettings, finetune, main
+from pasta_async.training.trainer import loop, run
+from pasta_async.training.trainer.base_model import BaseModel, shard
+from pasta_async.training.trainer.export import export_model
+from pasta_async.training.trainer.metrics import check_tracker
+from pasta_async.training.trainer.processes import open_processes
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHAT = [{"role": "user", "content": "Tell 0"}]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def settings(folder: Path, **changes: Any) -> FinetuneSettings:
+    """A run of a few updates, its base model and data made where they are missing."""
+    if not (folder / "base").exists():
+        base_folder(folder / "base", changes.pop("kind", "llama"))
+        data_file(folder / "data.jsonl")
+    values = {"model": folder / "base", "data": [folder / "data.jsonl"], "out": folder / "run"}
+    values |= {"batch": 3, "row_tokens": 512, "steps": 4, "lr": 3e-3, "track": "none"}
+    return FinetuneSettings.model_validate({**values, "export_dtype": "float32", **changes})
+
+
+def curve(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in ("step", "loss", "lr", "grad_norm", "tokens")} for line in lines]
+
+
+def greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
+    """What transformers writes."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.tensor([ids])
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False, pad_token_id=0
+    )
+    return out[0, len(ids) :].tolist()
+
+
+async def local_greedy(folder: Path, ids: list[int], count: int = 16) -> list[int]:
+    """What the embedded engine writes."""
+    backend = LocalBackend(folder, device="cpu")
+    request = DecodeRequest("a", 0, tuple(ids), count, Sampling())
+    try:
+        return [token async for piece in backend.decode(request) for token in piece.ids]
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+async def test_a_base_model_learns_the_answers(kind: str, tmp_path: Path) -> None:
+    assert finetune(settings(tmp_path, kind=kind, form="both", steps=10, batch=10))
+    losses = [line["loss"] for line in curve(tmp_path / "run")]
+    assert len(losses) == 10 and losses[-1] < 0.8 * losses[0]
+    model = tmp_path / "run" / "model"
+    codec = ModelCodec(model)
+    for pasta in (True, False):
+        prompt = codec.prompt(CHAT, pasta)
+        expected = greedy(model, prompt)
+        assert await local_greedy(model, prompt) == expected
+    ends = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
+    assert ends[0] == codec.end
+    assert not (tmp_path / "run" / "model.partial").exists()
+
+
+def test_what_is_minimised_is_the_mean_over_all_targets(tmp_path: Path) -> None:
+    finetune(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=128))  # several rows for one update
+    finetune(settings(tmp_path, batch=len(ANSWERS), steps=1, row_tokens=1024, out=tmp_path / "one"))
+    several, one = curve(tmp_path / "run")[0], curve(tmp_path / "one")[0]
+    assert several["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert several["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
+    assert finetune(settings(tmp_path))
+    parts = tmp_path / "parts"
+    assert not finetune(settings(tmp_path, out=parts, stop_at=2))
+    assert not (parts / "model").exists()
+    with (parts / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": 1e9}\n{"step": 4, "lo')  # as after a kill between two checkpoints
+    assert finetune(settings(tmp_path, out=parts))
+    assert curve(parts) == curve(tmp_path / "run")
+    whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert [place.name for place in (parts / "checkpoints").iterdir()] == [
+        "step-0000002",
+        "step-0000004",
+    ]
+    assert finetune(settings(tmp_path, out=parts))  # nothing is left to do
+    assert curve(parts) == curve(tmp_path / "run")
+
+
+def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> None:
+    finetune(settings(tmp_path, steps=2))
+    with pytest.raises(InvalidRequest, match=r"with lr 0\.003, now it is 0\.1"):
+        finetune(settings(tmp_path, steps=2, lr=0.1))
+    data_file(tmp_path / "data.jsonl", copies=2)
+    with pytest.raises(InvalidRequest, match="with data"):
+        finetune(settings(tmp_path, steps=2))
+
+
+def test_sigterm_writes_a_checkpoint_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = loop.Loop.update
+
+    def interrupted(self: loop.Loop) -> dict[str, float]:
+        if self.step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self)
+
+    monkeypatch.setattr(loop.Loop, "update", interrupted)
+    before = signal.getsignal(signal.SIGTERM)
+    assert not finetune(settings(tmp_path))
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000002"]
+    monkeypatch.undo()
+    assert finetune(settings(tmp_path))
+    assert [line["step"] for line in curve(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
+    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1}
+    assert finetune(settings(tmp_path, **shared))
+    out = tmp_path / "two"
+    flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
+    flags += ["--batch", 4, "--save-every", 2, "--threads", 1, "--row-tokens", 512, "--lr", 3e-3]
+    flags += ["--track", "none", "--export-dtype", "float32"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def launch(*program: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [str(part) for part in (*start, *program, *flags)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    killed = launch(Path(__file__).with_name("killed_finetune.py"))
+    assert killed.returncode != 0 and "SIGKILL" in killed.stderr, killed.stderr
+    before = curve(out)
+    assert [line["step"] for line in before] == [1, 2, 3, 4]
+    assert {place.name for place in (out / "checkpoints").iterdir()} == {
+        "step-0000002",
+        "step-0000004.partial",
+    }
+    resumed = launch("-m", "pasta_async.training.finetune")
+    assert resumed.returncode == 0, resumed.stderr
+    after = curve(out)
+    assert [line["step"] for line in after] == [1, 2, 3, 4, 5, 6]
+    assert after[:4] == before  # 3 and 4 were computed twice
+    for ours, alone in zip(after, curve(tmp_path / "run"), strict=True):
+        assert ours == pytest.approx(alone, rel=1e-4)
+    whole, two = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "run", out))
+    for name, value in whole.items():
+        torch.testing.assert_close(value, two[name], atol=2e-3, rtol=0)
+
+
+def test_adapters_train_little_and_are_merged(tmp_path: Path) -> None:
+    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2}
+    assert not finetune(settings(tmp_path, **lora, stop_at=3))
+    assert finetune(settings(tmp_path, **lora))
+    losses = [line["loss"] for line in curve(tmp_path / "run")]
+    assert losses[-1] < losses[0]
+    before = load_file(tmp_path / "base" / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert before.keys() == after.keys()
+    for name, old in before.items():
+        new = after[name]
+        if name.endswith("proj.weight"):
+            assert int(torch.linalg.matrix_rank(new - old, atol=1e-4)) in (1, 2), name
+        else:
+            assert torch.equal(new[: len(old)], old), name
+    codec = ModelCodec(tmp_path / "run" / "model")
+    rows = after["model.embed_tokens.weight"][list(codec.tag_ids)]
+    assert (rows != before["model.embed_tokens.weight"].mean(0)).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_merged_adapters_compute_what_they_did(tied: bool, tmp_path: Path) -> None:
+    folder = base_folder(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
+    added = write_tokenizer(folder, tmp_path / "tokenizer")
+    codec = ModelCodec(tmp_path / "tokenizer")
+    base = BaseModel(folder, tuple(added), codec.tag_ids, "sdpa", lora_rank=2)
+    model = base.loaded()
+    trained = [param for param in model.parameters() if param.requires_grad]
+    for param in trained:
+        torch.nn.init.normal_(param, std=0.1)
+    ids = torch.tensor([[*codec.prompt(CHAT), *codec.tag_ids]])
+    with torch.no_grad():
+        expected = model(input_ids=ids).logits
+    with open_processes("cpu") as processes:
+        shard(model, processes, torch.float32, share=True)
+        export_model(model, base, tmp_path / "tokenizer", codec.end, tmp_path / "out", "float32", processes)
+    merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
+    finetune(settings(tmp_path, steps=2, recompute=True, dtype="bfloat16"))
+    finetune(settings(tmp_path, steps=2, out=tmp_path / "full"))
+    half, full = curve(tmp_path / "run"), curve(tmp_path / "full")
+    assert half != full
+    assert half[1]["loss"] == pytest.approx(full[1]["loss"], rel=0.02)
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")["lm_head.weight"]
+    assert not torch.equal(weights, weights.bfloat16().float())
+
+
+def test_what_does_not_fit_is_refused_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path)
+
+    def refused(reason: str, error: type[Exception] = InvalidRequest, **changes: Any) -> None:
+        with pytest.raises(error, match=reason):
+            finetune(settings(tmp_path, **changes))
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+    refused("examples do not fit rows of 64.*--drop-long", row_tokens=64)
+    refused("has no CUDA|no CUDA device", device="cuda")
+    refused("no backward pass on cpu", attention="flex_attention")
+    refused("missing", UnsupportedModel, model=tmp_path / "nowhere")
+    refused("cannot be read", data=[tmp_path / "nowhere.jsonl"])
+    refused("cannot be read", chat_template=tmp_path / "nowhere.jinja")
+    (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') }}")
+    refused("chat template refuses", chat_template=tmp_path / "strict.jinja")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused("no example", data=[tmp_path / "empty.jsonl"])
+    broken = {"id": "odd", "messages": CHAT, "written": "one <sync/> two"}
+    (tmp_path / "broken.jsonl").write_text(json.dumps(broken))
+    refused("odd: .*sync", data=[tmp_path / "broken.jsonl"])
+    monkeypatch.setattr(run, "available_memory", lambda device: 10_000_000)
+    refused(r"needs about .* GiB and has 0\.0 .*--recompute", row_tokens=4096)
+    assert finetune(config.model_copy(update={"ignore_memory": True, "steps": 1}))
+
+
+def test_long_examples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert finetune(settings(tmp_path, row_tokens=64, drop_long=True, steps=1))
+    assert "too long" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="lower --lr"):
+        finetune(settings(tmp_path, lr=1e30, clip=1e30))
+
+
+def test_trackers_that_are_missing_are_refused() -> None:
+    assert check_tracker("none") == "none"
+    with pytest.raises(InvalidRequest, match="pip install wandb"):
+        check_tracker("wandb")
+
+
+def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(tmp_path), "--out", str(tmp_path / "run"), "--data", str(tmp_path / "data.jsonl")]
+    with pytest.raises(SystemExit) as left:
+        main([*flags, "--lr", "0"])
+    assert left.value.code == 2
+    assert "--lr: Input should be greater than 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"InvalidRequest: .*data\.jsonl cannot be read"):
+        main(flags)
