@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -41,8 +41,8 @@ async def browser() -> AsyncGenerator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def context(browser: Browser, request: pytest.FixtureRequest) -> AsyncGenerator[BrowserContext]:
-    """A fresh profile; a test sets it up with `@pytest.mark.parametrize("context", [{...}], indirect=True)`."""
-    options = {"viewport": {"width": 1280, "height": 800}, **getattr(request, "param", {})}
+    """A fresh profile; a test's `@pytest.mark.parametrize("context", [{...}], indirect=True)` sets it up."""
+    options: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, **getattr(request, "param", {})}
     context = await browser.new_context(**options)
     yield context
     await context.close()

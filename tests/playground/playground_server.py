@@ -60,3 +60,12 @@ async def serving(backend: Client | ScriptedBackend, **settings: Any) -> AsyncGe
         finally:
             server.should_exit = True
             await task
+            await end_watcher()
+
+
+async def end_watcher() -> None:
+    """sse-starlette has one task for each loop that looks for signals, and lets it run on."""
+    for task in asyncio.all_tasks():
+        if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
+            task.cancel()
+            await asyncio.wait([task])

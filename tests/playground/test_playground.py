@@ -20,7 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = """How many fruits do Velora and Tamiko have in all?
 Velora has 3 apples, 2 pears and 4 figs. Tamiko has 5 plums, 3 lemons and 2 melons."""
-STALL = Fault(2, 3, "stall")
+STALL = Fault(2, 3, "stall", times=2)
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 
 
@@ -56,7 +56,7 @@ async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Pag
         names = page.locator(".timeline-name")
         topics = [f"{record.thread} {record.topic}" for record in answer.threads[1:]]
         await expect(names).to_have_text(["main", *topics])
-        await expect(page.locator("#numbers")).to_contain_text(f"{answer.text_speedup:.2f}×")
+        await expect(page.locator("#numbers")).to_contain_text(f"{answer.text_speedup:.2f}")
 
         await page.get_by_role("button", name="Compare with sequential").click()
         await expect(state(page)).to_contain_text("The parallel answer was")
@@ -232,11 +232,13 @@ async def test_a_link_carries_the_prompt_and_not_to_the_server(page: Page, conte
 
 async def test_text_of_the_model_is_never_markup(page: Page) -> None:
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script> & <b>bold</b>'
-    written = f'{hostile}<promise topic="<i>x</i>" tokens="10"/><async>{hostile}</async><sync/>{hostile}'
+    written = f'{hostile}<promise topic="&lt;b&gt;" tokens="10"/><async>{hostile}</async><sync/>{hostile}'
     async with serving(WatchedBackend(written)) as url:
         await open_page(page, url)
         await ask(page, hostile)
         await expect(state(page)).to_contain_text("Done in")
         await expect(page.locator("#answer")).to_have_text(hostile * 3)
-        await expect(page.locator("main :is(img, script, b:not([class]), i:not([data-thread]))")).to_have_count(0)
+        await expect(
+            page.locator("main :is(img, script, b:not([class]), i:not([data-thread]))")
+        ).to_have_count(0)
         await expect(page).to_have_title("pasta_async playground")
