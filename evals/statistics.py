@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Interval", "bootstrap_interval", "geometric_mean", "quantile"]
+__all__ = ["Estimate", "Interval", "bootstrap_interval", "estimate", "geometric_mean", "quantile", "told"]
 
 
 class Interval(NamedTuple):
     """A range that an estimate lies in, at some level of confidence."""
 
+    low: float
+    high: float
+
+
+class Estimate(TypedDict):
+    """An estimate and its 95% interval, as it stands in a result file."""
+
+    value: float
     low: float
     high: float
 
@@ -71,3 +79,22 @@ def bootstrap_interval(
     estimates = [statistic(draw.choices(values, k=len(values))) for _ in range(samples)]
     tail = (1 - level) / 2
     return Interval(quantile(estimates, tail), quantile(estimates, 1 - tail))
+
+
+def estimate(
+    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = geometric_mean, *, seed: int = 0
+) -> Estimate:
+    """A statistic of values (one for each prompt) with its 95% bootstrap interval.
+
+    Raises:
+        ValueError: There is no value.
+    """
+    low, high = bootstrap_interval(values, statistic, seed=seed)
+    return {"value": statistic(values), "low": low, "high": high}
+
+
+def told(found: Estimate | None, form: str = ".1f") -> str:
+    """An estimate for a table: `51.2 (47.9 to 54.4)`."""
+    if found is None:
+        return "-"
+    return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"

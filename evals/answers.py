@@ -1,0 +1,106 @@
+"""Answer prompts in both forms, so that an interruption loses only what was under way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from pasta_async.errors import PastaError
+from pasta_async.evals.progress import progress
+from pasta_async.evals.statistics import estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async import Client, Generation, Sampling
+    from pasta_async.evals.journal import Journal
+    from pasta_async.evals.statistics import Estimate
+    from pasta_async.evals.timing import Form
+
+__all__ = ["FORMS", "Answer", "answer_all", "of_form", "theoretical"]
+
+FORMS: tuple[Form, Form] = ("baseline", "parallel")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer."""
+
+    prompt: int
+    """Its prompt's place in the list."""
+    form: Form
+    text: str
+    written: str
+    """With the tags."""
+    tokens: int
+    """Generated, tags counted."""
+    critical_path: int
+    promises: int
+    seconds: float
+    """Beside other answers: no measure of speed."""
+    well_formed: bool
+    """Whether it ended by itself, with nothing to complain about."""
+
+
+async def answer_all(
+    client: Client, prompts: Sequence[str], journal: Journal, *, sampling: Sampling, together: int = 4
+) -> list[Answer]:
+    """Both forms of every prompt, in order of the prompts; what the journal has is not asked again.
+
+    Args:
+        client: What answers.
+        prompts: What is asked.
+        journal: Where answers are kept.
+        sampling: Of every answer.
+        together: Answers at the same time.
+
+    Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
+    """
+    found = {(row["prompt"], row["form"]): Answer(**row) for row in journal.rows}
+    everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in FORMS]
+    due = iter([one for one in everything if one not in found])
+
+    async def work() -> None:
+        for index, form in due:
+            generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
+            found[index, form] = answer = _answer(index, form, generation)
+            journal.append(asdict(answer))
+            done()
+
+    failures: list[BaseException] = []
+    with progress(2 * len(prompts) - len(found), "answers") as done:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(together):
+                    tasks.create_task(work())
+        except* PastaError as failed:
+            failures += failed.exceptions
+    if failures:
+        raise failures[0]
+    return [found[one] for one in everything]
+
+
+def theoretical(answers: Sequence[Answer]) -> Estimate:
+    """The theoretical speed-up: geometric mean over the prompts of baseline's tokens / critical path."""
+    pairs = zip(of_form(answers, "baseline"), of_form(answers, "parallel"), strict=True)
+    return estimate([max(1, plain.tokens) / max(1, forked.critical_path) for plain, forked in pairs])
+
+
+def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
+    """The answers in one form, in order of the prompts."""
+    return [answer for answer in answers if answer.form == form]
+
+
+def _answer(index: int, form: Form, generation: Generation) -> Answer:
+    return Answer(
+        prompt=index,
+        form=form,
+        text=generation.text,
+        written=generation.document.format(),
+        tokens=generation.usage.completion_tokens,
+        critical_path=generation.critical_path,
+        promises=len(generation.threads) - 1,
+        seconds=generation.elapsed,
+        well_formed=generation.finish == "end" and not generation.diagnostics,
+    )
