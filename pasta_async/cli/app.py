@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pasta_async.cli.serve import serve
-from pasta_async.cli.words import errors_in_words, fail, given, read_text
+from pasta_async.cli.words import BACKEND, errors_in_words, fail, given, read_text
 
 __all__ = ["app"]
 
@@ -44,14 +44,7 @@ _SAMPLING, _LIMITS, _MODEL = "Sampling", "Limits", "Model"
 def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            "-b",
-            help="local:, local:/path, http://host:port or sglang:/path; default: PASTA_BACKEND, or local:.",
-        ),
-    ] = None,
+    backend: Annotated[list[str] | None, BACKEND] = None,
     live: Annotated[bool, typer.Option("--live", help="Show the threads side by side.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode the baseline as well, and tell the speed-ups.")

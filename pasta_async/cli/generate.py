@@ -17,7 +17,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pasta_async.cli.display import Display
     from pasta_async.protocol import Backend, Message
@@ -58,7 +58,7 @@ class Job:
         return cls(messages, Sampling(**sampling), limited, **options)
 
 
-def run(job: Job, backend: str | Backend | None, *, form: Form) -> None:
+def run(job: Job, backend: Sequence[str] | Backend | None, *, form: Form) -> None:
     """Answer on a display. Ctrl-C ends it with the answer so far and exit code 130.
 
     Raises:
@@ -82,7 +82,7 @@ def _display(form: Form) -> Display:
     return JsonDisplay() if form == "json" else TextDisplay()
 
 
-async def _on_a_client(job: Job, backend: str | Backend | None, display: Display) -> _Both:
+async def _on_a_client(job: Job, backend: Sequence[str] | Backend | None, display: Display) -> _Both:
     try:
         async with Client(backend, limits=job.limits) as client:
             return await answer(client, job, display)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pasta_async.cli.words import errors_in_words, given
+from pasta_async.cli.words import BACKEND, errors_in_words, given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,14 +21,7 @@ _ACCESS, _LIMITS = "Who may ask", "Limits"
 
 def serve(
     context: typer.Context,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--backend",
-            "-b",
-            help="local:, local:/path, http://host:port or sglang:/path; default: PASTA_BACKEND, or local:.",
-        ),
-    ] = None,
+    backend: Annotated[list[str] | None, BACKEND] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen at; default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen at; default: 8000.")] = None,
     model_name: Annotated[
@@ -120,4 +113,4 @@ def _run(
 
     chosen = ServerSettings(**settings)
     limited = Limits(**{**Settings().limits.model_dump(), **limits})
-    return run(Client(backend or (names[0] if names else None), limits=limited), chosen)
+    return run(Client(backend or names or None, limits=limited), chosen)

@@ -14,7 +14,16 @@ from pasta_async.errors import InvalidRequest, PastaError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["errors_in_words", "fail", "given", "read_text"]
+__all__ = ["BACKEND", "errors_in_words", "fail", "given", "read_text"]
+
+
+BACKEND: Any = typer.Option(
+    "--backend",
+    "-b",
+    help="local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over "
+    "servers of one model; default: PASTA_BACKEND, or local:.",
+)
+"""The option that every command that answers has."""
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
