@@ -15,8 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {"backends/local": "local", "pasta_async/cli": "cli", "training": "train", "evals": "evals"}
 """Which extra a folder may lean on; all others have the core dependencies alone."""
 
-LATE = {"backends/sglang": {"sglang", "torch", "transformers"}, "backends": {"tokenizers", "jinja2"}}
-"""Imported late, by whoever asks for it: what SGLang brings, and what reads a local tokenizer."""
+LATE = {
+    "backends/sglang": {"sglang", "torch", "transformers"},
+    "backends": {"tokenizers", "jinja2"},
+    "evals/alpaca/judge_worker": {"numpy", "pandas", "yaml"},
+}
+"""Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, and what
+AlpacaEval brings."""
 
 HEAVY = ("torch", "sglang", "transformers", "tokenizers", "numpy", "typer", "rich")
 
