@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Estimate", "Interval", "bootstrap_interval", "estimate", "geometric_mean", "quantile", "told"]
+__all__ = [
+    "Estimate",
+    "Interval",
+    "bootstrap_interval",
+    "estimate",
+    "geometric_mean",
+    "quantile",
+    "told",
+    "wilson",
+]
 
 
 class Interval(NamedTuple):
@@ -98,3 +107,12 @@ def told(found: Estimate | None, form: str = ".1f") -> str:
     if found is None:
         return "-"
     return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+
+
+def wilson(right: int, count: int, z: float = 1.96) -> Interval:
+    """The 95% interval of a share, after Wilson (1927)."""
+    share = right / count
+    middle = share + z * z / (2 * count)
+    margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return Interval(max(0.0, (middle - margin) / scale), min(1.0, (middle + margin) / scale))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from transformers import LlamaForCausalLM
 
+from pasta_async.evals.statistics import wilson
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.ablations import forced_parallel_mains
 from pasta_async.training.answers import decode_pasta, decode_plain
@@ -107,15 +107,6 @@ def visible_text(codec: Codec, answer: Answer) -> str:
         if not inside and token not in tags:
             ids.append(token)
     return codec.decode(ids)
-
-
-def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95% interval of a share, after Wilson (1927)."""
-    share = right / count
-    middle = share + z * z / (2 * count)
-    margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return max(0.0, (middle - margin) / scale), min(1.0, (middle + margin) / scale)
 
 
 def table(rows: Sequence[Row]) -> str:

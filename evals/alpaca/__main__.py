@@ -68,7 +68,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     judged, said = _judged(options, questions, answers, difficulty)
     result = {
-        "kind": "alpaca",
+        "benchmark": "alpaca",
         **identity,
         "model": model,
         **said,
