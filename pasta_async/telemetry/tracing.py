@@ -1,0 +1,231 @@
+"""OpenTelemetry traces of a client's answers: answer -> thread -> request. Needs the extra `otel`.
+
+Attributes named `gen_ai.` follow the semantic conventions for generative AI in version 1.41.1: the last
+release of the OpenTelemetry semantic conventions that has them, since they moved to a repository of their own
+(which has no release so far). What they have no word for is named `pasta.`.
+"""
+
+from __future__ import annotations
+
+import json
+from time import time_ns
+from typing import TYPE_CHECKING
+
+from pasta_async.observers import AnswerObserver, error_type, outcome
+
+try:
+    from opentelemetry import context, propagate, trace
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "traces need opentelemetry, which is not installed; pip install 'pasta_async[otel]' brings it"
+    ) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextvars import Token
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.util.types import AttributeValue
+
+    from pasta_async.observers import AnswerStart, Turn
+    from pasta_async.protocol import DecodeRequest
+    from pasta_async.results import Generation, RequestRecord, ThreadRecord
+
+    Attributes = dict[str, AttributeValue]
+
+__all__ = ["SCHEMA_URL", "Tracing"]
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
+"""The semantic conventions that the spans follow."""
+
+_PROVIDER = "pasta_async"
+
+
+class Tracing:
+    """An observer that makes spans; `Client(observers=[Tracing()])`.
+
+    An answer's span is a child of the span that is current where it is asked for. Its threads' spans are its
+    children, and requests are their thread's. While a request runs, its span is current, and its context goes
+    to the backend (`traceparent`), so that the spans of an SGLang server continue it.
+
+    Args:
+        provider: Where spans go; None: the global one, which does nothing before somebody sets it up.
+        text: Whether prompts, topics, answers and the words of errors may appear in spans.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None, *, text: bool = False) -> None:
+        self._tracer: Tracer = trace.get_tracer(
+            "pasta_async", tracer_provider=provider, schema_url=SCHEMA_URL
+        )
+        self._text = text
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        """Begin the span of an answer."""
+        return _AnswerSpans(self._tracer, start, text=self._text)
+
+
+class _AnswerSpans(AnswerObserver):
+    def __init__(self, tracer: Tracer, start: AnswerStart, *, text: bool) -> None:
+        self._tracer, self._text = tracer, text
+        self._model = start.model.name if start.model else None
+        self._began = time_ns()
+        attributes = {**_common(self._model, "chat"), **_asked(start)}
+        if text:
+            attributes["gen_ai.input.messages"] = _messages(start)
+        self._span = tracer.start_span(_name("chat", self._model), attributes=attributes)
+        self._context = trace.set_span_in_context(self._span)
+        self._outside = context.attach(self._context)
+        self._threads: dict[int, tuple[Span, Context]] = {}
+        self._requests: dict[int, tuple[Span, Token[Context]]] = {}
+
+    def turn(self, thread: int, turn: Turn) -> None:
+        if thread not in self._threads:
+            span = self._tracer.start_span(
+                "pasta.thread main" if thread == 0 else "pasta.thread chunk",
+                context=self._context,
+                attributes={"pasta.thread": thread},
+            )
+            self._threads[thread] = span, trace.set_span_in_context(span, self._context)
+        self._threads[thread][0].add_event(f"pasta.{turn}")
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        span = self._tracer.start_span(
+            _name("text_completion", self._model),
+            context=self._threads[request.thread][1],
+            kind=trace.SpanKind.CLIENT,
+            attributes={**_common(self._model, "text_completion"), **_sent(request)},
+        )
+        inside = trace.set_span_in_context(span, self._context)
+        self._requests[request.thread] = span, context.attach(inside)
+        headers: dict[str, str] = {}
+        propagate.inject(headers, inside)
+        return headers
+
+    def request_ended(
+        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
+    ) -> None:
+        span, outside = self._requests.pop(request.thread)
+        context.detach(outside)
+        attributes: Attributes = {
+            "gen_ai.usage.input_tokens": record.prompt_tokens,
+            "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.response.finish_reasons": [record.finish or "error"],
+        }
+        if record.cached_tokens is not None:
+            attributes["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
+        span.set_attributes(attributes)
+        self._fail(span, error)
+        span.end()
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        context.detach(self._outside)
+        records = {record.thread: record for record in generation.threads} if generation else {}
+        for number, (span, _) in self._threads.items():
+            self._end_thread(span, records.get(number))
+        if generation:
+            self._span.set_attributes(_answered(generation))
+            if self._text:
+                self._span.set_attribute("gen_ai.output.messages", _output(generation))
+        finish = outcome(generation, error)
+        self._span.set_attribute("gen_ai.response.finish_reasons", [finish])
+        self._fail(self._span, error if finish == "error" else None)
+        self._span.end()
+
+    def _end_thread(self, span: Span, record: ThreadRecord | None) -> None:
+        """End a thread's span at the time its record says."""
+        if record is None:
+            span.end()
+            return
+        span.set_attributes(_threaded(record))
+        if self._text:
+            span.set_attribute("pasta.topic", record.topic)
+        span.end(None if record.ended is None else self._began + round(record.ended * 1e9))
+
+    def _fail(self, span: Span, error: BaseException | None) -> None:
+        if error is not None:
+            words = str(error) if self._text else None
+            span.set_attribute("error.type", error_type(error))
+            span.set_status(trace.Status(trace.StatusCode.ERROR, words))
+
+
+def _name(operation: str, model: str | None) -> str:
+    return f"{operation} {model}" if model else operation
+
+
+def _common(model: str | None, operation: str) -> Attributes:
+    named: Attributes = {"gen_ai.request.model": model} if model else {}
+    return {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **named}
+
+
+def _asked(start: AnswerStart) -> Attributes:
+    sampling = start.sampling
+    attributes: Attributes = {
+        "gen_ai.output.type": "text",
+        "gen_ai.response.id": start.answer,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.stream": start.streamed,
+        "pasta.parallel": start.parallel,
+        "pasta.baseline": start.baseline,
+    }
+    if sampling.seed is not None:
+        attributes["gen_ai.request.seed"] = sampling.seed
+    return attributes
+
+
+def _sent(request: DecodeRequest) -> Attributes:
+    attributes: Attributes = {
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.sampling.temperature,
+        "pasta.thread": request.thread,
+    }
+    if request.seed is not None:
+        attributes["gen_ai.request.seed"] = request.seed
+    return attributes
+
+
+def _answered(generation: Generation) -> Attributes:
+    usage, first = generation.usage, generation.threads[0].first_token
+    attributes: Attributes = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "pasta.cached_tokens": usage.cached_tokens,
+        "pasta.prefilled_tokens": usage.prefilled_tokens,
+        "pasta.threads": len(generation.threads),
+        "pasta.critical_path": generation.critical_path,
+        "pasta.text_speedup": generation.text_speedup,
+        "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
+    }
+    if first is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = first
+    return attributes
+
+
+def _threaded(record: ThreadRecord) -> Attributes:
+    attributes: Attributes = {"pasta.tokens": record.tokens, "pasta.finish": record.finish}
+    optional = {
+        "pasta.estimate": record.estimate,
+        "pasta.closed_by": record.closed_by,
+        "pasta.time_to_first_token": None
+        if record.first_token is None
+        else record.first_token - record.opened,
+    }
+    return attributes | {name: value for name, value in optional.items() if value is not None}
+
+
+def _messages(start: AnswerStart) -> str:
+    """The prompt in the conventions' form of messages; token ids have none."""
+    asked = [{"role": "user", "content": start.prompt}] if isinstance(start.prompt, str) else start.prompt
+    return json.dumps(
+        [_message(each["role"], each["content"]) for each in asked if not isinstance(each, int)]
+    )
+
+
+def _output(generation: Generation) -> str:
+    return json.dumps([{**_message("assistant", generation.text), "finish_reason": generation.finish}])
+
+
+def _message(role: str, text: str) -> dict[str, object]:
+    return {"role": role, "parts": [{"type": "text", "content": text}]}
