@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 
-from pasta_async.lang import Chunk, Document, Promise, Sync, Text
-from pasta_async.training.corpus.tokens import in_tens, rough_tokens
+from pasta_async.training.annotate.placing import Piece, place_tags
+from pasta_async.training.corpus.tokens import rough_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from markdown_it.token import Token
 
-    from pasta_async.lang import Node
+    from pasta_async.lang import Document
     from pasta_async.training.corpus.tokens import CountTokens
 
 __all__ = ["LEAST", "Cut", "annotate_by_structure"]
@@ -71,14 +71,6 @@ class _Block(NamedTuple):
     end: int
 
 
-class _Piece(NamedTuple):
-    """A piece of the text that becomes a chunk."""
-
-    start: int
-    end: int
-    topic: str
-
-
 def annotate_by_structure(
     text: str, count: CountTokens = rough_tokens, *, cut: Cut = "points", least: int = LEAST
 ) -> Document:
@@ -91,17 +83,14 @@ def annotate_by_structure(
         least: Tokens that a piece must have to be promised.
     """
     blocks = _blocks(text)
-    joined: int | None = None
+    joins: list[int] = []
     if cut == "points":
-        kept, closing = _kept(blocks, text)
+        kept, joins = _kept(blocks, text)
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
-        joined = closing
     else:
         found = [_detail(text, block) for block in blocks]
     pieces = [piece for piece in found if piece and count(text[piece.start : piece.end]) >= least]
-    if len(pieces) < 2:
-        pieces, joined = [], None
-    return Document(tuple(_nodes(text, pieces, joined, count)))
+    return place_tags(text, pieces, joins, count) if len(pieces) > 1 else place_tags(text, (), (), count)
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -129,8 +118,8 @@ def _kind(token: Token) -> Literal["item", "paragraph", "other"] | None:
     return "paragraph" if token.type == "paragraph_open" else "other"
 
 
-def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], int | None]:
-    """Which blocks main keeps, and where it joins, if it does: at the end of the block before the last."""
+def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[int]]:
+    """Which blocks main keeps, and where it joins: before a closing block, or nowhere."""
     kept = {
         place
         for place, block in enumerate(blocks)
@@ -141,23 +130,23 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], int | None]:
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":
         before, last = blocks[-2:]
         if before.kind == "item" or _CLOSING.match(text, last.start):
-            return kept | {len(blocks) - 1}, before.end
-    return kept, None
+            return kept | {len(blocks) - 1}, [before.end]
+    return kept, []
 
 
-def _point(text: str, block: _Block) -> _Piece:
+def _point(text: str, block: _Block) -> Piece:
     """A whole block, named by its first words."""
     head = _HEAD.match(text, block.start, block.end)
-    return _Piece(block.start, block.end, _topic(head[1] if head else text[block.start : block.end]))
+    return Piece(block.start, block.end, _topic(head[1] if head else text[block.start : block.end]))
 
 
-def _detail(text: str, block: _Block) -> _Piece | None:
+def _detail(text: str, block: _Block) -> Piece | None:
     """What follows the head of an item, or the first sentence of a paragraph."""
     if block.kind == "other":
         return None
     head = _HEAD.match(text, block.start, block.end) if block.kind == "item" else None
     head = head or _SENTENCE.match(text, block.start, block.end)
-    return _Piece(head.end(), block.end, _topic(head[0])) if head and head.end() < block.end else None
+    return Piece(head.end(), block.end, _topic(head[0])) if head and head.end() < block.end else None
 
 
 def _topic(text: str) -> str:
@@ -165,24 +154,3 @@ def _topic(text: str) -> str:
     words = [word[:30] for word in _WORD.findall(text[:400])]
     telling = [word for word in words if word.lower() not in _SMALL]
     return " ".join((telling or words)[:3]) or "this part"
-
-
-def _nodes(text: str, pieces: Iterable[_Piece], joined: int | None, count: CountTokens) -> Iterator[Node]:
-    """The document: the pieces as chunks, the rest as main's, with a sync at `joined`."""
-    marks: list[tuple[int, Promise | Sync]] = []
-    ends: dict[int, int] = {}
-    for piece in pieces:
-        chunk = text[piece.start : piece.end]
-        promise = Promise(piece.topic, in_tens(count(chunk)), Chunk((Text(chunk),)))
-        marks.append((piece.start, promise))
-        ends[piece.start] = piece.end
-    if joined is not None:
-        marks.append((joined, Sync()))
-    done = 0
-    for place, node in marks:
-        if text[done:place]:
-            yield Text(text[done:place])
-        yield node
-        done = ends[place] if isinstance(node, Promise) else place
-    if text[done:]:
-        yield Text(text[done:])
