@@ -1,0 +1,67 @@
+"""`pasta-async generate --trace FILE --html FILE`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner, Result
+from written import CAUSES, TEXT, scripted
+
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.cli.app import app
+from pasta_async.clock import REAL_CLOCK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async import Backend
+
+
+def generate(*arguments: str | Path, backend: Backend | None = None) -> Result:
+    words = ["generate", *map(str, arguments)]
+    return CliRunner().invoke(app, words, obj=backend or scripted(), catch_exceptions=False)
+
+
+def test_both_files_beside_the_text(tmp_path: Path) -> None:
+    trace, page = tmp_path / "answer.json", tmp_path / "answer.html"
+    result = generate("Why <b>?", "--compare", "--trace", trace, "--html", page)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(TEXT + "\n")
+    events = json.loads(trace.read_text("utf-8"))["traceEvents"]
+    tracks = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert tracks == ["main", "1 causes", "2 outcome", "main"]
+    html = page.read_text("utf-8")
+    assert "Why &lt;b&gt;?" in html
+    assert f'<span data-thread="1">{CAUSES}</span>' in html
+    assert "<!--" not in html
+
+
+def test_the_page_loads_nothing_and_holds_hostile_text_as_text(tmp_path: Path) -> None:
+    page = tmp_path / "answer.html"
+    backend = ScriptedBackend("</script><script>alert(1)</script><!--", clock=REAL_CLOCK)
+    assert generate("</script>", "--html", page, backend=backend).exit_code == 0
+    html = page.read_text("utf-8")
+    assert "alert(1)</script>" not in html
+    assert re.findall(r"<script[^>]*>", html) == [
+        '<script type="application/json" id="data">',
+        "<script>",
+        "<script>",
+    ]
+    assert not re.search(r'(src|href)=|@import|url\(|https?://(?!www\.w3\.org/2000/svg")', html)
+
+
+@pytest.mark.parametrize("option", ["--trace", "--html"])
+def test_a_file_that_cannot_be_is_refused_before_anything_is_decoded(tmp_path: Path, option: str) -> None:
+    backend = scripted()
+    result = generate("x", option, tmp_path, backend=backend)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"pasta-async: {option}: {tmp_path} is a folder; name a file\n",
+    )
+    result = generate("x", option, tmp_path / "missing" / "file", backend=backend)
+    assert result.exit_code == 2
+    assert f"there is no folder {tmp_path / 'missing'}" in result.stderr
+    assert not backend.requests
