@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pasta_async.errors import InvalidRequest
 from pasta_async.training.synthetic import Example, sample, score
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pasta_async.training.synthetic import Split
 
-__all__ = ["Prompt", "held_out", "read_prompts"]
+__all__ = ["Prompt", "digest", "held_out", "read_prompts"]
 
 _SPLITS: tuple[Split, ...] = ("names", "templates")
 
@@ -44,11 +47,28 @@ def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> lis
 def read_prompts(path: Path | str) -> list[Prompt]:
     """The prompts of a text file, one in each line that is not empty.
 
+    A file named .jsonl holds objects with an `instruction`, and a `dataset` that figures are grouped by
+    (AlpacaEval's form).
+
     Raises:
-        ValueError: There is none.
+        InvalidRequest: There is none, or the file cannot be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    prompts = [Prompt(line.strip(), "file") for line in lines if line.strip()]
+    path = Path(path)
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [_prompt(line) if path.suffix == ".jsonl" else Prompt(line, "file") for line in lines]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InvalidRequest(f"{path} cannot be read as prompts: {error!r}") from error
     if not prompts:
-        raise ValueError(f"{path} holds no prompt: write one in each line")
+        raise InvalidRequest(f"{path} holds no prompt: write one in each line")
     return prompts
+
+
+def _prompt(line: str) -> Prompt:
+    row = json.loads(line)
+    return Prompt(str(row["instruction"]), str(row.get("dataset", "file")))
+
+
+def digest(texts: Iterable[str]) -> str:
+    """24 hexadecimal digits that stand for some texts and their order."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]

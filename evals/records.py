@@ -6,14 +6,17 @@ import json
 import os
 import platform
 import time
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from pasta_async.evals.journal import Journal
 
-__all__ = ["environment", "markdown_table", "write_rows"]
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+
+__all__ = ["environment", "markdown_table", "opened_journal", "write_rows"]
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
@@ -44,6 +47,23 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+@contextmanager
+def opened_journal(path: Path | str | None, measured: Mapping[str, Any]) -> Generator[Journal | None]:
+    """A journal of a measurement; None without a path.
+
+    Its first line says what is measured, a line with `environment` where and when it was begun or gone on.
+
+    Raises:
+        InvalidRequest: The file holds something else.
+    """
+    if path is None:
+        yield None
+        return
+    with Journal(path, measured) as journal:
+        journal.append({"environment": environment()})
+        yield journal
 
 
 def _cell(value: object) -> str:

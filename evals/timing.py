@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import process_time
 from typing import TYPE_CHECKING, Literal
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 
     from pasta_async import Client, Generation
     from pasta_async.clock import Clock
+    from pasta_async.evals.journal import Journal
     from pasta_async.evals.prompts import Prompt
 
-__all__ = ["Form", "Run", "time_answers", "warm_up"]
+__all__ = ["SAMPLING", "Form", "Run", "kept_runs", "time_answers", "warm_up"]
 
 Form = Literal["parallel", "baseline"]
 """An answer in PASTA-LANG, or the same model's answer without tags."""
 
 _ORDER: tuple[tuple[Form, Form], tuple[Form, Form]] = (("parallel", "baseline"), ("baseline", "parallel"))
 
-_SAMPLING = Sampling(max_tokens=1024)
+SAMPLING = Sampling(max_tokens=1024)
+"""Greedy."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Run:
     """The pass, from 0."""
     seconds: float
     """From the call to the finished answer."""
+    first_token: float
+    """Seconds until its first token."""
     cpu_seconds: float
     """CPU time of this process meanwhile: the engine's too if it is embedded, else the client's alone."""
     tokens: int
@@ -60,6 +64,8 @@ async def time_answers(
     clock: Clock,
     number: int = 0,
     together: int = 1,
+    sampling: Sampling = SAMPLING,
+    journal: Journal | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> list[Run]:
     """One pass: every prompt in both forms, in the order A B B A; odd passes begin with B.
@@ -70,6 +76,8 @@ async def time_answers(
         clock: Measures.
         number: The pass.
         together: Prompts that are answered at the same time, all in the same form.
+        sampling: As the client takes it.
+        journal: Keeps the runs; those of this pass that it has are not taken again.
         done: Called after each answer.
 
     Cancelling it cancels the answers under way.
@@ -77,30 +85,44 @@ async def time_answers(
 
     async def timed(index: int, form: Form) -> Run:
         began, cpu = clock.time(), process_time()
-        generation = await _answer(client, prompts[index], form)
+        generation = await _answer(client, prompts[index], form, sampling)
         seconds = (clock.time() - began, process_time() - cpu)
         done()
         return _run(index, prompts[index], form, number, seconds, generation)
 
+    known = {(run.prompt, run.form): run for run in kept_runs(journal) if run.number == number}
     runs = list[Run]()
     for turn, start in enumerate(range(0, len(prompts), together)):
         group = range(start, min(start + together, len(prompts)))
         for form in _ORDER[(turn + number) % 2]:
+            if all((index, form) in known for index in group):
+                runs += [known[index, form] for index in group]
+                for _ in group:
+                    done()
+                continue
             async with asyncio.TaskGroup() as tasks:
                 answers = [tasks.create_task(timed(index, form)) for index in group]
             runs += [answer.result() for answer in answers]
+            if journal:
+                for answer in answers:
+                    journal.append(asdict(answer.result()))
     return runs
 
 
-async def warm_up(client: Client, prompts: Sequence[Prompt]) -> None:
+def kept_runs(journal: Journal | None) -> list[Run]:
+    """The runs in a journal; beside them it tells where they were taken."""
+    return [Run(**row) for row in journal.rows if "environment" not in row] if journal else []
+
+
+async def warm_up(client: Client, prompts: Sequence[Prompt], sampling: Sampling = SAMPLING) -> None:
     """Answer some prompts in both forms, untimed. Cancelling it cancels the answer under way."""
     for prompt in prompts:
         for form in _ORDER[0]:
-            await _answer(client, prompt, form)
+            await _answer(client, prompt, form, sampling)
 
 
-async def _answer(client: Client, prompt: Prompt, form: Form) -> Generation:
-    return await client.generate(prompt.text, sampling=_SAMPLING, baseline=form == "baseline")
+async def _answer(client: Client, prompt: Prompt, form: Form, sampling: Sampling) -> Generation:
+    return await client.generate(prompt.text, sampling=sampling, baseline=form == "baseline")
 
 
 def _run(
@@ -118,6 +140,7 @@ def _run(
         form=form,
         number=number,
         seconds=seconds[0],
+        first_token=generation.threads[0].first_token or generation.elapsed,
         cpu_seconds=seconds[1],
         tokens=usage.completion_tokens,
         critical_path=generation.critical_path,

@@ -210,7 +210,7 @@ class _Model:
         from pasta_async.backends.local.scheduler import Job
         from pasta_async.backends.local.stream import Stream, Writer
 
-        chooser = Chooser(request.sampling, request.seed)
+        chooser = Chooser(request.sampling, request.seed, request.forced)
         stops = (*request.stop_ids, *self.info.end_ids)
         job = Job(request.answer, request.ids, request.max_tokens, chooser, stops)
         return Stream(job, Writer(request, self.codec))
@@ -232,6 +232,8 @@ def _check(request: DecodeRequest, info: ModelInfo) -> None:
     if min(request.ids) < 0 or max(request.ids) >= info.vocab_size:
         wrong = next(i for i in request.ids if not 0 <= i < info.vocab_size)
         raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {info.name} ({info.vocab_size})")
+    if not all(0 <= token < info.vocab_size for token in request.forced):
+        raise InvalidRequest(f"a forced token is outside the vocabulary of {info.name} ({info.vocab_size})")
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}")
     if count + request.max_tokens > info.context_length:

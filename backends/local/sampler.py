@@ -21,9 +21,10 @@ class Chooser:
     One random number is drawn for each token, so a seed gives the same numbers whatever else is decoded.
     """
 
-    def __init__(self, sampling: Sampling, seed: int | None) -> None:
+    def __init__(self, sampling: Sampling, seed: int | None, forced: Sequence[int] = ()) -> None:
         self.sampling = sampling
         self._random = random.Random(seed)
+        self._forced = iter(forced)
 
     @property
     def greedy(self) -> bool:
@@ -33,6 +34,10 @@ class Chooser:
     def draw(self) -> float:
         """The next number, in [0, 1)."""
         return self._random.random()
+
+    def dictated(self) -> int | None:
+        """The token that has to come next, if its choice is not free."""
+        return next(self._forced, None)
 
 
 class _Parameters(NamedTuple):
@@ -49,7 +54,8 @@ class _Parameters(NamedTuple):
 def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
     """Choose a token for each row of `logits` `[rows, vocabulary]`.
 
-    Returns the tokens and their log probabilities under the model itself (temperature 1, nothing cut).
+    A dictated token is taken whatever its logit. Returns the tokens and their log probabilities under the
+    model itself (temperature 1, nothing cut).
     """
     logits = logits.float()
     tokens = logits.argmax(-1)
@@ -57,6 +63,9 @@ def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int]
     if rows:
         chosen = [choosers[row] for row in rows]
         tokens[rows] = _draw(logits[rows], _parameters(chosen, logits))
+    for row, chooser in enumerate(choosers):
+        if (token := chooser.dictated()) is not None:
+            tokens[row] = token
     logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     return _list(tokens), _list(logprobs)
 

@@ -10,7 +10,7 @@ from pasta_async.backends.scripted.cache import PrefixTree
 from pasta_async.backends.scripted.chat import Chat
 from pasta_async.backends.scripted.faults import Trap
 from pasta_async.backends.scripted.pieces import extent, pieces, unfinished
-from pasta_async.backends.scripted.script import Answer, Lines, Script
+from pasta_async.backends.scripted.script import Answer, Lines, Script, Stretch
 from pasta_async.backends.scripted.words import WordTokenizer
 from pasta_async.clock import REAL_CLOCK, VirtualClock
 from pasta_async.errors import BackendError, InvalidRequest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
     from pasta_async.backends.scripted.faults import Fault
-    from pasta_async.backends.scripted.script import ScriptLike, ScriptSource, Stretch
+    from pasta_async.backends.scripted.script import ScriptLike, ScriptSource
     from pasta_async.backends.scripted.words import Tokenizer
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
@@ -208,6 +208,9 @@ class ScriptedBackend:
 
     def _cast(self, request: DecodeRequest) -> tuple[Stretch, Fault | None]:
         """What the request is to hear, and what is to go wrong."""
+        if request.forced:
+            texts = tuple(self.tokenizer.decode([token]) for token in request.forced)
+            return Stretch((*request.forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)

@@ -13,7 +13,7 @@ import anyio
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import server_facts, vocab_size
-from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params
+from pasta_async.backends.sglang.parameters import checked_ids, forcing, request_ids, sampling_params
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
 from pasta_async.backends.sglang.words import ServerWords, Words
 from pasta_async.errors import (
@@ -195,6 +195,7 @@ class SGLangBackend:
             "input_ids": checked_ids(request.ids, info),
             "sampling_params": sampling_params(request, info),
             "stream": request.stream,
+            **forcing(request, info),
         }
         if not facts.has_tokenizer:  # it could not tell what the text is
             body["sampling_params"].pop("stop_regex", None)

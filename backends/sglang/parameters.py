@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import pickle
 import re
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,33 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import DecodeRequest, ModelInfo
 
-__all__ = ["checked_ids", "request_ids", "sampling_params"]
+__all__ = ["FORCE", "checked_ids", "forcing", "request_ids", "sampling_params"]
 
 MAX_STOPS = 32
 MAX_STOP_PATTERN = 256
 """Stop patterns that SGLang takes, and characters of one."""
+
+
+_FORCE = """lambda: lambda logits, requests: logits.fill_(float("-inf")).scatter_(1, logits.argmax(
+    -1, keepdim=True).new_tensor([[r["forced"][max(0, min(len(r["forced"]) - 1, getattr(r["__req__"], "kv",
+    r["__req__"]).kv_allocated_len - len(r["__req__"].origin_input_ids)))]] for r in requests]), 0.0)"""
+"""SGLang's custom logit processor that leaves one token possible: the next of the request's `forced`.
+
+Which one is next is told by the request's KV slots (`alloc_for_decode` in mem_cache/allocation.py), since
+with overlapped scheduling `output_ids` lags a step behind. An expression, for it travels in a pickle: as
+source it needs neither this package nor the same Python on the server.
+"""
+
+
+class _Force:
+    """What unpickles on the server (sampling/custom_logit_processor.py) as the processor."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return eval, (_FORCE,)
+
+
+FORCE = json.dumps({"callable": pickle.dumps(_Force()).hex()})
+"""A request's `custom_logit_processor`; its `custom_params` then hold `forced`."""
 
 
 def request_ids() -> Iterator[str]:
@@ -43,6 +67,20 @@ def checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
             f"token id {bad} is outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
         )
     return list(ids)
+
+
+def forcing(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
+    """The fields that dictate a request's tokens: none for a request that is free.
+
+    The server has to allow them (`--enable-custom-logit-processor`), else it answers 400.
+
+    Raises:
+        InvalidRequest: A token is outside the vocabulary.
+    """
+    if not request.forced:
+        return {}
+    checked_ids(request.forced, info)
+    return {"custom_logit_processor": FORCE}
 
 
 def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
@@ -78,6 +116,8 @@ def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
         params["stop_token_ids"] = list(request.stop_ids)
     if patterns := _stop_patterns(request.stop_text):
         params["stop_regex"] = patterns
+    if request.forced:
+        params["custom_params"] = {"forced": list(request.forced)}
     if info.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed
     return params

@@ -1,0 +1,207 @@
+"""Forced decoding: given answers, written out by a real engine token by token.
+
+The engine computes every step, and its KV is that of the given document; only the choice of the next token
+is dictated. So speed can be measured on real answers with any weights: what takes time does not depend on
+what the weights know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.lang import TAG_TOKENS, views
+from pasta_async.limits import Limits
+from pasta_async.sampling import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from pasta_async.lang import Document, Segment
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
+
+__all__ = ["FORCED_LIMITS", "FORCED_SAMPLING", "ForcedBackend", "encode_segments", "tags_of"]
+
+FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
+FORCED_SAMPLING = Sampling(max_tokens=2**40)
+"""What clients of a `ForcedBackend` need: the document ends a chunk and the answer, no limit does."""
+
+
+class ForcedBackend:
+    """Another backend whose answers are given documents, one for each prompt.
+
+    The interpreter runs on it unchanged. Each request is matched with the document's views
+    (`pasta_async.lang.views`): its context has to be that of its thread there, token by token, and the rest
+    of the view is what the engine is made to write. An answer without tags (`baseline=True`) gets the visible
+    text. So a run through it also proves that every context was the document's own.
+
+    Args:
+        backend: Decodes: `local:`, SGLang started with `--enable-custom-logit-processor`, a simulated engine.
+            It stays open when this one is closed.
+        documents: By prompt: the text of the last message.
+
+    Raises:
+        InvalidRequest: A document is not complete.
+    """
+
+    def __init__(self, backend: Backend, documents: Mapping[str, Document]) -> None:
+        for prompt, document in documents.items():
+            if any(promise.chunk is None for promise in document.promises):
+                raise InvalidRequest(f"the answer to {prompt!r:.80} has a promise without its chunk")
+        self.inner: Backend = backend
+        self._documents = documents
+        self._scores: dict[str, _Score] = {}  # by prompt, as text
+        self._prompts: dict[tuple[int, ...], _Score] = {}
+        self._answers: dict[str, tuple[int, ...]] = {}  # the prompt of each answer
+        self._connecting = asyncio.Lock()
+
+    async def connect(self) -> ModelInfo:
+        """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
+
+        Cancelling it leaves the inner backend as it says there.
+
+        Raises:
+            UnsupportedModel: The tags are not in its model's vocabulary, so no engine could write them.
+        """
+        info = await self.inner.connect()
+        tags = tags_of(info)
+        async with self._connecting:
+            for prompt, document in self._documents.items():
+                if prompt not in self._scores:
+                    self._scores[prompt] = await _score(self.inner, tags, info.end_ids[:1], document)
+        return info
+
+    async def encode(self, text: str) -> list[int]:
+        """As the inner backend does, cancellation included."""
+        return await self.inner.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """As the inner backend does, cancellation included.
+
+        Raises:
+            InvalidRequest: There is no document for this prompt.
+        """
+        ids = await self.inner.encode_chat(messages, template_kwargs)
+        self.learn(ids, messages[-1]["content"])
+        return ids
+
+    def learn(self, ids: Sequence[int], prompt: str) -> None:
+        """Have answers to these ids be the document of a prompt.
+
+        Raises:
+            InvalidRequest: There is no document for this prompt.
+        """
+        if prompt not in self._scores:
+            raise InvalidRequest(f"there is no document to force for the prompt {prompt!r:.80}")
+        self._prompts[tuple(ids)] = self._scores[prompt]
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """As the inner backend does, cancellation included."""
+        return await self.inner.detokenize(ids)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode what the document says here; closing it early aborts the request, as in the inner backend.
+
+        Raises:
+            InvalidRequest: The context is not that of the document.
+        """
+        forced = self._next(request)
+        # one more than needed: an engine may look at the limit before it looks at the stop token
+        limit = min(request.max_tokens, len(forced) + 1)
+        async with aclosing(self.inner.decode(replace(request, forced=forced, max_tokens=limit))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def aclose(self) -> None:
+        """Forget the answers; the inner backend stays open. Never waits."""
+        self._prompts.clear()
+        self._answers.clear()
+
+    def _next(self, request: DecodeRequest) -> tuple[int, ...]:
+        """What the document has behind this context."""
+        prompt = self._answers.setdefault(request.answer, request.ids)
+        if prompt not in self._prompts:
+            raise InvalidRequest("a forced answer begins with a prompt that went through encode_chat")
+        score, written = self._prompts[prompt], request.ids[len(prompt) :]
+        plain = request.thread == 0 and score.sync not in request.stop_ids  # nobody reads tags: the baseline
+        parts = [score.plain] if plain else [part for part in score.parts if part.thread == request.thread]
+        for part in reversed(parts):  # the latest that fits: an earlier one may be its beginning
+            if rest := part.after(written):
+                return rest
+        raise InvalidRequest(
+            f"thread {request.thread} has {len(written)} tokens in its context that are not the document's: "
+            "give the client FORCED_LIMITS and FORCED_SAMPLING"
+        )
+
+
+async def _score(backend: Backend, tags: TagIds, end: tuple[int, ...], document: Document) -> _Score:
+    """A document in the token ids of a backend."""
+    known: dict[Segment, tuple[int, ...]] = {}
+
+    async def ids(segments: Sequence[Segment]) -> tuple[int, ...]:
+        for segment in segments:
+            if segment not in known:
+                known[segment] = await encode_segments(backend, tags, [segment])
+        return tuple(token for segment in segments for token in known[segment])
+
+    parts = [
+        _Part(
+            view.thread, await ids(view.context), await ids(view.target) + (end if view.ends_answer else ())
+        )
+        for view in views(document)
+    ]
+    return _Score(tags.sync, parts, _Part(0, (), tuple(await backend.encode(document.text)) + end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A view in token ids."""
+
+    thread: int
+    context: tuple[int, ...]
+    target: tuple[int, ...]
+
+    def after(self, written: tuple[int, ...]) -> tuple[int, ...]:
+        """What is left of the target behind this context; nothing if this is another context."""
+        begun = written[len(self.context) :]
+        if written[: len(self.context)] != self.context or self.target[: len(begun)] != begun:
+            return ()
+        return self.target[len(begun) :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """A document in token ids."""
+
+    sync: int
+    """The id of `<sync/>`: main stops there wherever somebody reads tags."""
+    parts: list[_Part]
+    plain: _Part
+
+
+def tags_of(info: ModelInfo) -> TagIds:
+    """The ids of a model's tags.
+
+    Raises:
+        UnsupportedModel: They, or an end-of-text token, are not in its vocabulary.
+    """
+    if info.tags is None or not info.end_ids:
+        raise UnsupportedModel(
+            f"{info.name} lacks the tag tokens or an end-of-text token, so documents cannot be forced on it: "
+            "take a model folder whose tokenizer has them; python -m pasta_async.evals.random_model makes one"
+        )
+    return info.tags
+
+
+async def encode_segments(backend: Backend, tags: TagIds, segments: Sequence[Segment]) -> tuple[int, ...]:
+    """Ids of segments: one for a tag, each run of text encoded alone. Cancelling it is safe."""
+    ids = list[int]()
+    for segment in segments:
+        if segment.is_tag:
+            ids.append(tags[TAG_TOKENS.index(segment.text)])
+        else:
+            ids += await backend.encode(segment.text)
+    return tuple(ids)

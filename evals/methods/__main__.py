@@ -1,0 +1,179 @@
+"""Compare ways to decode one answer in parallel: same engine, prompts and answers, in one run.
+
+    python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --first 20
+    python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
+
+The answers are written under force (pasta_async.evals.forced), so every method decodes the same text, and
+whatever it needs besides: tags, an outline, its prompts. An SGLang server has to be started with
+--enable-custom-logit-processor. The methods take turns at each answer, in an order that goes round, and a
+number before the question keeps an answer from finding another's KV. The first answer is written once by each
+method before anything counts. This compares speed; it does not say which method a model could follow, or how
+good its answers would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import asdict
+from functools import partial
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.errors import InvalidRequest
+from pasta_async.evals.documents import read_documents
+from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
+from pasta_async.evals.progress import progress
+from pasta_async.evals.prompts import digest
+from pasta_async.evals.records import markdown_table, opened_journal
+from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from pasta_async import Backend
+    from pasta_async.clock import Clock
+    from pasta_async.evals.journal import Journal
+    from pasta_async.evals.methods import Method
+    from pasta_async.lang import Document
+
+__all__ = ["main", "measure", "summarise"]
+
+
+async def measure(
+    opened: Callable[[], AbstractAsyncContextManager[Backend]],
+    documents: Mapping[str, Document],
+    methods: Sequence[Method],
+    *,
+    url: str = "",
+    passes: int = 1,
+    journal: Journal | None = None,
+    clock: Clock = REAL_CLOCK,
+) -> list[Played]:
+    """Write every answer by every method, `passes` times.
+
+    Args:
+        opened: Gives a backend whose prefix cache is cold; called for each pass.
+        documents: The answers, by prompt.
+        methods: What is compared.
+        url: Where the backend is, for methods that talk to a server by themselves.
+        passes: How often all of it is done.
+        journal: Keeps every row as it comes; those that it has already are not taken again.
+        clock: Measures.
+
+    Cancelling it cancels the answer under way.
+    """
+    cases = [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
+    rows = [Played(**row) for row in journal.rows if "environment" not in row] if journal else []
+    known = {(row.prompt, row.method, row.number) for row in rows}
+    with progress(passes * len(cases) * len(methods), "answers") as done:
+        for number in range(passes):
+            async with opened() as backend, open_engine(backend, documents, url=url, clock=clock) as engine:
+                for method in methods:
+                    await play(engine, method, cases[0])
+                for case in cases:
+                    turn = (case.index + number) % len(methods)
+                    for method in (*methods[turn:], *methods[:turn]):
+                        if (case.index, method.name, number) not in known:
+                            rows.append(await play(engine, method, case, number))
+                            if journal:
+                                journal.append(asdict(rows[-1]))
+                        done()
+    return rows
+
+
+def summarise(rows: Sequence[Played]) -> list[dict[str, Any]]:
+    """A row for each method; speed-ups are against `sequential`, intervals 95% over prompts."""
+    base = _seconds(rows, "sequential")
+    paths = {row.prompt: row.critical_path for row in rows if row.method == "sequential"}
+    result = list[dict[str, Any]]()
+    for name in dict.fromkeys(row.method for row in rows):
+        own = [row for row in rows if row.method == name]
+        seconds = _seconds(own, name)
+        ratios = [base[prompt] / seconds[prompt] for prompt in seconds]
+        low, high = bootstrap_interval(ratios)
+        context = sum(row.cached_tokens + row.prefilled_tokens for row in own)
+        result.append(
+            {
+                "method": name,
+                "answers": len(seconds),
+                "speed-up": geometric_mean(ratios),
+                "95%": f"{low:.2f}-{high:.2f}",
+                "theoretical": geometric_mean([paths[row.prompt] / row.critical_path for row in own]),
+                "seconds": mean(row.seconds for row in own),
+                "first token ms": 1000 * mean(row.first_token for row in own),
+                "tokens": mean(row.tokens for row in own),
+                "critical path": mean(row.critical_path for row in own),
+                "requests": mean(row.requests for row in own),
+                "prefilled": mean(row.prefilled_tokens for row in own),
+                "cached": f"{100 * sum(row.cached_tokens for row in own) / context:.0f}%",
+            }
+        )
+    return result
+
+
+def _seconds(rows: Sequence[Played], method: str) -> dict[int, float]:
+    """Seconds of a method for each prompt, over all passes (geometric mean)."""
+    prompts = dict.fromkeys(row.prompt for row in rows if row.method == method)
+    return {
+        prompt: geometric_mean([r.seconds for r in rows if (r.method, r.prompt) == (method, prompt)])
+        for prompt in prompts
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, keep the raw figures."""
+    options = _options(arguments)
+    documents = read_documents(options.documents, options.first)
+    methods = _methods(options.methods, options.backend)
+    measured = {
+        "benchmark": "methods",
+        "backend": options.backend,
+        "documents": digest(part for prompt, d in documents.items() for part in (prompt, d.format())),
+        "passes": options.passes,
+        "methods": [method.name for method in methods],
+    }
+    with opened_journal(options.out, measured) as journal:
+        rows = asyncio.run(
+            measure(
+                partial(cold_backend, options.backend),
+                documents,
+                methods,
+                url=options.backend,
+                passes=options.passes,
+                journal=journal,
+            )
+        )
+    print(markdown_table(summarise(rows)))
+    print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
+
+
+def _methods(names: Sequence[str], backend: str) -> list[Method]:
+    """The methods of these names, or all that can run on this backend, the sequential one first."""
+    has_server = backend.startswith("http")
+    wanted = names or [name for name, method in METHODS.items() if has_server or not method.needs_server]
+    for name in wanted:
+        if METHODS[name].needs_server and not has_server:
+            raise InvalidRequest(f"{name!r} talks to an SGLang server: name one with --backend http://...")
+    return [METHODS[name] for name in dict.fromkeys(["sequential", *wanted])]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="methods", description=__doc__, formatter_class=form)
+    parser.add_argument("--backend", required=True, help="local:FOLDER, or the URL of an SGLang server")
+    parser.add_argument("--documents", required=True, help="records with prompts and written answers")
+    parser.add_argument("--first", type=int, help="take so many of them only")
+    parser.add_argument("--methods", nargs="*", choices=METHODS, default=[], help="default: all that can run")
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument(
+        "--out", help="file for the raw figures, as JSON lines; one that was broken off is gone on with"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

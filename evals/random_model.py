@@ -1,0 +1,153 @@
+"""Make a model folder for measuring speed: random weights of a chosen shape, a tokenizer of given texts.
+
+    python -m pasta_async.evals.random_model --documents documents.jsonl --shape small --out random-small
+    python -m pasta_async.evals.random_model --documents documents.jsonl --shape 8b --no-weights --out 8b
+
+Its answers are noise, so it is of use with forced decoding alone. The tokenizer is a byte-level BPE trained
+on the very texts that are forced, with the tags in its vocabulary: token counts come close to those of a
+large model's tokenizer. SGLang makes the weights of a folder without any by `--load-format dummy`.
+"""
+
+# torch and tokenizers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.lang import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["SHAPES", "main", "make_model"]
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
+    "small": {"hidden": 256, "layers": 6, "heads": 8, "kv_heads": 2, "intermediate": 704},
+    "medium": {"hidden": 512, "layers": 12, "heads": 8, "kv_heads": 4, "intermediate": 1536},
+    "1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "intermediate": 8192},
+    "8b": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "intermediate": 14336},
+}
+"""Llama shapes by name; the last two are those of Llama 3."""
+
+
+def make_model(
+    folder: Path,
+    texts: Iterable[str],
+    *,
+    shape: str = "small",
+    vocabulary: int = 8192,
+    context: int = 8192,
+    weights: bool = True,
+    seed: int = 0,
+) -> None:
+    """Write the folder: config.json, tokenizer, and model.safetensors unless `weights` is off.
+
+    Args:
+        folder: Made if it is missing.
+        texts: What the tokenizer is trained on.
+        shape: One of `SHAPES`.
+        vocabulary: Tokens, the special ones counted; fewer if the texts do not give so many.
+        context: Positions.
+        weights: Whether to write weights (float32), drawn with `seed`.
+        seed: Of the weights.
+    """
+    size = _save_tokenizer(folder, texts, vocabulary, context)
+    config = _config(SHAPES[shape], size, context)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if weights:
+        _save_weights(folder, seed)
+
+
+def _save_tokenizer(folder: Path, texts: Iterable[str], vocabulary: int, context: int) -> int:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from pasta_async.training.tokenizer import SPECIAL, save_tokenizer
+
+    special = [AddedToken(text, special=True, normalized=False) for text in (*SPECIAL, *TAG_TOKENS)]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    save_tokenizer(tokenizer, folder, context)
+    return tokenizer.get_vocab_size()
+
+
+def _config(shape: dict[str, int], vocabulary: int, context: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape["hidden"],
+        "intermediate_size": shape["intermediate"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"],
+        "head_dim": shape["hidden"] // shape["heads"],
+        "vocab_size": vocabulary,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def _save_weights(folder: Path, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from pasta_async.backends.local.config import read_config
+    from pasta_async.backends.local.weights import expected_shapes
+
+    draw = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * 0.02
+        for name, shape in expected_shapes(read_config(folder)).items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make a model folder."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="random_model", description=__doc__, formatter_class=form)
+    parser.add_argument("--documents", required=True, help="records (JSON lines) whose texts it must write")
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--no-weights", action="store_true", help="config and tokenizer alone")
+    parser.add_argument("--out", required=True, help="the folder")
+    options = parser.parse_args(arguments)
+    from pasta_async.evals.documents import read_documents
+
+    texts = [
+        text
+        for prompt, document in read_documents(options.documents).items()
+        for text in (prompt, document.text)
+    ]
+    make_model(
+        Path(options.out),
+        texts,
+        shape=options.shape,
+        vocabulary=options.vocabulary,
+        context=options.context,
+        weights=not options.no_weights,
+    )
+    print(f"{options.out}: {options.shape}")
+
+
+if __name__ == "__main__":
+    main()

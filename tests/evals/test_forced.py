@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async import Client, Sampling
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
+from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+from pasta_async.lang import parse
+from pasta_async.protocol import DecodeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from pasta_async import Backend
+
+WRITTEN = (
+    'Two wars. <promise topic="causes" tokens="10"/><async>Trade, and <\\sync/> of course pride.</async> and '
+    '<promise topic="outcome" tokens="20"/><async>Nobody won; most people lost a great deal.</async><sync/> '
+    'Both were long. <promise topic="end" tokens="10"/><async>That is all.</async>'
+)
+DOCUMENT = parse(WRITTEN)
+
+
+@pytest.fixture
+async def local() -> AsyncIterator[LocalBackend]:
+    made = LocalBackend()
+    yield made
+    await made.aclose()
+
+
+def forced(backend: Backend) -> ForcedBackend:
+    return ForcedBackend(backend, {"Well?": DOCUMENT})
+
+
+async def test_the_engine_writes_the_given_document_whatever_its_weights(local: LocalBackend):
+    async with Client(forced(local), limits=FORCED_LIMITS) as client:
+        free = await client.generate("Well?", sampling=FORCED_SAMPLING)
+        cut = await client.generate("Well?", sampling=FORCED_SAMPLING, fork="cut")
+        alone = await client.generate("Well?", sampling=FORCED_SAMPLING, parallel=False)
+        baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
+
+    assert free.document == cut.document == alone.document == DOCUMENT
+    assert free.finish == baseline.finish == "end"
+    assert not free.diagnostics
+    assert {thread.closed_by for thread in free.threads[1:]} == {"writer"}
+    assert free.text == baseline.text == DOCUMENT.text
+    assert free.critical_path == cut.critical_path == alone.critical_path < free.usage.completion_tokens
+
+
+async def test_threads_joins_and_caches_are_the_real_ones(local: LocalBackend):
+    async with Client(forced(local), limits=FORCED_LIMITS) as client:
+        answer = await client.generate("Well?", sampling=FORCED_SAMPLING)
+
+    main, first, second, _ = answer.threads
+    assert len(main.requests) == 2
+    for thread in (first, second):  # it computes `<async>`, and main's latest token if main has not yet
+        request = thread.requests[0]
+        assert request.cached_tokens is not None
+        assert request.cached_tokens >= request.prompt_tokens - 2
+    behind_sync = main.requests[1]
+    assert behind_sync.cached_tokens is not None
+    # the first chunk's own KV is found, what stands behind it in the written form is computed again
+    assert first.requests[0].prompt_tokens < behind_sync.cached_tokens < behind_sync.prompt_tokens
+
+
+async def test_the_kv_is_that_of_the_dictated_tokens(local: LocalBackend):
+    """Behind the last dictated token the engine goes on as behind a prompt that ends with it."""
+    info = await local.connect()
+    prompt = tuple(await local.encode_chat([{"role": "user", "content": "Well?"}], {}))
+    dictated = tuple(await local.encode("Anna has seven red apples and Ben has "))
+
+    async def decode(ids: tuple[int, ...], forced: tuple[int, ...], count: int) -> Sequence[int]:
+        request = DecodeRequest("a", 0, ids, count, Sampling(), forced=forced)
+        return [token async for piece in local.decode(request) for token in piece.ids]
+
+    led = await decode(prompt, dictated, len(dictated) + 5)
+    assert led[: len(dictated)] == list(dictated)
+    free = await decode((*prompt, *dictated), (), 5)
+    assert led[len(dictated) :] == free
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        await decode(prompt, (info.vocab_size,), 5)
+
+
+async def test_a_context_that_is_not_the_documents_is_refused():
+    async with Client(forced(ScriptedBackend("")), limits=FORCED_LIMITS) as client:
+        with pytest.raises(InvalidRequest, match="FORCED_LIMITS"):  # a cap cuts a chunk short
+            await client.generate("Well?", limits=FORCED_LIMITS.model_copy(update={"chunk_tokens": 3}))
+
+
+async def test_what_cannot_be_forced_is_refused():
+    with pytest.raises(InvalidRequest, match="promise without its chunk"):
+        ForcedBackend(ScriptedBackend(""), {"Well?": parse('<promise topic="a" tokens="10"/>')})
+    with pytest.raises(UnsupportedModel, match="random_model"):
+        await forced(ScriptedBackend("", tokenizer=WordTokenizer(tags=False))).connect()
+    async with Client(forced(ScriptedBackend(""))) as client:
+        with pytest.raises(InvalidRequest, match="no document to force for the prompt 'Who"):
+            await client.generate("Who?")
+        with pytest.raises(InvalidRequest, match="encode_chat"):
+            await client.generate([7, 8, 9])

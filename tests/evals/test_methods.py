@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.clock import VirtualClock
+from pasta_async.errors import InvalidRequest
+from pasta_async.evals.journal import Journal
+from pasta_async.evals.methods import METHODS, Played, rounds
+from pasta_async.evals.methods.__main__ import main, measure, summarise
+from pasta_async.lang import parse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from pasta_async import Backend
+
+LATENCY = 0.01
+ANYWHERE = [method for method in METHODS.values() if not method.needs_server]
+
+
+def chunk(topic: str, words: int) -> str:
+    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+
+
+WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is. {chunk('three', 20)} The end."
+SHORT = f"A{chunk('b', 2)}<sync/> c."
+PLAIN = "Only one word after the other."
+DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
+
+
+class World:
+    """Scripted backends that take time for each token and for nothing else."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.made: list[ScriptedBackend] = []
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Backend]:
+        self.made.append(ScriptedBackend("", clock=self.clock, latency=LATENCY))
+        yield self.made[-1]
+
+
+async def test_every_method_takes_the_time_of_its_critical_path():
+    world = World()
+    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, clock=world.clock)
+    assert [row.method for row in rows[: len(ANYWHERE)]] == list(dict.fromkeys(m.name for m in ANYWHERE))
+    for row in rows:
+        assert row.seconds == pytest.approx(row.critical_path * LATENCY), row.method
+        assert row.first_token == pytest.approx(LATENCY)
+        assert row.tokens >= row.critical_path
+
+
+async def test_what_each_method_has_to_wait_for():
+    world = World()
+    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, clock=world.clock)
+    many, single = ({row.method: row for row in rows if row.prompt == prompt} for prompt in (0, 1))
+    tokens = many["sequential"].tokens
+    assert all(row.tokens > tokens for name, row in many.items() if name != "sequential")
+    # nothing is joined, and a fork costs one token
+    assert many["apar"].critical_path < many["pasta"].critical_path
+    # main waits at the barrier until its plan is written before any thread begins
+    assert many["pasta"].critical_path < many["plan-then-fork"].critical_path
+    # one round, behind an outline; by hand, each round waits for the one before
+    assert many["skeleton"].critical_path < many["by hand"].critical_path
+    assert {name: row.requests for name, row in many.items()} == {
+        "sequential": 1,
+        "pasta": 2 + 3,
+        "skeleton": 1 + 3,
+        "apar": 1 + 3,
+        "plan-then-fork": 2 + 3,
+        "by hand": 1 + 3,
+    }
+    for name in ("pasta", "skeleton", "apar", "plan-then-fork", "by hand"):
+        assert single[name].critical_path == single["sequential"].critical_path
+        assert single[name].requests == 1
+
+
+async def test_every_method_writes_the_whole_text():
+    for method in ANYWHERE:
+        world = World()
+        await measure(world.opened, {"many": DOCUMENTS["many"]}, [method], clock=world.clock)
+        (backend,) = world.made
+        written = [await backend.detokenize(play.ids) for play in backend.played]
+        text = "".join(written[len(written) // 2 :])  # behind what warms up
+        assert text.count(" word") == 90, method.name
+        assert text.count("So it is.") == 1, method.name
+        assert not backend.open
+
+
+async def test_no_answer_finds_anothers_kv():
+    world = World()
+    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, passes=2, clock=world.clock)
+    first, again = ({(r.prompt, r.method): r for r in rows if r.number == number} for number in (0, 1))
+    assert {key: row.prefilled_tokens for key, row in first.items()} == {
+        key: row.prefilled_tokens for key, row in again.items()
+    }
+    assert first[0, "sequential"].prefilled_tokens > 1
+
+
+async def test_a_run_that_broke_off_goes_on(tmp_path: Path):
+    world, file = World(), tmp_path / "rows.jsonl"
+    with Journal(file, {"benchmark": "methods"}) as journal:
+        whole = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal, clock=world.clock)
+    lines = file.read_text().splitlines()
+    assert len(lines) == 1 + len(whole) == 1 + 2 * len(ANYWHERE)
+    file.write_text("\n".join(lines[:5]) + '\n{"prompt": 0, "meth')
+
+    world = World()
+    with Journal(file, {"benchmark": "methods"}) as journal:
+        rows = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal, clock=world.clock)
+    assert [(row.prompt, row.method) for row in rows] == [(row.prompt, row.method) for row in whole]
+    assert [json.loads(line) for line in file.read_text().splitlines()[1:5]] == list(
+        map(json.loads, lines[1:5])
+    )
+    answers = {request.answer for backend in world.made for request in backend.requests}
+    assert len(answers) == len(ANYWHERE) + len(whole) - 4
+
+
+def test_the_rounds_of_a_document_are_its_visible_text():
+    for document in DOCUMENTS.values():
+        assert "".join(part.text for one in rounds(document) for part in one) == document.text
+    first, second = rounds(DOCUMENTS["many"])
+    assert [part.topic for part in first] == ["one", "two"]
+    assert [part.topic for part in second] == ["three"]
+    assert second[0].text.endswith("The end.")
+
+
+def played(method: str, prompt: int, seconds: float, path: int) -> Played:
+    return Played(prompt, method, 0, seconds, 0.5, 100, path, 2, 30, 70)
+
+
+def test_figures_of_known_rows():
+    rows = [played("sequential", 0, 4.0, 100), played("pasta", 0, 1.0, 50)]
+    rows += [played("sequential", 1, 9.0, 90), played("pasta", 1, 9.0, 90)]
+    base, row = summarise(rows)
+    assert base["speed-up"] == base["theoretical"] == pytest.approx(1)
+    assert row["speed-up"] == pytest.approx(2)
+    assert row["theoretical"] == pytest.approx(2**0.5)
+    assert row["95%"] == "1.00-4.00"
+    assert row["cached"] == "30%"
+
+
+def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
+    record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
+    documents.write_text(json.dumps(record) + "\n")
+    command = ["--backend", "local:", "--documents", str(documents), "--out", str(out)]
+    main([*command, "--methods", "pasta", "plan-then-fork"])
+    table = capsys.readouterr().out
+    head, environment, *rows = map(json.loads, out.read_text().splitlines())
+    assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "plan-then-fork"]
+    assert environment["environment"]["cores"] >= 1
+    assert all(row["cached_tokens"] > 0 for row in rows[1:])
+    assert "| plan-then-fork | 1 |" in table
+    with pytest.raises(InvalidRequest, match="something else"):
+        main(command)
+    with pytest.raises(InvalidRequest, match="SGLang server"):
+        main([*command, "--methods", "sglang frontend"])
