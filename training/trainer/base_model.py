@@ -157,14 +157,16 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
         dtype: Of the computation; weights, gradients and optimizer stay float32.
         share: Whether all take the weights of the first process; else a checkpoint will bring them.
     """
-    weights = model.state_dict() if share and processes.first else {}
+    weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for layer in decoder(model).layers:
         fully_shard(layer, mesh=processes.mesh, mp_policy=policy)
     fully_shard(model, mesh=processes.mesh, mp_policy=policy)
     if share:
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, weights, options=options)
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        whole = {name: value.detach() for name, value in weights.items()}
+        if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
+            raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
 
 
 def decoder(model: Any) -> Any:
