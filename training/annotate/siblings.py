@@ -24,57 +24,76 @@ if TYPE_CHECKING:
 
 __all__ = ["sibling_reference", "sibling_references"]
 
-_PART = (
-    "(?:steps?|points?|sections?|paragraphs?|items?|options?|examples?|ideas?|methods?|ones?|tips?|stages?|parts?|approach"
-    "(?:es)?|arguments?|reasons?|phases?|choices?|entry|entries|category|categories|type|types|two|three)"
-)
+
+def _phrases(*phrases: str, tail: str = r"\b") -> str:
+    """A pattern of phrases: a space in them is any white space, `_` one of the words for a part of a text."""
+    part = (
+        "(?:steps?|points?|sections?|paragraphs?|items?|options?|examples?|ideas?|methods?|ones?|tips?|stages?"
+        "|parts?|approach(?:es)?|arguments?|reasons?|phases?|choices?|types?|two|three)"
+    )
+    return rf"\b(?:{'|'.join(phrases)}){tail}".replace("_", part).replace(" ", r"\s+")
+
+
 _ORDINAL = "(?:first|second|third|fourth|fifth)"
-_TOLD = (
-    "(?:mentioned|noted|described|discussed|explained|stated|said|shown|listed|outlined"
-    "|seen|defined|introduced)"
-)
+_TOLD = "(?:mentioned|noted|described|discussed|explained|stated|listed|outlined|seen|defined|introduced)"
+_THESE = "(?:this|that|these|those|it|them)"
 
 _ELSEWHERE = re.compile(
-    rf"""\bthe\ (?:former|latter)\b
-    | \b(?:above-?mentioned|aforementioned)\b
-    | \b{_TOLD}\ (?:above|before|earlier|previously)\b
-    | \b(?:previously|already)\ {_TOLD}\b
-    | \bthe\ above\ \w+
-    | \b(?:see|like|unlike)\ above\b
-    | \b(?:the|this|that|these|those|any|each)\ (?:previous|preceding|prior|earlier|above|other)\ {_PART}\b
-    | \b(?:in|from|after|before|like|unlike|than|to|of|with|see|repeat|under|and)
-      \ (?:steps?|points?|parts?|items?|options?|methods?|sections?|tips?|reasons?)
-      \ (?:\d+|one|two|three|four|five|(?-i:[A-D]))\b
-    | \b(?:like|unlike|than|with|to|from|as|over|of)\ the\ {_ORDINAL}\ {_PART}\b
-    | \b(?:like|unlike|than)\ the\ (?:other|{_ORDINAL}|previous|rest)s?\b
-    | \b(?:both|either|neither|each|all|any|none)\ of\ (?:these|those|them|the\ above)\b
-    | \bthe\ same\ (?:\w+\ )?as\ (?:before|above|in\ the\ (?:previous|{_ORDINAL}))\b
-    | \bas\ (?:before|above)\b
-    """,
-    re.VERBOSE | re.IGNORECASE,
+    _phrases(
+        "the (?:former|latter)",
+        "above-?mentioned|aforementioned",
+        f"{_TOLD} (?:above|before|earlier|previously)",
+        f"(?:previously|already) {_TOLD}",
+        r"the above \w+",
+        "(?:see|like|unlike|of the) above",
+        "(?:the|this|that|these|those|any|each) (?:previous|preceding|prior|earlier|above) _",
+        "(?:in|from|after|before|like|unlike|than|with|see|repeat) _ "
+        r"(?:\d+|one|two|three|four|five|(?-i:[A-D]))",
+        f"(?:like|unlike|than|from|as|over|of|compared to|similar to) the {_ORDINAL} _",
+        "the same as (?:before|above)|as before",
+        "(?:do|does) the same (?:with|for)|the same (?:goes|is true|applies|holds) (?:for|of)",
+    ),
+    re.IGNORECASE,
 )
+"""Words that name another part of the answer, anywhere in a chunk."""
+
 _LEANING = re.compile(
-    r"""(?:however|in\ contrast|by\ contrast|conversely|on\ the\ other\ hand|similarly|likewise|in\ the\
-    same\ way |instead|otherwise|therefore|thus|hence|consequently|as\ a\
-    (?:result|consequence)|accordingly|nevertheless |nonetheless|even\ so|by\ comparison|in\
-    comparison|that\ said|this\ means|which\ means|that\ is\ why|this\ is\ why
-    |(?:because|despite|instead|on\ top|as\ part)\ of\ (?:this|that|these|those|it|them)
-    |(?:for|from|with|after|before|unlike|like|despite|besides|beyond|by|given|building\ on)
-      \ (?:this|that|these|those|it|them|doing\ so)
-    |(?:once|when|after|while|until|if)\ (?:this|that|it|they|these|those|both)
-      \ (?:is|are|has|have|was|were|does|do|starts?)
-    |but|yet|so)\b(?!\ (?:far\ from|that))""",
-    re.VERBOSE | re.IGNORECASE,
+    _phrases(
+        "however(?=,)|but|yet|so(?! far)|then(?! again)|instead|otherwise|therefore|thus|hence|consequently",
+        "accordingly|nevertheless|nonetheless|conversely|similarly|likewise|alternatively|even so|that said",
+        "(?:in|by) (?:contrast|comparison)|on the other hand|in the same way|as a (?:result|consequence)",
+        "(?:this|which) means|(?:this|that) is why|the other _",
+        f"(?:because|despite|instead|on top|as part|both|either|neither|all|none) of {_THESE}",
+        f"(?:for|with|after|before|unlike|like|despite|besides|beyond|by) (?:{_THESE}|doing so)",
+        f"(?:once|when|after|while|until|if) (?:{_THESE}|they|both) (?:is|are|has|have|was|were|does|do)",
+    ),
+    re.IGNORECASE,
 )
+"""Words at the start of a chunk that lean on what comes before it."""
+
+_TURNING = re.compile(
+    r"[^.!?]*,\s+(?:instead|likewise|similarly|conversely|on the other hand"
+    r"|(?:in|by) (?:contrast|comparison)),",
+    re.IGNORECASE,
+)
+"""The same inside of the first sentence."""
+
 _PRONOUN = re.compile(
-    r"""(?:it|they|he|she|its|their|his|this|these|those(?!\ (?:who|that|with|in))|such(?!\ as)|the\ two
-    |both\ (?:are|have|were|can|will|share|offer|use|need|come)|either\ (?:is|way|one))\b""",
-    re.VERBOSE | re.IGNORECASE,
+    _phrases(
+        "it|they|he|she|its|their|his|her|that",
+        "(?:this|these)(?! (?:morning|evening|day|days|week|month|year|time|spring|summer|autumn|winter))",
+        "those(?! (?:who|that|with|in))|such(?! as)(?! \\w+ as)|the two",
+        "both (?:are|have|were|can|will|share|offer|use|need|come)|either (?:is|way|one)",
+    ),
+    re.IGNORECASE,
 )
 _EXPLETIVE = re.compile(
     r"it(?:['\u2019]s| is| was| can be| may be| might be| will be| takes?| helps| pays| rain\w*| snow\w*)\b"
     r"(?=.{0,60}\b(?:to|that|when|if|how|why|what|whether|until)\b| (?:rain|snow|getting|cold|dark|time))",
     re.IGNORECASE,
+)
+_WEATHER = re.compile(
+    r"\w+\s+it\s+(?:is|was)\s+(?:warm|cold|hot|dark|late|early|time|possible|safe|too)\b", re.IGNORECASE
 )
 _OPENING = re.compile(r"[^\w]*")
 _NAMING = re.compile(r"[^\W\d_]{2,}")
@@ -94,7 +113,10 @@ def sibling_reference(chunk: str, before: str) -> str | None:
         return found[0]
     start = _OPENING.match(chunk)
     opening = start.end() if start else 0
-    if found := _LEANING.match(chunk, opening):
+    leaning = _LEANING.match(chunk, opening)
+    if leaning and not _WEATHER.match(chunk, opening):
+        return leaning[0]
+    if found := _TURNING.match(chunk, opening):
         return found[0]
     found = _PRONOUN.match(chunk, opening)
     if found and not _NAMING.search(before) and not _EXPLETIVE.match(chunk, opening):

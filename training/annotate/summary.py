@@ -43,9 +43,9 @@ class Parallelism(BaseModel):
     def __str__(self) -> str:
         spread = ", ".join(f"{name} {value:.2f}" for name, value in self.quantiles.items())
         return (
-            f"{self.any_share:.1%} of {self.answers} answers have a promise, {self.promises:.1f} each on average; "
-            f"theoretical speed-up {self.geometric_mean_speedup:.3f} in the geometric mean "
-            f"(mean {self.mean_speedup:.3f}; where there is a promise {self.geometric_mean_any:.3f}); {spread}"
+            f"{self.any_share:.1%} of {self.answers} answers have promises, {self.promises:.1f} each;\n"
+            f"theoretical speed-up {self.geometric_mean_speedup:.3f} in the geometric mean, mean "
+            f"{self.mean_speedup:.3f}, where there is a promise {self.geometric_mean_any:.3f}; {spread}"
         )
 
 

@@ -1,0 +1,233 @@
+"""`annotate` against a real endpoint whose annotator errs in known ways."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from annotator_server import Annotator, running_annotator
+
+from pasta_async import BackendConnectError, BackendStatusError, InvalidRequest
+from pasta_async.lang import check
+from pasta_async.training.annotate.__main__ import AnnotateSettings, annotate, main
+from pasta_async.training.annotate.journal import Asked, Journal, Reply
+from pasta_async.training.corpus import plain_record, read_records, rough_tokens, write_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RESPONSE = (
+    "Bread needs flour, water and salt, and the patience of whoever bakes it in the morning.\n\n"
+    "Soup needs a large pot and whatever the garden has to offer in the week of your guests.  \n"
+    "A spoon of vinegar at the end wakes it up.\n\n"
+    "Done."
+)
+
+
+@pytest.fixture
+def annotator() -> Iterator[Annotator]:
+    with running_annotator() as running:
+        yield running
+
+
+def settings(annotator: Annotator, folder: Path, *prompts: str, **more: Any) -> AnnotateSettings:
+    """Settings for a run over some prompts, all with the same response."""
+    data = folder / "data.jsonl"
+    write_records(data, [plain_record([{"role": "user", "content": p}], RESPONSE) for p in prompts])
+    given = {"base_url": annotator.url, "model": "annotator", "in_flight": 2, "retries": 1, **more}
+    return AnnotateSettings(data=str(data), out=folder / "out", **given)
+
+
+def rejected(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / "rejected.jsonl").read_text().splitlines()]
+
+
+def test_a_right_reply_becomes_a_record_with_the_same_text(annotator: Annotator, tmp_path: Path) -> None:
+    summary = annotate(settings(annotator, tmp_path, "one", "two"))
+    records = list(read_records(tmp_path / "out" / "annotated.jsonl"))
+    assert [record.prompt for record in records] == ["one", "two"]
+    for record in records:
+        assert record.document.text == RESPONSE
+        assert check(record.written) == []
+        assert record.annotator == "annotator"
+        assert record.scores["text_speedup"] > 1
+        for promise in record.document.promises:
+            assert promise.chunk and promise.tokens
+            assert 0 <= promise.tokens - rough_tokens(promise.chunk.text) < 10
+    assert (summary.accepted, summary.requests, summary.completion_tokens) == (2, 2, 40)
+    assert summary.parallelism and summary.parallelism.any_share == 1
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["accepted"] == 2
+
+
+@pytest.mark.parametrize("mark", ["estimate", "fence", "space", "quotes"])
+def test_what_can_be_put_right_costs_no_second_request(
+    annotator: Annotator, tmp_path: Path, mark: str
+) -> None:
+    assert annotate(settings(annotator, tmp_path, f"[{mark}]")).requests == 1
+    (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
+    assert record.document.text == RESPONSE
+    assert check(record.written) == []
+    assert len(record.document.promises) == 2
+
+
+@pytest.mark.parametrize(
+    ("mark", "code"),
+    [
+        ("text", "text-changed"),
+        ("form", "promise-nested"),
+        ("topic", "topic-long"),
+        ("nothing", "text-changed"),
+        ("cut", "reply-cut"),
+    ],
+)
+def test_a_wrong_reply_is_told_what_is_wrong_and_tried_again(
+    annotator: Annotator, tmp_path: Path, mark: str, code: str
+) -> None:
+    summary = annotate(settings(annotator, tmp_path, f"[{mark}]"))
+    assert (summary.accepted, summary.requests) == (1, 2)
+    assert summary.reasons == {code: 1}
+    first, second = annotator.conversations
+    assert second[: len(first)] == first
+    assert code in second[-1]["content"]
+
+
+def test_what_stays_wrong_is_put_aside_with_its_reason(annotator: Annotator, tmp_path: Path) -> None:
+    summary = annotate(settings(annotator, tmp_path, "fine", "[topic] [always]", tries=3))
+    assert (summary.accepted, summary.rejected, summary.requests) == (1, 1, 4)
+    (one,) = rejected(tmp_path)
+    assert one["record"]["messages"][0]["content"] == "[topic] [always]"
+    assert "topic-long" in one["reasons"][0]
+    assert "four words and more" in one["reply"]
+
+
+def test_requests_in_flight_are_limited_and_the_limit_is_used(annotator: Annotator, tmp_path: Path) -> None:
+    annotator.gather = 4
+    annotate(settings(annotator, tmp_path, *map(str, range(12)), in_flight=4))
+    assert annotator.most_at_once == 4
+
+
+def test_short_answers_stay_plain_without_a_request(annotator: Annotator, tmp_path: Path) -> None:
+    summary = annotate(settings(annotator, tmp_path, "one", ask_from=1000))
+    assert (summary.accepted, summary.unasked, annotator.requests) == (1, 1, [])
+    assert next(read_records(tmp_path / "out" / "annotated.jsonl")).document.promises == ()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_reply_that_arrived_is_paid_for_again(
+    annotator: Annotator, tmp_path: Path, how: signal.Signals
+) -> None:
+    """The process ends in the middle, at a place that is known: two requests wait, all others are answered."""
+    made = settings(annotator, tmp_path, *(f"{k} [text]" if k % 3 else str(k) for k in range(8)))
+    command = [sys.executable, "-m", "pasta_async.training.annotate", "--in-flight", "2"]
+    command += [
+        "--data",
+        made.data,
+        "--out",
+        str(made.out),
+        "--base-url",
+        annotator.url,
+        "--model",
+        "annotator",
+    ]
+    annotator.answer_at_most = 5
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    annotator.wait_for_requests(7)  # a worker asks when its last reply is on the disk
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if how is signal.SIGKILL else 130)
+    assert how is signal.SIGKILL or "the same command goes on" in said
+    kept = (made.out / "journal.jsonl").read_bytes()
+    assert kept.count(b"\n") == 1 + 5
+
+    annotator.release()
+    summary = annotate(made)
+    assert (summary.accepted, summary.resumed, summary.requests) == (8, 5, 8)
+    assert (made.out / "journal.jsonl").read_bytes().startswith(kept)
+    asked = annotator.prompts()
+    lost = asked.total() - summary.requests - summary.resumed
+    assert lost == 2  # the two that nobody answered before the end
+
+
+def test_a_finished_run_asks_nothing(annotator: Annotator, tmp_path: Path) -> None:
+    made = settings(annotator, tmp_path, "one", "[text] two", "[form] [always]")
+    before = annotate(made)
+    output = (tmp_path / "out" / "annotated.jsonl").read_bytes()
+    after = annotate(made)
+    assert (after.requests, after.resumed) == (0, before.requests)
+    assert (after.accepted, after.rejected) == (before.accepted, before.rejected)
+    assert (tmp_path / "out" / "annotated.jsonl").read_bytes() == output
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_request_that_fails_on_its_way_is_sent_again(
+    annotator: Annotator, tmp_path: Path, status: int
+) -> None:
+    assert annotate(settings(annotator, tmp_path, f"[{status}]")).accepted == 1
+    assert len(annotator.requests) == 2
+
+
+def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
+    annotator: Annotator, tmp_path: Path
+) -> None:
+    summary = annotate(settings(annotator, tmp_path, "one", "[400]"))
+    assert (summary.accepted, summary.unanswered) == (1, 1)
+    assert "as the prompt says: 400" in rejected(tmp_path)[0]["reasons"][0]
+    assert annotate(settings(annotator, tmp_path, "one", "[400]")).requests == 1
+
+
+def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tmp_path: Path) -> None:
+    made = settings(annotator, tmp_path, "one", "[401]", "three", in_flight=1)
+    with pytest.raises(BackendStatusError, match=r"401 .*'annotator'"):
+        annotate(made)
+    assert (tmp_path / "out" / "journal.jsonl").read_text().count("\n") == 2
+
+
+def test_nobody_at_the_address_is_an_error_that_names_it(annotator: Annotator, tmp_path: Path) -> None:
+    made = settings(annotator, tmp_path, "one", base_url="http://127.0.0.1:9/v1", retries=0)
+    with pytest.raises(BackendConnectError, match="127.0.0.1:9"):
+        annotate(made)
+
+
+async def test_a_line_that_was_cut_is_dropped(tmp_path: Path) -> None:
+    asked = Asked(model="a", prompt="b", temperature=0)
+    with Journal(tmp_path / "journal", asked) as journal:
+        await journal.append(Reply(key="k", text="kept", finish="stop"))
+    with (tmp_path / "journal").open("ab") as torn:
+        torn.write(b'{"key":"k","te')
+    with Journal(tmp_path / "journal", asked) as journal:
+        assert [reply.text for reply in journal.replies["k"]] == ["kept"]
+        await journal.append(Reply(key="k", text="next", finish="stop"))
+    with Journal(tmp_path / "journal", asked) as journal:
+        assert [reply.text for reply in journal.replies["k"]] == ["kept", "next"]
+
+
+def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_path: Path) -> None:
+    annotate(settings(annotator, tmp_path, "one"))
+    with pytest.raises(InvalidRequest, match="name another folder"):
+        annotate(settings(annotator, tmp_path, "one", model="another"))
+
+
+def test_the_command_line_refuses_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--data", "x.jsonl", "--out", str(tmp_path)])
+    assert "--heuristic" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="no such file"):
+        main(["--data", "x.jsonl", "--out", str(tmp_path), "--heuristic"])
+
+
+def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = "\n".join(f"{k}. {'word ' * 30}here" for k in range(1, 4))
+    data = tmp_path / "data.jsonl"
+    write_records(data, [plain_record([{"role": "user", "content": "List."}], items)])
+    main(["--data", str(data), "--out", str(tmp_path / "out"), "--heuristic"])
+    (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
+    assert (record.document.text, len(record.document.promises)) == (items, 3)
+    assert record.annotator == "structure:points"
+    assert "100.0% of 1" in capsys.readouterr().out
