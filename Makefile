@@ -69,6 +69,6 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(PY)
 
 # SGLang goes in without its dependencies: they name another torch (requirements/sglang-cpu.txt).
 $(VENV)/.test: $(VENV)/.demo requirements/sglang-cpu.txt
-	$(INSTALL) --no-build-isolation --editable '.[local,cli,server,train,evals,dev]' --requirement requirements/sglang-cpu.txt
+	$(INSTALL) --no-build-isolation --editable '.[local,cli,server,otel,train,evals,dev]' --requirement requirements/sglang-cpu.txt
 	$(INSTALL) --no-deps sglang xgrammar
 	@touch $@

@@ -86,7 +86,8 @@ class Client:
         settings = Settings()
         self.limits: Limits = limits or settings.limits
         self._clock = clock
-        self._observers = tuple(observers)
+        self.observers: list[Observer] = list(observers)
+        """Told of the answers that begin from now on."""
         named = backend or settings.backends
         self._owned = isinstance(named, str | Sequence)
         self._backend = (
@@ -203,7 +204,7 @@ class Client:
             baseline=question.baseline,
             streamed=emit is not None,
         )
-        with Observation(self._observers, start) as observation:
+        with Observation(tuple(self.observers), start) as observation:
             observation.generation = await self._decode(question, start, observation, emit, watch)
             return observation.generation
 

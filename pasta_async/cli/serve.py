@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_ACCESS, _LIMITS = "Who may ask", "Limits"
+_ACCESS, _LIMITS, _SEEN = "Who may ask", "Limits", "What an operator sees"
 
 
 def serve(
@@ -66,7 +66,24 @@ def serve(
         typer.Option(help="Seconds for open answers after SIGTERM; default: 30.", rich_help_panel=_LIMITS),
     ] = None,
     log_text: Annotated[
-        bool | None, typer.Option("--log-text", help="Let prompts and answers appear in the log.")
+        bool | None,
+        typer.Option(
+            "--log-text", help="Let prompts and answers appear in logs and traces.", rich_help_panel=_SEEN
+        ),
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(help="text, or json for JSON lines; default: text.", rich_help_panel=_SEEN)
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error; default: info.", rich_help_panel=_SEEN),
+    ] = None,
+    otel: Annotated[
+        bool | None,
+        typer.Option(
+            help="Send traces over OTLP, as the OTEL_* variables say; default: if they name an endpoint.",
+            rich_help_panel=_SEEN,
+        ),
     ] = None,
 ) -> None:
     """Serve OpenAI's API: answers decode in parallel, for any OpenAI client.
@@ -87,6 +104,9 @@ def serve(
         "timeout": timeout,
         "drain_seconds": drain_seconds,
         "log_text": log_text,
+        "log_format": log_format,
+        "log_level": log_level,
+        "otel": otel,
     }
     limits = {"max_threads": max_threads, "client_threads": client_threads}
     with errors_in_words():

@@ -18,6 +18,7 @@ from pasta_async.server.admission import Admission
 from pasta_async.server.chat import chat_completions
 from pasta_async.server.completions import completions
 from pasta_async.server.keys import KeyGuard, read_keys
+from pasta_async.server.operations import Operations
 from pasta_async.server.page import playground
 from pasta_async.server.problems import Problem, told
 from pasta_async.server.service import Service, service_of
@@ -56,29 +57,34 @@ def create_app(
     """
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend)
+    operations = Operations(settings)
+    own = [*_routes(), Route("/metrics", operations.metrics)]
     app = Starlette(
-        routes=[*_routes(), *routes],
-        middleware=_middleware(settings),
+        routes=[*own, *routes],
+        middleware=[*operations.middleware([route.path for route in own]), *_middleware(settings)],
         exception_handlers={HTTPException: _no_such_route},
-        lifespan=_lifespan(client, settings, owned=client is not backend),
+        lifespan=_lifespan(client, settings, operations, owned=client is not backend),
     )
     return app
 
 
-def _lifespan(client: Client, settings: ServerSettings, *, owned: bool):
+def _lifespan(client: Client, settings: ServerSettings, operations: Operations, *, owned: bool):
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         try:
-            app.state.service = Service(client, await client.connect(), settings, Admission(settings))
-            yield
+            admission = Admission(settings)
+            app.state.service = Service(client, await client.connect(), settings, admission)
+            with operations.watching(client, admission):
+                yield
         finally:
             if owned:
                 await client.aclose()
+            await operations.aclose()
 
     return lifespan
 
 
-def _routes() -> list[BaseRoute]:
+def _routes() -> list[Route]:
     return [
         Route("/", playground),
         Route("/health", _health),

@@ -11,6 +11,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from pasta_async.errors import InvalidRequest
 from pasta_async.server.app import create_app
 from pasta_async.server.keys import read_keys
+from pasta_async.server.logs import log_config
 
 if TYPE_CHECKING:
     from pasta_async.client import Client
@@ -57,5 +58,6 @@ def uvicorn_server(client: Client, settings: ServerSettings) -> uvicorn.Server:
             port=settings.port,
             timeout_graceful_shutdown=round(settings.drain_seconds),
             server_header=False,
+            log_config=log_config(settings),
         )
     )

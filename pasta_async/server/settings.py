@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -82,7 +83,19 @@ class ServerSettings(BaseSettings):
     drain_seconds: float = Field(default=30.0, ge=1)
     """Seconds that open answers have to end after SIGTERM before they are cancelled."""
     log_text: bool = False
-    """Whether prompts, answers and what an engine said of them may appear in logs."""
+    """Whether prompts, answers and what an engine said of them may appear in logs and traces."""
+    log_format: Literal["text", "json"] = "text"
+    """Lines to read, or JSON lines."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From `debug` on, logs tell of threads and requests too."""
+    otel: bool | None = None
+    """Whether traces go out over OpenTelemetry; None: if `OTEL_EXPORTER_OTLP_ENDPOINT` says where to."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether traces go out."""
+        where = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        return any(map(os.environ.get, where)) if self.otel is None else self.otel
 
     @property
     def loopback(self) -> bool:
