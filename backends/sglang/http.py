@@ -7,16 +7,19 @@ import importlib
 import itertools
 import random
 import zlib
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import server_facts, vocab_size
 from pasta_async.backends.sglang.parameters import checked_ids, forcing, request_ids, sampling_params
+from pasta_async.backends.sglang.router import ROUTING_KEY, engines
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
 from pasta_async.backends.sglang.words import ServerWords, Words
 from pasta_async.errors import (
+    BackendConnectError,
     BackendError,
     BackendProtocolError,
     BackendStatusError,
@@ -26,7 +29,7 @@ from pasta_async.errors import (
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     import httpx
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SGLangBackend"]
 
+_T = TypeVar("_T")
+
 ABORT_SECONDS = 5.0
 """How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
 
@@ -45,9 +50,11 @@ MAX_RETRY_AFTER = 60.0
 
 
 class SGLangBackend:
-    """An SGLang server.
+    """An SGLang server, or a router (`sglang-router`) in front of some.
 
-    Needs nothing but the URL: prompts and chat templates are encoded by the server.
+    Needs nothing but the URL: prompts and chat templates are encoded by the server. A router encodes nothing
+    and aborts nothing, so its workers must be reachable too, at the addresses that it knows them by. It keeps
+    an answer on one worker under `--policy manual`, by the header `X-SMG-Routing-Key`.
 
     Args:
         url: Base URL of the server, a path included where it has one.
@@ -85,6 +92,7 @@ class SGLangBackend:
         self._backoff = backoff
         self._vocab_size = vocab_size
         self._connecting = asyncio.Lock()
+        self._engines = [self._server]
         self._known: tuple[ServerFacts, ModelInfo, Words] | None = None
         self._rids = request_ids()
         self._cleanups: set[asyncio.Task[None]] = set()
@@ -113,14 +121,16 @@ class SGLangBackend:
         return self._known
 
     async def _handshake(self) -> tuple[ServerFacts, ModelInfo, Words]:
-        facts = await server_facts(self._server)
+        self._engines = await engines(self._server)
+        engine = self._engines[0]
+        facts = await server_facts(engine)
         if not facts.has_tokenizer and self._folder is None:
             raise UnsupportedModel(
-                f"{self._server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
+                f"{engine.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
                 "nor read an answer. Start it without, or pass tokenizer= with the model's folder."
             )
-        size = self._vocab_size or await vocab_size(self._server)
-        words: Words = ServerWords(self._server)
+        size = self._vocab_size or await vocab_size(engine)
+        words: Words = ServerWords(engine)
         if self._folder is not None:
             words = await asyncio.to_thread(_local_words, self._folder)
         tags, ends = await words.learn()
@@ -136,18 +146,27 @@ class SGLangBackend:
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data. May be cancelled at any point."""
-        _, _, words = await self._connected()
-        return await words.encode(text)
+        return await self._by_words(lambda words: words.encode(text))
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Encode messages by the model's chat template. May be cancelled at any point."""
-        _, _, words = await self._connected()
-        return await words.encode_chat(messages, template_kwargs)
+        return await self._by_words(lambda words: words.encode_chat(messages, template_kwargs))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids. May be cancelled at any point."""
-        _, info, words = await self._connected()
-        return await words.detokenize(checked_ids(ids, info))
+        checked = checked_ids(ids, await self.connect())
+        return await self._by_words(lambda words: words.detokenize(checked))
+
+    async def _by_words(self, work: Callable[[Words], Awaitable[_T]]) -> _T:
+        _, _, words = await self._connected()
+        try:
+            return await work(words)
+        except BackendConnectError:
+            if self._engines == [self._server]:
+                raise
+        await self.check()  # a router's worker has gone: it knows others
+        _, _, words = await self._connected()
+        return await work(words)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -164,7 +183,8 @@ class SGLangBackend:
         form = facts.incremental if request.stream else False
         read = Increments(incremental=form, has_text=facts.has_tokenizer)
         pieces = words.reader(request.stop_ids)
-        call, event = await self._begin(body, headers=request.headers)
+        headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
+        call, event = await self._begin(body, headers=headers)
         try:
             while event is not None:
                 for piece in await pieces.read(read.take(event)):
@@ -208,7 +228,7 @@ class SGLangBackend:
     ) -> tuple[_Call, dict[str, Any] | None]:
         """Send a request until its first event is there."""
         for attempt in itertools.count():
-            call = _Call(self._server, path, {**body, "rid": next(self._rids)}, headers)
+            call = _Call(self._server, path, {**body, "rid": next(self._rids)}, headers, self._engines)
             try:
                 return call, await call.start()
             except BackendError as error:
@@ -254,9 +274,14 @@ class _Call:
     """One request on the server."""
 
     def __init__(
-        self, server: Server, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
+        self,
+        server: Server,
+        path: str,
+        body: dict[str, Any],
+        headers: Mapping[str, str] | None,
+        engines: Sequence[Server],
     ) -> None:
-        self._server, self._path = server, path
+        self._server, self._path, self._engines = server, path, engines
         self._body, self._headers = body, headers
         self._stream: EventStream | None = None
         self.finished = False
@@ -281,7 +306,6 @@ class _Call:
 
     async def _abort(self) -> None:
         """Ask for the request's end; closing its connection asks again, so no failure matters here."""
-        try:
-            await self._server.post("/abort_request", {"rid": self._body["rid"]})
-        except BackendError:
-            pass
+        for engine in self._engines:  # only one knows it
+            with suppress(BackendError):
+                await engine.post("/abort_request", {"rid": self._body["rid"]})

@@ -47,6 +47,7 @@ class Server:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = httpx.Timeout(timeout)
         self._owned = client is None
+        self._key = api_key
         self._client = client or httpx.AsyncClient(
             limits=httpx.Limits(
                 max_connections=max_connections + SPARE_CONNECTIONS,
@@ -54,6 +55,10 @@ class Server:
                 keepalive_expiry=KEEPALIVE,
             ),
         )
+
+    def at(self, url: str) -> Server:
+        """Another server, reached by the same connections; it need not be closed."""
+        return Server(url, api_key=self._key, client=self._client, timeout=self._timeout, max_connections=1)
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path."""
