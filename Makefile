@@ -49,8 +49,9 @@ bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
-picture: $(VENV)/.demo ## draw docs/live.svg anew
+picture: $(VENV)/.test ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
 	$(PY) docs/draw_live.py
+	$(PY) docs/draw_playground.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@
   const { Lane, Prose, Clock, promiseTag, syncTag } = views;
   const by = (id) => document.getElementById(id);
   const DRAW_EVERY = 80; // milliseconds
+  const NARROW = matchMedia("(max-width: 60rem)");
 
   const EXAMPLES = {
     "pasta-tiny": {
@@ -109,16 +110,18 @@
 
     finish() {
       const { elapsed } = this.generation;
-      if (this.clock.open.length) {
-        this.clock.wait(this.generation.threads[0].ended);
-        this.clock.join(elapsed);
-      }
+      this.clock.join(elapsed);
       this.prose.settle(this.generation.text);
       showNumbers(by("numbers"), this.generation, null);
       this.draw({ now: true });
       answered = { generation: this.generation, rounds: this.clock.joins, prompt: this.prompt };
       const threads = this.generation.threads.length;
       tell(`Done in ${seconds(elapsed)}, with ${threads === 1 ? "one thread: nothing here was independent" : `${threads} threads`}.`);
+    }
+
+    tellHowMany() {
+      const count = this.clock.running.size;
+      if (count) tell(count > 1 ? `${count} threads decode at the same time …` : "One thread decodes …");
     }
 
     on = {
@@ -133,8 +136,7 @@
       "thread.started"({ thread, time }) {
         this.clock.start(thread, time);
         this.lanes[thread].state("decodes");
-        const count = this.clock.running.size;
-        tell(count > 1 ? `${count} threads decode at the same time …` : "The main thread decodes …");
+        this.tellHowMany();
       },
       "thread.delta"({ thread, delta }) {
         this.clock.heard(thread);
@@ -145,6 +147,8 @@
         this.clock.done(record);
         this.lanes[thread].done(record);
         if (record.finish === "superseded") this.prose.replaced(thread, record.text);
+        if (!thread) this.clock.wait(record.ended);
+        this.tellHowMany();
       },
       "thread.failed"({ thread, error, action }) {
         const words = { retry: "tries again", sequence: "is taken up later", fail: "failed" };
@@ -153,6 +157,7 @@
       },
       "sync.waiting"({ time }) {
         this.clock.wait(time);
+        this.tellHowMany();
         this.sync = this.lanes[0].mark(syncTag());
         this.lanes[0].state("waits", "waits for its threads");
       },
@@ -162,7 +167,7 @@
         this.sync?.classList.remove("waiting");
         this.sync?.replaceChildren("sync · joined");
         this.lanes[0].state("decodes");
-        tell("The threads are joined; main goes on …");
+        this.tellHowMany();
       },
     };
   }
@@ -269,6 +274,7 @@
     }
     answered = null;
     perform(new Answer(prompt));
+    if (NARROW.matches) by("state").scrollIntoView({ block: "start" });
   }
 
   async function share() {

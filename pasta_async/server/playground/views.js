@@ -176,7 +176,7 @@ const views = (() => {
 
     join(time) {
       const round = this.rounds.at(-1);
-      if (round) round.kept = round.joined = time;
+      if (round) round.kept = round.joined ??= time;
     }
 
     stop() {
