@@ -16,7 +16,7 @@ from pasta_async.evals.journal import Journal
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-__all__ = ["environment", "markdown_table", "opened_journal", "write_rows"]
+__all__ = ["cell", "environment", "markdown_table", "opened_journal", "write_rows"]
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
@@ -38,7 +38,7 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return ""
     head = list(rows[0])
-    lines = [head, ["---"] * len(head), *([_cell(row[key]) for key in head] for row in rows)]
+    lines = [head, ["---"] * len(head), *([cell(row[key]) for key in head] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -66,7 +66,8 @@ def opened_journal(path: Path | str | None, measured: Mapping[str, Any]) -> Gene
         yield journal
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value of a table: floats with three significant digits, whole numbers in groups of three."""
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)

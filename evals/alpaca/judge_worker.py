@@ -35,6 +35,10 @@ _HOPELESS = (400, 401, 403, 404)
 """Status codes that asking again does not change."""
 
 
+class DeadJudge(Exception):
+    """Not one usable judgement."""
+
+
 class Judge:
     """Asks for judgements through AlpacaEval's own function, keeps each one, and gives up on a dead judge."""
 
@@ -54,6 +58,8 @@ class Judge:
         """In place of `openai_completions`; an empty completion where the judge gave none of use."""
         with ThreadPoolExecutor(self._together) as pool:
             replies = list(pool.map(lambda prompt: self._judge(prompt, kwargs), prompts))
+        if not any(reply["text"] for reply in replies):  # AlpacaEval would trip over it
+            raise DeadJudge
         nothing = [0.0] * len(replies)
         return {
             "completions": [reply["text"] for reply in replies],
@@ -123,7 +129,24 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     judge = Judge(job, transport.openai_completions, usable)
     transport.openai_completions = judge
-    _, annotations = alpaca_eval.evaluate(  # pyright: ignore[reportGeneralTypeIssues] - says it may be None
+    told: dict[str, Any] = {
+        "judge_config": {**config, "prompt_template_sha256": hashlib.sha256(template).hexdigest()},
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+    try:
+        annotations = _annotations(alpaca_eval.evaluate, job)
+    except DeadJudge:
+        return {**told, "missing": len(job["model_outputs"]), "reason": judge.reason}
+    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in annotations]
+    told |= {"preferences": preferences, "missing": preferences.count(None), "reason": judge.reason}
+    if told["missing"] > job["allow_missing"]:
+        return told
+    return {**told, **_metrics(job, pd.DataFrame(annotations))}
+
+
+def _annotations(evaluate: Callable[..., Any], job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The judged pairs, in the order of the prompts."""
+    _, annotations = evaluate(
         model_outputs=job["model_outputs"],
         reference_outputs=job["reference_outputs"],
         annotators_config=job["config"],
@@ -137,23 +160,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         seed=job["seed"],
         annotation_kwargs={"chunksize": None},
     )
-    if annotations is None:
-        raise SystemExit("AlpacaEval returned no judgements")
     asked = [row["instruction"] for row in job["model_outputs"]]
     if [row["instruction"] for row in annotations] != asked:
         raise SystemExit("AlpacaEval returned the judgements in another order than the prompts'")
-    preferences = [row["preference"] for row in annotations]
-    missing = sum(value is None or math.isnan(value) for value in preferences)
-    told = {
-        "preferences": [None if value is None or math.isnan(value) else value - 1 for value in preferences],
-        "missing": missing,
-        "reason": judge.reason,
-        "judge_config": {**config, "prompt_template_sha256": hashlib.sha256(template).hexdigest()},
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-    }
-    if missing > job["allow_missing"]:
-        return told
-    return {**told, **_metrics(job, pd.DataFrame(annotations))}
+    return annotations
 
 
 def _config(job: dict[str, Any]) -> tuple[dict[str, Any], bytes]:

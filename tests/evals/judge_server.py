@@ -1,4 +1,4 @@
-"""A judge: an OpenAI-compatible server that is asked which of two answers is better, and always says the same."""
+"""A judge: an OpenAI-compatible server that is asked which of two answers is better, and never wavers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def silent(judge: Judge, handler: BaseHTTPRequestHandler) -> None:
 def talkative(judge: Judge, handler: BaseHTTPRequestHandler) -> None:
     """An answer without log probabilities."""
     message = {"role": "assistant", "content": "Well"}
-    send(handler, 200, {"choices": [{"index": 0, "finish_reason": "stop", "message": message}], "usage": USAGE})
+    send(
+        handler, 200, {"choices": [{"index": 0, "finish_reason": "stop", "message": message}], "usage": USAGE}
+    )
 
 
 def not_json(judge: Judge, handler: BaseHTTPRequestHandler) -> None:
@@ -95,7 +97,11 @@ USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 def send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: str) -> None:
     content = (body if isinstance(body, str) else json.dumps(body)).encode()
     handler.send_response(status)
-    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(content)), **headers}.items():
+    for name, value in {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        **headers,
+    }.items():
         handler.send_header(name, value)
     handler.end_headers()
     handler.wfile.write(content)

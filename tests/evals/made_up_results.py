@@ -1,0 +1,141 @@
+"""Result files of every kind, with figures that nobody measured."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pasta_async import Client
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.clock import VirtualClock
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.load import Answered, Block
+from pasta_async.evals.methods import Played
+from pasta_async.evals.prompts import held_out
+from pasta_async.evals.task import outcome
+from pasta_async.evals.timing import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+ENVIRONMENT = {"time": "2026-01-01 00:00:00 UTC", "cpu": "Imaginary 1", "cores": 2, "load": 0.5}
+
+WRITTEN = (
+    "Two parts. "
+    + "".join(
+        f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+        for topic, words in (("causes <b>", 40), ("outcome", 30))
+    )
+    + "<sync/> Taken together, that is all."
+)
+
+
+def estimate(value: float, by: float) -> dict[str, float]:
+    return {"value": value, "low": value - by, "high": value + by}
+
+
+def alpaca(win_rate: float, speedup: float) -> dict[str, Any]:
+    return {
+        "benchmark": "alpaca",
+        "backend": "http://127.0.0.1:30000",
+        "prompts": {"sha256": "0", "official": False, "count": 60},
+        "judge": {"model": "made-up judge"},
+        "length_control": "length_controlled_noreg",
+        "why_this_length_control": "told <here>",
+        "versions": {"alpaca_eval": "0.6.6"},
+        "environment": ENVIRONMENT,
+        "win_rate": estimate(win_rate + 1, 3),
+        "length_controlled_win_rate": {**estimate(win_rate, 3), "draws": 200},
+        "mean_length": {"parallel": 900.0, "baseline": 950.0},
+        "malformed": 0.01,
+        "theoretical_speedup": estimate(speedup, 0.1),
+        "by_dataset": [{"dataset": "koala", "prompts": 60, "win_rate": estimate(win_rate, 4)}],
+    }
+
+
+def task() -> dict[str, Any]:
+    prompts = held_out(["describe", "chain"], 8)
+    right = [prompt.example.document.text if prompt.example else "" for prompt in prompts]
+    answers = [
+        Answer(n, form, "No." if (n, form) == (3, "parallel") else right[n], "", 60, 42 + n, 2, 0.1, True)
+        for n in range(len(prompts))
+        for form in ("baseline", "parallel")
+    ]
+    head = {"benchmark": "task", "backend": "local:", "environment": ENVIRONMENT}
+    return {**head, **outcome(prompts, answers)}
+
+
+def runs() -> Iterable[Run]:
+    draw = random.Random(0)
+    for prompt in range(40):
+        tokens, critical = draw.randrange(150, 400), draw.randrange(90, 150)
+        for form, length, faster in (("baseline", tokens, 1.0), ("parallel", critical, 0.88)):
+            seconds = length / 100 / faster * draw.uniform(0.97, 1.05)
+            yield Run(
+                prompt=prompt,
+                family="describe",
+                form=form,
+                number=0,
+                seconds=seconds,
+                cpu_seconds=seconds / 2,
+                first_token=0.02,
+                tokens=tokens,
+                critical_path=length,
+                cached_tokens=30,
+                prefilled_tokens=70,
+                requests=3,
+                well_formed=True,
+                right=True,
+                text="text",
+            )
+
+
+def played() -> Iterable[Played]:
+    draw = random.Random(1)
+    methods = {
+        "sequential": (1.0, 1.0),
+        "pasta": (0.55, 0.9),
+        "skeleton": (0.62, 0.8),
+        "no join": (0.6, 0.92),
+    }
+    for prompt in range(20):
+        length = draw.randrange(200, 500)
+        for name, (share, realised) in methods.items():
+            path = round(length * share * draw.uniform(0.9, 1.1)) if share < 1 else length
+            yield Played(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
+
+
+def blocks() -> Iterable[Block]:
+    draw = random.Random(2)
+    for mode, levels in (("closed", (1, 4, 16, 64)), ("open", (0.5, 1, 2))):
+        for level in levels:
+            for name, share, cost in (("sequential", 1.0, 1.0), ("pasta", 0.6, 1.5)):
+                seconds = 2 * share * (1 + cost * level / 24)
+                answers = tuple(
+                    Answered(n, n * seconds / level, seconds * draw.uniform(0.8, 1.4), 0.05, 200)
+                    for n in range(16)
+                )
+                yield Block(mode, float(level), name, 16 * seconds / level, answers)
+
+
+async def write_results(folder: Path) -> dict[str, Path]:
+    """A file of each kind, and their paths by kind; the answer is decoded by a scripted model."""
+    rows = {"speed": runs(), "methods": played(), "load": blocks()}
+    written = {name: folder / f"{name}.jsonl" for name in rows}
+    for name, path in written.items():
+        head = [{"benchmark": name, "backend": "local:"}, {"environment": ENVIRONMENT}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*head, *map(asdict, rows[name])]))
+    clock = VirtualClock()
+    async with Client(ScriptedBackend(WRITTEN, clock=clock, latency=0.01), clock=clock) as client:
+        answer = await client.generate("Go on.")
+    objects = {"alpaca": alpaca(51.5, 1.4), "fast": alpaca(47, 1.8), "slow": alpaca(46, 1.2), "task": task()}
+    for name, content in objects.items():
+        written[name] = folder / name / "result.json"
+        written[name].parent.mkdir()
+        written[name].write_text(json.dumps(content))
+    written["answer"] = folder / "wars.json"
+    written["answer"].write_text(answer.model_dump_json())
+    return written

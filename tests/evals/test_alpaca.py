@@ -1,0 +1,220 @@
+"""AlpacaEval's own package, in its own process, against a real judge server; prompts are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from judge_server import (
+    failing,
+    first_is_better,
+    forbidding,
+    judging,
+    not_json,
+    prefers,
+    rate_limited,
+    silent,
+    talkative,
+)
+
+from pasta_async import InvalidRequest
+from pasta_async.evals.alpaca.__main__ import main
+from pasta_async.evals.alpaca.judging import JudgeFailed, JudgeServer, Options, judge, package_version
+from pasta_async.evals.alpaca.questions import Question, read_difficulty, read_questions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.evals.timing import Form
+
+pytestmark = pytest.mark.timeout(300)
+"""AlpacaEval takes three seconds of CPU to import, again and again, on a machine that may be busy."""
+
+
+def pairs(count: int) -> tuple[list[Question], dict[Form, list[str]]]:
+    """Prompts of two sources, and answers of several lengths."""
+    questions = [Question(f"What is {n} and {n}?", "ab"[n % 2]) for n in range(count)]
+    return questions, {
+        "baseline": [f"Plainly {2 * n}" + " indeed" * (n % 3) for n in range(count)],
+        "parallel": [f"In short {2 * n}" + " of course" * (n % 5) for n in range(count)],
+    }
+
+
+def options(**changed: Any) -> Options:
+    return Options(python=sys.executable, bootstrap=3, **changed)
+
+
+def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(tmp_path: Path) -> None:
+    questions, answers = pairs(20)
+    answers["parallel"][0] = answers["baseline"][0]  # a draw, about which nobody is asked
+    better = {*answers["parallel"][1:14], *answers["baseline"][14:]}
+    with judging(prefers(better, 0.9)) as (known, url):
+        server = JudgeServer(url, "some-judge", key="very secret")
+        difficulty = [math.sin(n) for n in range(20)]
+        found = judge(questions, answers, server, options(difficulty=difficulty), tmp_path)
+    expected = [0.5, *[0.9] * 13, *[0.1] * 6]
+    assert found["preferences"] == pytest.approx(expected)
+    assert found["winrate"]["win_rate"] == pytest.approx(100 * sum(expected) / 20)
+    assert (found["winrate"]["n_wins"], found["winrate"]["n_draws"]) == (13, 1)
+    assert 50 <= found["length_controlled"]["length_controlled_winrate"] < 90
+    assert len(found["length_controlled_draws"]) == 3
+    assert (found["missing"], known.asked.total()) == (0, 19)
+    assert set(known.keys) == {"Bearer very secret"}
+    assert not any(b"very secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_judge_who_likes_what_stands_first_gives_half(tmp_path: Path) -> None:
+    questions, answers = pairs(120)
+    with judging(first_is_better) as (_, url):
+        found = judge(questions, answers, JudgeServer(url, "biased"), options(together=8), tmp_path)
+    assert set(found["preferences"]) == {0, 1}
+    assert abs(found["winrate"]["win_rate"] - 50) < 100 * 2.6 * math.sqrt(0.25 / 120)  # 99 of 100
+
+
+def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
+    questions, answers = pairs(8)
+    troubles = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
+    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
+        judge_.trouble = lambda number, _: troubles.get(number)
+        found = judge(questions, answers, JudgeServer(url, "moody"), options(), tmp_path)
+        assert judge_.asked.total() == 8 + len(troubles)
+    assert found["preferences"] == [1.0] * 8
+    assert (found["missing"], found["winrate"]["win_rate"]) == (0, 100)
+
+
+def test_what_a_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Path) -> None:
+    questions, answers = pairs(8)
+    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
+        server = JudgeServer(url, "absent-minded", timeout=0.3, retries=0)
+        judge_.trouble = lambda _, text: silent if questions[5].instruction in text else None
+        with pytest.raises(JudgeFailed, match=r"1 of 8 pairs.*[Tt]imed? ?out"):
+            judge(questions, answers, server, options(), tmp_path)
+        found = judge(questions, answers, server, options(allow_missing=1), tmp_path)
+        assert found["missing"] == 1
+        assert found["preferences"][5] is None
+
+        judge_.trouble = lambda *_: None
+        judge_.asked.clear()
+        found = judge(questions, answers, server, options(), tmp_path)
+        assert found["preferences"] == [1.0] * 8
+        assert [questions[5].instruction in text for text in judge_.asked.elements()] == [True]
+
+
+@pytest.mark.parametrize("trouble", [failing, forbidding, talkative])
+def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any) -> None:
+    questions, answers = pairs(60)
+    with judging(first_is_better) as (judge_, url):
+        judge_.trouble = lambda *_: trouble
+        with pytest.raises(JudgeFailed, match=rf"of 60 pairs.*{url}|{url}.*of 60 pairs"):
+            judge(questions, answers, JudgeServer(url, "dead", retries=0), options(together=2), tmp_path)
+        assert judge_.asked.total() < 12
+
+
+def written(path: Path, questions: list[Question]) -> Path:
+    rows = ({"instruction": q.instruction, "dataset": q.dataset} for q in questions)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_the_command_answers_once_and_judges_what_it_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [
+        "Describe Mireko and Sotani. Mireko is a tall baker. Sotani is a young sailor.",
+        "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears and 5 melons.",
+        "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Follow the steps.",
+    ]
+    questions = [Question(prompt, "made up") for prompt in prompts]
+    out = tmp_path / "out"
+    command = [
+        "--prompts",
+        str(written(tmp_path / "p.jsonl", questions)),
+        "--out",
+        str(out),
+        "--max-tokens",
+        "60",
+    ]
+    main(command)
+    assert not (out / "result.json").exists()
+    rows = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
+    texts = {(row["prompt"], row["form"]): row["text"] for row in rows}
+    assert len(texts) == 6
+
+    with judging(prefers({texts[n, "parallel"] for n in range(3)})) as (judge_, url):
+        main([*command, "--judge", url, "--judge-model", "kind"])
+    draws = sum(texts[n, "parallel"] == texts[n, "baseline"] for n in range(3))
+    result = json.loads((out / "result.json").read_text())
+    assert result["win_rate"]["value"] == pytest.approx(100 - 50 * draws / 3)
+    assert judge_.asked.total() == 3 - draws
+    assert (result["same_text"], result["missing"]) == (draws, 0)
+    assert (result["prompts"]["count"], result["prompts"]["official"]) == (3, False)
+    assert result["length_control"] == "length_controlled_minimal"
+    assert "five prompts" in result["length_controlled_win_rate"]["reason"]
+    assert result["versions"]["alpaca_eval"].startswith("0.6.")
+    assert result["theoretical_speedup"]["value"] > 0
+    assert [row["dataset"] for row in result["by_dataset"]] == ["made up"]
+    assert len((out / "answers.jsonl").read_text().splitlines()) == 7  # nothing was answered again
+    assert "| made up | 3 |" in capsys.readouterr().out
+
+    with pytest.raises(SystemExit, match="max_tokens: 60 there, 61 now"):
+        main([*command[:-1], "61"])
+
+
+def difficulties(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) -> None:
+    questions = [Question("One?", ""), Question("Two?", "")]
+    head = "index,instruction_difficulty,instruction"
+    good = difficulties(tmp_path / "good.csv", head, "0,0.5,One?", "1,-1,Two?")
+    assert read_difficulty(good, questions) == [0.5, -1]
+    shuffled = difficulties(tmp_path / "shuffled.csv", head, "0,-1,Two?", "1,0.5,One?")
+    with pytest.raises(InvalidRequest, match=r"row 1 is of another prompt: 'Two\?'"):
+        read_difficulty(shuffled, questions)
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        (["index,instruction_difficulty", "0,1", "1,2"], "official order"),
+        (["index,instruction_difficulty", "0,1"], "1 rows for 2 prompts"),
+        (["index,instruction_difficulty,instruction", "1,1,One?", "0,2,Two?"], "row 1 has index 1"),
+        (["index,instruction_difficulty,instruction", "0,1,One?", "1,much,Two?"], "'much', no number"),
+        (["index,hardness", "0,1", "1,2"], "needs a column"),
+    ],
+)
+def test_difficulties_that_may_be_of_other_prompts_are_refused(
+    tmp_path: Path, rows: list[str], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        read_difficulty(difficulties(tmp_path / "d.csv", *rows), [Question("One?", ""), Question("Two?", "")])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no prompt"),
+        ('{"dataset": "a"}', "prompt 1 has no `instruction`"),
+        ('{"instruction": "One?"}\n{"instruction": "One?"}', "prompt 2 is the same as prompt 1"),
+        ("One?", "neither JSON lines"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(InvalidRequest, match=complaint):
+        read_questions(tmp_path / "p.jsonl")
+
+
+def test_prompts_may_be_a_json_list(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('[{"instruction": "One?", "dataset": "koala", "output": "1"}]')
+    assert read_questions(tmp_path / "p.json") == [Question("One?", "koala")]
+
+
+def test_an_environment_without_alpaca_eval_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="--alpaca-python"):
+        package_version(str(tmp_path / "python"))
