@@ -3,8 +3,8 @@
     python -m pasta_async.evals.documents --prompts eval.jsonl --answers outputs.jsonl --out documents.jsonl
 
 The prompts have `instruction`, the answers `output`, in the same order. The answers are annotated by their
-structure: what stands in the items of a list is promised. AlpacaEval's data is CC BY-NC 4.0; keep it, and
-what is made of it, out of what you publish under other terms.
+structure (pasta_async.training.annotate). AlpacaEval's data is CC BY-NC 4.0; keep it, and what is made of it,
+out of what you publish under other terms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
-from pasta_async.evals.structure import annotate
 from pasta_async.training.corpus import Record, read_records, write_records
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ def read_documents(path: Path | str, first: int | None = None) -> dict[str, Docu
 
 def _join(prompts: Path, answers: Path) -> Iterator[Record]:
     """One record for each prompt, with the answer of the same line."""
+    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
+
     asked, said = _lines(prompts), _lines(answers)
     if len(asked) != len(said):
         raise InvalidRequest(f"{prompts} has {len(asked)} prompts, {answers} {len(said)} answers")
@@ -57,9 +58,9 @@ def _join(prompts: Path, answers: Path) -> Iterator[Record]:
         yield Record(
             id=str(number),
             messages=({"role": "user", "content": prompt["instruction"]},),
-            written=annotate(answer["output"]).format(),
+            written=annotate_by_structure(answer["output"]).format(),
             source=str(prompt.get("dataset", prompts.name)),
-            annotator="structure:lists",
+            annotator="structure:points",
         )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.sglang.launch import find_device
@@ -117,23 +118,29 @@ def _endpoint(targets: Mapping[str, Ids], track: Track) -> Any:
     module = importlib.import_module("sglang.lang.backend.runtime_endpoint")
     endpoint = module.RuntimeEndpoint(track.engine.url.rstrip("/"))
 
-    def generate(executor: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
-        target = targets[executor.text_]
-        params = {
-            "max_new_tokens": len(target),
-            "temperature": 0.0,
-            "custom_params": {"forced": list(target)},
-        }
-        body = {"text": executor.text_, "sampling_params": params, "custom_logit_processor": FORCE}
-        response = module.http_request(endpoint.base_url + "/generate", json=body)
-        endpoint._assert_success(response)  # as RuntimeEndpoint.generate does
+    lock = threading.Lock()
+
+    def send(executor: Any, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        response = module.http_request(endpoint.base_url + "/generate", json={"text": executor.text_, **body})
+        endpoint._assert_success(response)  # as RuntimeEndpoint does
         answer = response.json()
         meta = answer["meta_info"]
-        track.token_came()
-        track.requests += 1
         cached = meta["cached_tokens"]
-        track.count(tokens=meta["completion_tokens"], cached=cached, prefilled=meta["prompt_tokens"] - cached)
+        with lock:  # forks are threads
+            track.requests += 1
+            prefilled = meta["prompt_tokens"] - cached
+            track.count(tokens=meta["completion_tokens"], cached=cached, prefilled=prefilled)
         return answer["text"], meta
 
-    endpoint.generate = generate
+    def generate(executor: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        forced = [*targets[executor.text_]]
+        params = {"max_new_tokens": len(forced), "temperature": 0.0, "custom_params": {"forced": forced}}
+        answer = send(executor, {"sampling_params": params, "custom_logit_processor": FORCE})
+        track.token_came()
+        return answer
+
+    def commit(executor: Any) -> None:
+        send(executor, {"sampling_params": {"max_new_tokens": 0}})
+
+    endpoint.generate, endpoint.commit_lazy_operations = generate, commit
     return endpoint

@@ -12,7 +12,9 @@ import pytest
 from pasta_async import Client
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
+from pasta_async.errors import InvalidRequest
 from pasta_async.evals import speed
+from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import measure
@@ -113,7 +115,7 @@ async def test_the_summary_counts_what_is_malformed_and_what_is_right():
 
 
 def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Run:
-    return Run(prompt, "f", form, number, seconds, 0.1, tokens, critical, 30, 70, 1, True, None, "")
+    return Run(prompt, "f", form, number, seconds, 0.02, 0.1, tokens, critical, 30, 70, 1, True, None, "")
 
 
 def test_figures_of_known_runs():
@@ -133,6 +135,8 @@ def test_figures_of_known_runs():
     assert row["speed-up"] == pytest.approx(2)
     assert row["theoretical"] == row["realised"] == pytest.approx(2**0.5)
     assert row["cached"] == "30.0%"
+    assert row["first token ms, parallel"] == pytest.approx(20)
+    assert row["requests"] == 1
     assert row["right, parallel"] == "-"
     assert row["95%"] == "1.00-4.00"
     assert row["step CPU ms, baseline"] == pytest.approx(300 / 300)
@@ -165,17 +169,58 @@ def test_prompts_come_from_a_file(tmp_path: Path):
     file.write_text("First?\n\n  Second?  \n", encoding="utf-8")
     assert [prompt.text for prompt in read_prompts(file)] == ["First?", "Second?"]
     file.write_text("\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no prompt"):
+    with pytest.raises(InvalidRequest, match="no prompt"):
         read_prompts(file)
+
+
+def test_prompts_come_from_a_file_of_alpaca_evals_form(tmp_path: Path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"instruction": "First?", "dataset": "koala"}, {"instruction": "Second?\nAnd?"}]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert read_prompts(file) == [Prompt("First?", "koala"), Prompt("Second?\nAnd?", "file")]
+    file.write_text('{"question": "First?"}', encoding="utf-8")
+    with pytest.raises(InvalidRequest, match="instruction"):
+        read_prompts(file)
+
+
+async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
+    file, prompts = tmp_path / "runs.jsonl", [Prompt(name, "plain") for name in "abc"]
+    scripts = dict.fromkeys("abc", "A word and another.")
+
+    async def go_on() -> tuple[list[Run], float]:
+        clock = VirtualClock()
+        with Journal(file, {"benchmark": "speed"}) as journal:
+            runs = await measure(
+                scripted(scripts, clock), prompts, together=2, passes=2, journal=journal, clock=clock
+            )
+        return runs, clock.time()
+
+    whole, took = await go_on()
+    kept = file.read_text().splitlines()
+    assert len(kept) == 1 + len(whole) == 13
+    file.write_text(
+        "\n".join(kept[:6]) + "\n" + kept[6][:20]
+    )  # four whole answers, one that lacks its partner
+
+    again, left = await go_on()
+    order = [(run.number, run.form, run.prompt) for run in whole]
+    assert [(run.number, run.form, run.prompt) for run in again] == order
+    assert again[:4] == whole[:4]
+    assert 0 < left < took
+    assert (await go_on())[1] == 0
+    with pytest.raises(InvalidRequest, match="something else"):
+        Journal(file, {"benchmark": "methods"})
 
 
 def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "speed.jsonl"
     speed.main([*"--backend local: --n 1 --passes 1 --families describe chain --out".split(), str(out)])
-    where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
-    assert where["backend"] == "local:"
+    measured, where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
+    assert measured["benchmark"] == "speed"
+    assert measured["backend"] == "local:"
+    assert where["environment"]["cores"] >= 1
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
-    assert all(run["well_formed"] and run["seconds"] > 0 for run in runs)
+    assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)
     assert "| all | 2 |" in capsys.readouterr().out
 
 

@@ -1,0 +1,144 @@
+"""Answers under load, forked and in sequence: latency, throughput, and goodput under a latency target.
+
+    python -m pasta_async.evals.load --backend local:FOLDER --documents documents.jsonl --at-once 1 4 16
+    python -m pasta_async.evals.load --backend http://127.0.0.1:30000 --documents documents.jsonl --rates 1 2
+
+Closed loops keep so many answers under way (--at-once), open ones let them arrive at so many a second as a
+Poisson process, at the same times for each method (--rates). Answers are written under force, as in
+pasta_async.evals.methods, and take the documents in turn. A batch of one leaves an engine's memory bandwidth
+idle, which is what parallel decoding uses; a full batch leaves nothing, and tags and prefills cost. Where the
+one goes over into the other is what this shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from dataclasses import asdict
+from itertools import cycle, islice
+from typing import TYPE_CHECKING
+
+from pasta_async.evals.documents import read_documents
+from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
+from pasta_async.evals.load.summary import default_target
+from pasta_async.evals.methods import METHODS, Case, open_engine, play
+from pasta_async.evals.progress import progress
+from pasta_async.evals.prompts import digest
+from pasta_async.evals.records import markdown_table, opened_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.evals.journal import Journal
+    from pasta_async.evals.load.driving import Mode
+    from pasta_async.evals.load.summary import Figures
+    from pasta_async.evals.methods import Engine, Method
+
+__all__ = ["main", "measure"]
+
+
+async def measure(
+    engine: Engine,
+    cases: Sequence[Case],
+    methods: Sequence[Method],
+    loads: Sequence[tuple[Mode, float]],
+    *,
+    answers: int,
+    seed: int = 0,
+    journal: Journal | None = None,
+) -> list[Block]:
+    """Write so many answers by each method under each load.
+
+    Args:
+        engine: What writes.
+        cases: Taken in turn.
+        methods: What is compared.
+        loads: Mode and level; see `pasta_async.evals.load.drive`.
+        answers: For each load and method; at least twice as many as are at once.
+        seed: Of the arrivals.
+        journal: Keeps every block as it comes; those that it has already are not taken again.
+
+    Cancelling it aborts all answers under way.
+    """
+    blocks = [Block.of(row) for row in journal.rows if "environment" not in row] if journal else []
+    known = {(block.mode, block.level, block.method) for block in blocks}
+    with progress(len(loads) * len(methods), "loads") as done:
+        for method in methods:
+            await play(engine, method, cases[0])
+        for mode, level in loads:
+            count = max(answers, 2 * int(level)) if mode == "closed" else answers
+            for method in methods:
+                if (mode, level, method.name) not in known:
+                    asked = [*islice(cycle(cases), count)]
+                    blocks.append(await drive(engine, method, asked, mode=mode, level=level, seed=seed))
+                    if journal:
+                        journal.append(asdict(blocks[-1]))
+                done()
+    return blocks
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, keep the raw figures."""
+    options = _options(arguments)
+    documents = read_documents(options.documents, options.first)
+    measured = {
+        "benchmark": "load",
+        "backend": options.backend,
+        "documents": digest(part for prompt, d in documents.items() for part in (prompt, d.format())),
+        "answers": options.answers,
+        "seed": options.seed,
+    }
+    with opened_journal(options.out, measured) as journal:
+        blocks = asyncio.run(_run(options, journal))
+    target = options.target or default_target(blocks)
+    found = figures(blocks, target)
+    print(f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n")
+    print("\n".join(_told(found, name) for name in options.methods if name != "sequential"))
+
+
+async def _run(options: argparse.Namespace, journal: Journal | None) -> list[Block]:
+    documents = read_documents(options.documents, options.first)
+    cases = [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
+    at_once: list[int] = options.at_once
+    rates: list[float] = options.rates
+    loads: list[tuple[Mode, float]] = [
+        *(("closed", count) for count in at_once),
+        *(("open", r) for r in rates),
+    ]
+    methods = [METHODS[name] for name in options.methods]
+    async with (
+        cold_backend(options.backend) as backend,
+        open_engine(backend, documents, url=options.backend) as engine,
+    ):
+        return await measure(
+            engine, cases, methods, loads, answers=options.answers, seed=options.seed, journal=journal
+        )
+
+
+def _told(found: Sequence[Figures], method: str) -> str:
+    modes: tuple[tuple[Mode, str], ...] = (("closed", "{:g} at once"), ("open", "{:g} a second"))
+    words = [
+        form.format(level) for mode, form in modes if (level := pays_up_to(found, method, mode)) is not None
+    ]
+    return f"{method}: sooner than in sequence up to {' and '.join(words) or 'no load at all'}"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="load", description=__doc__, formatter_class=form)
+    parser.add_argument("--backend", required=True, help="local:FOLDER, or the URL of an SGLang server")
+    parser.add_argument("--documents", required=True, help="records with prompts and written answers")
+    parser.add_argument("--first", type=int, help="take so many of them only")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["sequential", "pasta"])
+    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 16, 64], help="closed loops")
+    parser.add_argument("--rates", type=float, nargs="*", default=[], help="open loops: arrivals a second")
+    parser.add_argument("--answers", type=int, default=32, help="for each load and method, at least")
+    parser.add_argument("--target", type=float, help="seconds; default: twice the unloaded median")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="file for the raw figures; one that was broken off is gone on with")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

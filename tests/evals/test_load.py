@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.clock import VirtualClock
+from pasta_async.evals.journal import Journal
+from pasta_async.evals.load import Answered, Block, drive, figures, pays_up_to, summarise
+from pasta_async.evals.load.__main__ import main, measure
+from pasta_async.evals.load.summary import default_target
+from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
+from pasta_async.lang import parse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from pasta_async.evals.load.driving import Mode
+
+LATENCY = 0.01
+
+
+def chunk(topic: str, words: int) -> str:
+    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+
+
+WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is."
+DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the other.")}
+CASES = [Case(index, prompt, document) for index, (prompt, document) in enumerate(DOCUMENTS.items())]
+BOTH = [METHODS["sequential"], METHODS["pasta"]]
+
+
+@asynccontextmanager
+async def opened() -> AsyncGenerator[tuple[Engine, ScriptedBackend]]:
+    """An engine on which nothing waits for anything else."""
+    clock = VirtualClock()
+    backend = ScriptedBackend("", clock=clock, latency=LATENCY)
+    async with open_engine(backend, DOCUMENTS, clock=clock) as engine:
+        yield engine, backend
+
+
+async def test_a_closed_loop_keeps_so_many_answers_under_way():
+    async with opened() as (engine, backend):
+        one = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=1)
+        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=3)
+    assert backend.max_open == 3
+    assert one.seconds == pytest.approx(3 * three.seconds)
+    tokens = one.answers[0].tokens
+    assert {answer.tokens for answer in one.answers} == {tokens}
+    assert all(answer.seconds == pytest.approx(tokens * LATENCY) for answer in (*one.answers, *three.answers))
+    arrived = [answer.arrived for answer in three.answers]
+    assert arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3)
+
+
+async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
+    async with opened() as (engine, _):
+        blocks = [
+            await drive(engine, method, CASES[:1] * 400, mode="open", level=20, seed=seed)
+            for method, seed in ((BOTH[0], 1), (BOTH[1], 1), (BOTH[0], 2))
+        ]
+    first, again, other = ([answer.arrived for answer in block.answers] for block in blocks)
+    assert first == pytest.approx(again)
+    assert first != pytest.approx(other)
+    gaps = [b - a for a, b in pairwise(first)]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(1 / 20, rel=0.2)
+    spread = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
+    assert spread == pytest.approx(mean**2, rel=0.4)  # of an exponential distribution
+
+
+async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
+    file = tmp_path / "load.jsonl"
+    loads: list[tuple[Mode, float]] = [("closed", 2), ("open", 5.0)]
+    async with opened() as (engine, backend):
+        with Journal(file, {"benchmark": "load"}) as journal:
+            blocks = await measure(engine, CASES, BOTH, loads, answers=4, journal=journal)
+        assert [(block.mode, block.method) for block in blocks] == [
+            ("closed", "sequential"),
+            ("closed", "pasta"),
+            ("open", "sequential"),
+            ("open", "pasta"),
+        ]
+        asked = len(backend.requests)
+        with Journal(file, {"benchmark": "load"}) as journal:
+            assert await measure(engine, CASES, BOTH, loads, answers=4, journal=journal) == blocks
+        warm_up = len({request.answer for request in backend.requests[asked:]})
+    assert warm_up == len(BOTH)
+    rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    assert [Block.of(row) for row in rows] == blocks
+    assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
+    pasta = next(one for one in figures(blocks, 1.0) if one.method == "pasta")
+    assert pasta.speedup is not None and pasta.speedup > 1
+
+
+def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
+    answers = tuple(Answered(prompt, 0.0, value, 0.1, 50) for prompt, value in enumerate(seconds))
+    return Block(mode, level, method, over, answers)
+
+
+def test_figures_of_known_blocks():
+    blocks = [
+        *(block("sequential", 1, 2.0, 4.0), block("pasta", 1, 1.0, 2.0)),
+        *(block("sequential", 16, 8.0, 8.0), block("pasta", 16, 10.0, 10.0, over=20)),
+        *(block("sequential", 4, 4.0, 6.0), block("pasta", 4, 3.0, 5.0)),
+    ]
+    assert default_target(blocks) == 6
+    found = figures(blocks, target=4.0)
+    assert [(one.level, one.method) for one in found] == [
+        (level, method) for level in (1, 4, 16) for method in ("sequential", "pasta")
+    ]
+    base, pasta = found[:2]
+    assert (base.p50, base.p90, base.p99) == pytest.approx((3.0, 3.8, 3.98))
+    assert (base.throughput, base.goodput, base.tokens) == (0.2, 0.2, 10)
+    assert pasta.speedup == pytest.approx(2)
+    assert found[3].goodput == 0.1
+    assert found[5].throughput == 0.1 and found[5].goodput == 0
+    assert found[5].speedup == pytest.approx(0.8)
+    assert pays_up_to(found, "pasta", "closed") == 4
+    assert pays_up_to(found, "pasta", "open") is None
+    assert summarise(found)[1]["sooner than in sequence"] == "2.00"
+
+
+def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
+    written = f"A{chunk('b', 2)} c."
+    record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
+    documents.write_text(json.dumps(record) + "\n")
+    command = f"--backend local: --documents {documents} --at-once 2 --rates 50 --answers 4 --out {out}"
+    main(command.split())
+    head, _, *rows = map(json.loads, out.read_text().splitlines())
+    assert head["benchmark"] == "load"
+    assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [
+        (mode, level, method, 4)
+        for mode, level in (("closed", 2), ("open", 50))
+        for method in ("sequential", "pasta")
+    ]
+    assert "| 2 at once | pasta | 4 |" in capsys.readouterr().out

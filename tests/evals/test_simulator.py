@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from itertools import product
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async import Sampling
+from pasta_async.errors import BackendError, InvalidRequest
+from pasta_async.evals.load import drive
+from pasta_async.evals.methods import METHODS, Case, open_engine
+from pasta_async.evals.simulator import Constant, EngineModel, Sample, SimulatedBackend, fit
+from pasta_async.evals.simulator.__main__ import check_answers, check_samples, main
+from pasta_async.evals.simulator.measuring import take_samples
+from pasta_async.lang import parse
+from pasta_async.protocol import DecodeRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.evals.load import Block
+
+
+def chunk(topic: str, words: int) -> str:
+    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+
+
+WRITTEN = f"First:{chunk('one', 60)} Second:{chunk('two', 60)} Third:{chunk('three', 60)}<sync/> So it is."
+DOCUMENTS = {"many": parse(WRITTEN)}
+CASES = [Case(0, "many", DOCUMENTS["many"])]
+
+
+def model(step: float, sequence: float = 0.0, context: float = 0.0, prefill: float = 0.0, trip: float = 0.0):
+    return EngineModel(*(Constant(value, True) for value in (step, sequence, context, prefill, trip)))
+
+
+REAL = model(0.01, 0.001, 2e-6, 1e-4, 0.003)
+
+
+async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
+    backend = SimulatedBackend(constants, engines=engines)
+    async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+        return await drive(engine, METHODS[method], CASES * answers, mode="closed", level=at_once)
+
+
+async def test_an_answer_takes_a_step_for_each_token_and_a_trip_for_each_request():
+    block = await load(1, 1, "sequential", model(0.01, trip=0.5), answers=1)
+    (answer,) = block.answers
+    assert answer.seconds == pytest.approx(answer.tokens * 0.01 + 0.5)
+    assert answer.first_token == pytest.approx(0.51)
+
+
+async def test_parallel_decoding_gains_where_steps_cost_the_same_and_loses_where_each_request_costs():
+    for constants, gains in ((model(0.01), True), (model(0.0, sequence=0.01), False)):
+        sequential = await load(1, 4, "sequential", constants)
+        pasta = await load(1, 4, "pasta", constants)
+        assert (pasta.seconds < sequential.seconds) is gains
+
+
+async def test_more_engines_share_the_answers():
+    constants = model(0.0, sequence=0.01)
+    one = await load(1, 8, "sequential", constants)
+    eight = await load(8, 8, "sequential", constants)
+    assert eight.seconds < one.seconds / 2
+
+
+async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
+    async def prefilled(*, shares_running: bool) -> int:
+        backend = SimulatedBackend(REAL, shares_running=shares_running)
+        async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+            ids = await engine.ask_library(CASES[0].fresh(), plain=False)
+            return (
+                await engine.client.generate(ids, sampling=Sampling(max_tokens=10**9))
+            ).usage.prefilled_tokens
+
+    assert await prefilled(shares_running=True) < await prefilled(shares_running=False)
+
+
+async def test_the_constants_of_an_engine_are_found_by_timing_it():
+    backend = SimulatedBackend(REAL)
+    samples = await take_samples(backend, [*product((1, 4, 16), (64, 512))], rounds=1, clock=backend.clock)
+    found = fit(samples)
+    for name in ("step", "sequence", "context", "prefill", "round_trip"):
+        assert getattr(found, name).value == pytest.approx(getattr(REAL, name).value, rel=0.05), name
+    other = await take_samples(backend, [(3, 200)], rounds=1, clock=backend.clock)
+    assert check_samples(found, other)[0]["error"] in ("+0%", "-0%")
+
+
+def test_no_constant_is_negative_and_too_few_samples_are_refused():
+    def sample(at_once: int, context: int, step: float) -> Sample:
+        return Sample(at_once, context, step, 0.02 + step, 24)
+
+    settings = [*product((1, 4), (64, 512))]
+    found = fit([sample(n, context, 0.01 - context * 1e-6) for n, context in settings])
+    assert found.context.value == 0
+    assert found.step.value > 0.005
+    with pytest.raises(InvalidRequest, match="two lengths"):
+        fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
+
+
+async def test_whole_answers_are_compared_with_a_simulation_of_them():
+    rows = await check_answers(
+        SimulatedBackend(REAL), SimulatedBackend(REAL), DOCUMENTS, answers=1, at_once=1
+    )
+    assert [row["method"] for row in rows] == ["sequential", "pasta"]
+    assert all(row["simulated"] > 1 for row in rows)
+
+
+def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
+    return DecodeRequest("a", 0, (8, 9), 50, Sampling(), forced=forced)
+
+
+async def test_a_request_that_is_closed_early_leaves_its_batch():
+    backend = SimulatedBackend(model(1.0, sequence=1.0))
+    ids = tuple(await backend.encode("some words to be written one by one"))
+    async with aclosing(backend.decode(request(backend, ids))) as pieces:
+        await anext(pieces)
+    began = backend.clock.time()
+    alone = [piece async for piece in backend.decode(request(backend, ids[:3]))]
+    assert [piece.finish for piece in alone] == [None, None, "length"]
+    assert backend.clock.time() - began == pytest.approx(1 + 2 * 2)  # a prefill, then two steps
+
+
+async def test_what_is_not_forced_is_refused_and_closing_ends_what_is_open():
+    backend = SimulatedBackend(model(1.0))
+    with pytest.raises(InvalidRequest, match="force it"):
+        await anext(backend.decode(request(backend, ())))
+    ids = tuple(await backend.encode("some words"))
+    pieces = backend.decode(request(backend, ids))
+    await anext(pieces)
+    await backend.aclose()
+    with pytest.raises(BackendError, match="closed"):
+        await anext(pieces)
+
+
+def test_the_command_runs_a_load_and_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    engine, documents, out = tmp_path / "engine.json", tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
+    REAL.save(engine)
+    assert EngineModel.load(engine) == REAL
+    record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
+    documents.write_text(json.dumps(record) + "\n")
+    command = f"run --engine {engine} --documents {documents} --gpus 2 --rates 1 4 --answers 6 --out {out}"
+    main([*command.split(), "--assume", "step=0.005"])
+    told = capsys.readouterr().out
+    assert "SIMULATED: 2 engines" in told
+    assert "step 5 (ASSUMED), sequence 1," in told
+    assert "| 4 a second | pasta | 6 |" in told
+    assert len(out.read_text().splitlines()) == 2 + 4
+    with pytest.raises(InvalidRequest, match="the constants are"):
+        main([*command.split(), "--assume", "speed=1"])
+    engine.write_text("[]")
+    with pytest.raises(InvalidRequest, match="no engine model"):
+        main(command.split())
