@@ -46,7 +46,7 @@ async def main() -> None:
             await picture_halfway(page, "playground-light")
         async with opened(browser, url, **DESK, color_scheme="dark") as page:
             await answer(page)
-            await page.get_by_role("button", name="Compare with sequential").click()
+            await page.get_by_role("button", name="Compare with baseline").click()
             await done(page)
             await picture(page, "playground-dark", full_page=True)
         async with opened(browser, url, **PHONE, color_scheme="dark") as page:

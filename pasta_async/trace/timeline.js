@@ -50,7 +50,7 @@ const pasta = (() => {
     }));
     if (baseline) {
       const record = baseline.threads[0];
-      rows.push({ key: "baseline", name: "sequential", record, spans: baseline.timeline, tokens: record.tokens });
+      rows.push({ key: "baseline", name: "baseline", record, spans: baseline.timeline, tokens: record.tokens });
     }
     return rows;
   }

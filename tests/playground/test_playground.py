@@ -58,10 +58,10 @@ async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Pag
         await expect(names).to_have_text(["main", *topics])
         await expect(page.locator("#numbers")).to_contain_text(f"{answer.text_speedup:.2f}")
 
-        await page.get_by_role("button", name="Compare with sequential").click()
+        await page.get_by_role("button", name="Compare with baseline").click()
         await expect(state(page)).to_contain_text("The parallel answer was")
-        await expect(lane(page, "sequential")).to_have_text(baseline.text)
-        await expect(names).to_have_text(["main", *topics, "sequential"])
+        await expect(lane(page, "baseline")).to_have_text(baseline.text)
+        await expect(names).to_have_text(["main", *topics, "baseline"])
         tokens = baseline.usage.completion_tokens
         await expect(page.locator("#numbers")).to_contain_text(f"{tokens} / {answer.critical_path} tokens")
         await expect(page.locator("#answer")).to_have_text(answer.text)
@@ -97,7 +97,7 @@ async def test_a_thread_fills_its_lane_while_others_are_silent_and_stop_ends_all
         assert backend.aborted
         await expect(page.locator("#answer")).to_have_text(INTRO + CAUSES + " The outcome was")
         await expect(page.get_by_role("button", name="Answer")).to_be_visible()
-        await expect(page.get_by_role("button", name="Compare with sequential")).to_be_disabled()
+        await expect(page.get_by_role("button", name="Compare with baseline")).to_be_disabled()
 
 
 async def test_leaving_the_page_ends_the_answer(page: Page) -> None:

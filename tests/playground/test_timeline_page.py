@@ -29,7 +29,7 @@ async def test_it_draws_the_timeline_from_the_file_alone(page: Page, tmp_path: P
     file = tmp_path / "answer.html"
     file.write_text(timeline_page(answer, baseline, prompt="Why?"), "utf-8")
     await page.goto(file.as_uri())
-    await expect(page.locator(".timeline-name")).to_have_text(["main", "1 causes", "2 outcome", "sequential"])
+    await expect(page.locator(".timeline-name")).to_have_text(["main", "1 causes", "2 outcome", "baseline"])
     await expect(page.locator("#answer")).to_have_text(TEXT)
     await expect(page.locator("#answer [data-thread='1']")).to_have_text(CAUSES)
     await expect(page.locator("#numbers")).to_contain_text(f"{answer.theoretical_speedup(baseline):.2f}")

@@ -180,7 +180,7 @@
       super(prompt);
       by("lanes").querySelector('[data-thread="baseline"]')?.remove();
       this.clock.promise(0, "", 0);
-      this.lanes.push(new Lane(by("lanes"), "baseline", "sequential", answered.generation.text_tokens));
+      this.lanes.push(new Lane(by("lanes"), "baseline", "baseline", answered.generation.text_tokens));
       this.lanes[0].state("queued", "waits for the server");
       this.lanes[0].card.scrollIntoView({ block: "nearest" });
     }
@@ -198,7 +198,7 @@
       showNumbers(by("numbers"), answered.generation, this.generation);
       const ratio = this.generation.elapsed / answered.generation.elapsed;
       const words = ratio >= 1 ? `${ratio.toFixed(2)} times as fast as` : `slower than`;
-      tell(`The parallel answer was ${words} the sequential one.`);
+      tell(`The parallel answer was ${words} the baseline, which decodes one token after another.`);
     }
 
     on = {
