@@ -1,7 +1,7 @@
 """A deterministic annotator behind a real OpenAI-compatible endpoint, that errs as a prompt tells it to.
 
-It promises each paragraph of a response. A prompt may hold marks such as `[text]`, the errors of the first reply
-to it; with `[always]` every reply has them.
+It promises each paragraph of a response. A prompt may hold marks such as `[text]`: the errors of the first
+reply to it, and with `[always]` of every one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import re
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from starlette.requests import Request
     from starlette.responses import Response
 
 _ASKED = re.compile(r"PROMPT:\n(.*?)\n\nRESPONSE:\n(.*)", re.DOTALL)
 
-ERRORS = {
+ERRORS: dict[str, Callable[[str], str]] = {
     "text": lambda reply: reply.replace(" the ", " a ", 1),
     "form": lambda reply: reply.replace("</async>", "", 1),
     "topic": lambda reply: reply.replace('topic="', 'topic="four words and more ', 1),
@@ -141,7 +142,7 @@ class Annotator:
 
 
 @contextmanager
-def running_annotator() -> Iterator[Annotator]:
+def running_annotator() -> Generator[Annotator]:
     """An annotator on a real socket, with a loop and a thread of its own."""
     annotator = Annotator()
     app = Starlette(routes=[Route("/v1/chat/completions", annotator.complete, methods=["POST"])])

@@ -6,8 +6,9 @@ space):
 exact
     The two are equal.
 near
-    Their sets of shingles (every run of `SHINGLE` characters) have a Jaccard index of at least `NEAR`, the
-    usual threshold for near duplicates (Lee et al., arXiv 2107.06499).
+    Their sets of shingles (every run of `SHINGLE` characters) have a Jaccard index of at least `NEAR`. Among
+    the labelled pairs of the tests, prompts that were only reworded have 0.73 or more, and prompts that only
+    ask alike ("the capital of France", "the capital of Spain") 0.61 or less.
 inside
     At least `INSIDE` of the evaluation prompt's shingles are in the training prompt, if it has `INSIDE_WORDS`
     words or more: an evaluation prompt with something around it. (GPT-3's authors looked for shared n-grams
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["INSIDE", "INSIDE_WORDS", "NEAR", "SHINGLE", "LeakageFilter", "Overlap", "normalise"]
 
 SHINGLE = 5
-NEAR = 0.8
+NEAR = 0.7
 INSIDE = 0.95
 INSIDE_WORDS = 8
 

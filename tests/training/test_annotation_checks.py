@@ -1,0 +1,181 @@
+"""What an annotator's reply must be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.lang import check, escape, parse
+from pasta_async.training.annotate.checking import check_reply
+from pasta_async.training.annotate.examples import EXAMPLES
+from pasta_async.training.annotate.placing import Piece, place_tags
+from pasta_async.training.annotate.prompt import first_prompt
+from pasta_async.training.annotate.siblings import sibling_reference, sibling_references
+from pasta_async.training.corpus import plain_record, rough_tokens
+
+if TYPE_CHECKING:
+    from pasta_async.training.annotate.checking import Checked
+
+ORIGINAL = (
+    "Both are old.\n\nTea is from China.  Many drink it.\n\nCoffee is from Ethiopia.\n\nSo take your pick."
+)
+RIGHT = (
+    'Both are old.\n\n<promise topic="tea" tokens="10"/><async>Tea is from China.  Many drink it.</async>\n\n'
+    '<promise topic="coffee" tokens="10"/><async>Coffee is from Ethiopia.</async>'
+    "<sync/>\n\nSo take your pick."
+)
+
+
+def checked(reply: str, original: str = ORIGINAL) -> Checked:
+    return check_reply(original, reply, rough_tokens)
+
+
+def test_a_right_reply_is_taken_as_it_is() -> None:
+    document = checked(RIGHT).document
+    assert document is not None
+    assert document.format() == RIGHT
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(f"\n```\n{RIGHT}\n```\n", id="in a code fence"),
+        pytest.param(" ".join(RIGHT.split()), id="line breaks lost"),
+        pytest.param(RIGHT.replace("async>", "async>\n").replace("</async>", " </async>"), id="padded"),
+        pytest.param(RIGHT.replace('"/><async>', '"/>\n<async>'), id="apart"),
+        pytest.param(RIGHT.replace('tokens="10"', 'tokens="7000"'), id="wrong estimate"),
+        pytest.param(RIGHT.replace(' tokens="10"', ""), id="no estimate"),
+        pytest.param(RIGHT.replace('"', "'"), id="other quotes"),
+        pytest.param(RIGHT.replace("<sync/>\n\n", "\n\n<sync/>"), id="sync further on"),
+    ],
+)
+def test_white_space_estimates_and_the_form_of_tags_are_put_right(reply: str) -> None:
+    document = checked(reply).document
+    assert document is not None
+    assert document.format() == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        (RIGHT.replace("old", "ancient"), 'text-changed: .*"Both are old'),
+        (RIGHT.replace("So take", "Take"), "text-changed"),
+        (RIGHT + " Enjoy!", "text-changed"),
+        ("Here you are:\n\n" + RIGHT, "text-changed"),
+        ("", "text-changed"),
+        (RIGHT.replace('topic="tea"', 'topic="all about green tea"'), "topic-long"),
+        (RIGHT.replace('topic="tea" ', ""), "topic-missing"),
+        (RIGHT.replace("Many drink it.</async>", "Many drink it."), "promise-nested"),
+        (RIGHT.replace("<sync/>", "<sync/><sync/>"), "sync-idle"),
+        (RIGHT.replace("So take", '<promise topic="x" tokens="10"/>So take'), "promise-open"),
+        (RIGHT.replace("So take", '<promise topic="x" tokens="10"/><async> </async>So take'), "chunk-empty"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong: str, reason: str) -> None:
+    result = checked(wrong)
+    assert result.document is None
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError("\n".join(result.reasons))
+
+
+def test_a_chunk_that_refers_to_a_sibling_fails_unless_it_is_joined_before() -> None:
+    original = "Tea is mild and warm.\n\nHowever, coffee is strong."
+    first = '<promise topic="tea" tokens="10"/><async>Tea is mild and warm.</async>'
+    second = '<promise topic="coffee" tokens="10"/><async>However, coffee is strong.</async>'
+    result = checked(f"{first}\n\n{second}", original)
+    assert result.document is None
+    assert "sibling-reference: chunk 2 (coffee)" in result.reasons[0]
+    assert checked(f"{first}<sync/>\n\n{second}", original).document is not None
+    assert checked(f"{first}\n\nHowever, coffee is strong.", original).document is not None
+
+
+def test_an_answer_without_tags_is_right_too() -> None:
+    document = checked(ORIGINAL).document
+    assert document is not None
+    assert document.promises == ()
+
+
+def test_literal_tags_stay_text() -> None:
+    original = 'Write <sync/> here.\n\nOr <promise topic="a" tokens="10"/> there, as you like.'
+    document = checked(escape(original), original).document
+    assert document is not None
+    assert document.text == original
+    assert checked(original, original).document is None  # read as tags
+
+
+@st.composite
+def annotated(draw: st.DrawFn) -> tuple[str, str]:
+    """A text, and a right reply to it with white space of its own."""
+    words = draw(st.lists(st.sampled_from(["tea", "<sync/>", "a.", "é", "<", "\\"]), min_size=1, max_size=12))
+    spaces = st.sampled_from([" ", "\n", "\n\n", "  \n", "\t"])
+    text = "".join(word + draw(spaces) for word in words)
+    starts = [0, *(k + 1 for k, c in enumerate(text) if c.isspace() and not text[k + 1 : k + 2].isspace())]
+    starts = [k for k in starts if k < len(text)]
+    chosen = sorted(draw(st.sets(st.sampled_from(starts), max_size=4)))
+    pieces = [Piece(k, k + len(text[k:].split()[0]), "x") for k in chosen]
+    joins = [pieces[0].end] if pieces and draw(st.booleans()) else []
+    reply = place_tags(text, pieces, joins, rough_tokens)
+    return text, escape_space(reply.format(), draw)
+
+
+def escape_space(reply: str, draw: st.DrawFn) -> str:
+    """The reply with line breaks made spaces, or not."""
+    return reply.replace("\n", " ") if draw(st.booleans()) else reply
+
+
+@given(annotated())
+def test_removing_the_tags_of_what_passes_gives_the_original(case: tuple[str, str]) -> None:
+    text, reply = case
+    document = check_reply(text, reply, rough_tokens).document
+    assert document is not None
+    assert document.text == text
+    assert parse(document.format()) == document
+    assert check(document.format()) == []
+
+
+@pytest.mark.parametrize(("prompt", "written"), EXAMPLES)
+def test_our_examples_pass_their_own_check(prompt: str, written: str) -> None:
+    document = checked(written, parse(written).text).document
+    assert document is not None
+    assert document.format() == written
+
+
+def test_the_prompt_shows_our_examples_and_then_the_response() -> None:
+    messages = first_prompt(plain_record([{"role": "user", "content": "Tea?"}], "Yes, <sync/>."))
+    assert [message["role"] for message in messages] == [
+        "system",
+        *("user", "assistant") * len(EXAMPLES),
+        "user",
+    ]
+    assert messages[-1]["content"] == "PROMPT:\nTea?\n\nRESPONSE:\nYes, <\\sync/>."
+
+
+LABELLED = Path(__file__).with_name("sibling_references.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("which", "precision", "recall"), [("built", (36, 38), (36, 40)), ("held-out", (10, 10), (10, 19))]
+)
+def test_references_to_siblings_are_found_as_the_documents_say(
+    which: str, precision: tuple[int, int], recall: tuple[int, int]
+) -> None:
+    """The figures of docs/data.md: right among those found, found among those there are."""
+    rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if row["set"] == which]
+    found = [bool(sibling_reference(row["chunk"], row["before"])) for row in rows]
+    right = sum(row["refers"] for row, flag in zip(rows, found, strict=True) if flag)
+    assert (right, sum(found)) == precision
+    assert (right, sum(row["refers"] for row in rows)) == recall
+
+
+def test_references_are_looked_for_within_a_round() -> None:
+    chunk = '<promise topic="x" tokens="10"/><async>{}</async>'
+    it, fine = chunk.format("It is red."), chunk.format("Tea is green.")
+    assert sibling_references(parse(f"{it} {fine}")) == []
+    assert sibling_references(parse(f"{fine} {it} Coffee: {it}")) == [(2, "It")]
+    assert sibling_references(parse(f"{fine}<sync/> {it}")) == []

@@ -1,0 +1,332 @@
+"""The format of annotated answers, its readers, the leakage filter, and lengths in tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pasta_async
+from pasta_async import InvalidRequest
+from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
+from pasta_async.lang import parse
+from pasta_async.training.corpus import (
+    LeakageFilter,
+    Record,
+    critical_path,
+    plain_record,
+    read_prompts,
+    read_records,
+    read_source,
+    recount,
+    rough_tokens,
+    text_speedup,
+    write_records,
+)
+from pasta_async.training.corpus.__main__ import main
+from pasta_async.training.corpus.tokens import token_counter
+from pasta_async.training.synthetic import score
+from pasta_async.training.synthetic.__main__ import main as export
+from pasta_async.training.synthetic.records import example_of
+
+SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+CHAT = {
+    "conversations": [
+        {"from": "system", "value": "Be brief.", "weight": None},
+        {"from": "human", "value": "Tea?", "weight": 0.0},
+        {"from": "gpt", "value": "Yes, <sync/> please.", "weight": 1.0},
+    ]
+}
+"""A row in the form of SlimOrca."""
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# --- records
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    record = Record(
+        id="1",
+        messages=tuple(user("Tea?")),
+        written='<promise topic="a" tokens="10"/><async>Yes\u2028.</async>',
+        source="s",
+        annotator="a",
+        scores={"x": 0.1},
+    )
+    plain = plain_record(user("Tags?"), "Write <sync/>.")
+    assert write_records(tmp_path / "a" / "records.jsonl", [record, plain]) == 2
+    assert list(read_records(tmp_path / "a" / "records.jsonl")) == [record, plain]
+    assert plain.document.text == "Write <sync/>."
+    assert plain.prompt == "Tags?"
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"id": "1", "messages": user("x")}, "records.jsonl:2: written: Field required"),
+        ({"id": "1", "messages": [], "written": ""}, "must be the user's"),
+        ({"id": "1", "messages": [{"role": "robot", "content": ""}], "written": ""}, "robot"),
+        ({"id": "1", "messages": user("x"), "written": "", "more": 1}, "more: Extra inputs"),
+        ({"id": "0", "messages": user("x"), "written": ""}, "'0' is taken by line 1"),
+        ([], "be an object"),
+    ],
+)
+def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, told: str) -> None:
+    path = lines(tmp_path / "records.jsonl", {"id": "0", "messages": user("x"), "written": ""}, row)
+    with pytest.raises(InvalidRequest) as caught:
+        list(read_records(path))
+    assert told in str(caught.value)
+
+
+# --- readers
+
+
+@pytest.mark.parametrize(
+    ("row", "messages", "answer"),
+    [
+        ({"instruction": "Add.", "input": "1 2", "output": "3"}, user("Add.\n\n1 2"), "3"),
+        ({"instruction": "Add.", "input": "", "output": "3"}, user("Add."), "3"),
+        ({"question": "Why?", "system": "Be brief.", "response": "So."},
+         [{"role": "system", "content": "Be brief."}, *user("Why?")], "So."),
+        ({"messages": [*user("a"), {"role": "assistant", "content": "b"}, *user("c"),
+                       {"role": "assistant", "content": "d"}]},
+         [*user("a"), {"role": "assistant", "content": "b"}, *user("c")], "d"),
+        (CHAT, [{"role": "system", "content": "Be brief."}, *user("Tea?")], "Yes, <sync/> please."),
+    ],
+)  # fmt: skip
+def test_rows_of_many_forms_become_records(
+    tmp_path: Path, row: dict[str, Any], messages: list[dict[str, str]], answer: str
+) -> None:
+    (record,) = read_source(lines(tmp_path / "data.jsonl", row))
+    assert list(record.messages) == messages
+    assert record.document.text == answer
+    assert record.source == "data.jsonl"
+    (tmp_path / "data.json").write_text(json.dumps([row]))
+    (again,) = read_source(tmp_path / "data.json")
+    assert again.id == record.id
+
+
+def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
+    record = plain_record(user("x"), "y", id="mine", source="elsewhere")
+    write_records(tmp_path / "r.jsonl", [record])
+    assert list(read_source(tmp_path / "r.jsonl")) == [record]
+    (other,) = read_source(lines(tmp_path / "d.jsonl", {"id": 7, "prompt": "x", "answer": "y"}))
+    assert other.id == "7"
+
+
+def test_answers_alone_are_joined_with_their_prompts_in_order(tmp_path: Path) -> None:
+    answers = lines(tmp_path / "answers.jsonl", {"output": "a"}, {"output": "b"})
+    prompts = lines(tmp_path / "prompts.jsonl", {"instruction": "A"}, {"instruction": "B"})
+    joined = read_source(answers, prompts=prompts)
+    assert [(record.prompt, record.document.text) for record in joined] == [("A", "a"), ("B", "b")]
+    with pytest.raises(InvalidRequest, match="1 prompts"):
+        list(read_source(answers, prompts=lines(tmp_path / "few.jsonl", {"instruction": "A"})))
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"text": "x"}, "data.jsonl:1: no prompt in the fields text"),
+        ({"instruction": "x"}, "data.jsonl:1: no answer in the fields instruction"),
+        ({"conversations": [{"from": "gpt", "value": "x"}]}, "no prompt"),
+        ("x", "a row is an object"),
+    ],
+)
+def test_rows_that_cannot_be_mapped_are_told(tmp_path: Path, row: object, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        list(read_source(lines(tmp_path / "data.jsonl", row)))
+
+
+@pytest.mark.filterwarnings("default")  # what pandas and pyarrow have to say is theirs
+def test_data_sets_are_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    datasets: Any = pytest.importorskip("datasets")
+    rows = [
+        CHAT,
+        {"conversations": [*CHAT["conversations"][:2], {"from": "gpt", "value": "No.", "weight": 1.0}]},
+    ]
+    one = datasets.Dataset.from_list(rows)
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(str(tmp_path / "splits"))
+    (tmp_path / "parquet").mkdir()
+    one.to_parquet(str(tmp_path / "parquet" / "train.parquet"))
+    for folder in ("one", "splits", "parquet"):
+        records = list(read_source(tmp_path / folder))
+        assert [record.document.text for record in records] == ["Yes, <sync/> please.", "No."], folder
+        assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
+    assert [record.document.text for record in read_source(tmp_path / "splits", split="test")] == ["No."]
+    assert len(list(read_source(tmp_path / "one", limit=1))) == 1
+    with pytest.raises(InvalidRequest, match="split 'nowhere'"):
+        list(read_source(tmp_path / "splits", split="nowhere"))
+
+
+def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pasta_async.training.corpus", "--data", "slimorca", "--out", "x.jsonl"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the data set Open-Orca/SlimOrca cannot be loaded" in done.stderr
+    assert "name the folder" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(InvalidRequest, match="no such file"):
+        list(read_source("nowhere/data.jsonl"))
+
+
+# --- leakage
+
+EVALUATION = (
+    "What is the capital of France?",
+    "Write a short poem about the sea in winter, in four lines.",
+    "How do I remove a red wine stain from a cotton tablecloth?",
+    "Explain the difference between a virus and a bacterium to a child of ten.",
+    "Give me a recipe for vegetable soup.",
+    "Summarise the plot of Hamlet in three sentences, and name two of its themes.",
+    "Who wrote The Tempest?",
+    "List five ways in which a small company can save energy in its office.",
+    "Translate this sentence into Spanish: The train leaves at nine.",
+    "Plan a weekend in Lisbon for a family with two children who like trams.",
+)  # fmt: skip
+LEAKS = (
+    ("exact", "what is the capital of FRANCE"),
+    ("exact", "  Who wrote \u201cThe Tempest\u201d?!"),
+    ("exact", "Give me a recipe\nfor vegetable soup"),
+    ("near", "Write a short poem about the sea in winter, in 4 lines."),
+    ("near", "How do I remove red wine stains from a cotton tablecloth?"),
+    ("near", "Explain the diference between a virus and a bacterium to a child of ten"),
+    ("near", "List five ways in which a small company can save energy in the office."),
+    ("near", "Please give me a recipe for vegetable soup."),
+    ("inside", "You are a helpful travel agent who knows Europe well. Plan a weekend in Lisbon for a family "
+     "with two children who like trams. Answer as a table with a column for each day, in 200 words."),
+    ("inside", "Read the question and answer it in German.\n\nQuestion: Explain the difference between a "
+     "virus and a bacterium to a child of ten.\n\nThink about it step by step before you write anything."),
+)  # fmt: skip
+OTHERS = (
+    "What is the capital of Spain?",
+    "What is the currency of France?",
+    "Write a short poem about the mountains in spring, in eight lines.",
+    "How do I remove a coffee stain from a wool carpet?",
+    "Explain the difference between a planet and a star to a child of ten.",
+    "Give me a recipe for apple pie.",
+    "Summarise the plot of Macbeth in five sentences.",
+    "Who wrote The Trial?",
+    "List ten ways in which a large hotel can save water in its rooms.",
+    "Translate this sentence into French: The bus arrives at seven.",
+    "Plan a week in Vienna for a couple who like music.",
+    "A recipe for vegetable soup is in the book, but how do I bake bread, and who wrote the book?",
+    "",
+    "?!",
+)
+
+
+@pytest.mark.parametrize(("rule", "prompt"), LEAKS)
+def test_what_leaks_is_found_by_its_rule(rule: str, prompt: str) -> None:
+    found = LeakageFilter(EVALUATION).find(prompt)
+    assert found is not None
+    assert found.rule == rule
+    assert found.prompt in EVALUATION
+
+
+@pytest.mark.parametrize("prompt", OTHERS)
+def test_what_is_only_alike_is_kept(prompt: str) -> None:
+    assert LeakageFilter(EVALUATION).find(prompt) is None
+
+
+def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"instruction": prompt, "output": "x"} for prompt in (*OTHERS[:3], *dict(LEAKS).values(), OTHERS[0])
+    ]
+    data = lines(tmp_path / "data.jsonl", *rows)
+    against = lines(tmp_path / "eval.jsonl", *({"instruction": prompt} for prompt in EVALUATION))
+    assert read_prompts(against) == list(EVALUATION)
+    main(["--data", str(data), "--against", str(against), "--out", str(tmp_path / "out.jsonl")])
+    assert [record.prompt for record in read_records(tmp_path / "out.jsonl")] == list(OTHERS[:3])
+    said = capsys.readouterr().out
+    assert "3 records" in said
+    assert "1 left out as repeated" in said
+    assert "one of 10 evaluation prompts: 1 exact, 1 near, 1 inside" in said
+
+
+def test_an_evaluation_prompt_in_an_earlier_turn_leaks_too() -> None:
+    record = plain_record(
+        [*user(EVALUATION[0]), {"role": "assistant", "content": "Paris."}, *user("And Spain?")], "x"
+    )
+    assert list(LeakageFilter(EVALUATION).keep([record])) == []
+
+
+# --- lengths
+
+DOCUMENTS = (
+    "Only text.",
+    'Both. <promise topic="tea" tokens="10"/><async>Tea is old and green.</async> '
+    '<promise topic="x" tokens="20"/><async>It is brown and strong and hot.</async><sync/> Enough.',
+    'A <promise topic="a" tokens="10"/><async>one two three four five six seven</async> and main goes on '
+    'and on and on and on for longer than that.<sync/> B <promise topic="b" tokens="10"/><async></async>',
+)
+
+
+@pytest.mark.parametrize("written", DOCUMENTS)
+async def test_the_critical_path_is_the_interpreters(written: str) -> None:
+    """The interpreter counts what it decodes; end-of-text is one more."""
+    tokenizer = WordTokenizer()
+    backend = ScriptedBackend(written, tokenizer=tokenizer)
+    async with pasta_async.Client(backend, clock=backend.clock) as client:
+        answer = await client.generate("?")
+    assert answer.document == parse(written)
+    path = critical_path(parse(written), lambda text: len(tokenizer.encode(text)))
+    assert answer.critical_path - 1 <= path <= answer.critical_path
+
+
+def test_speedups_are_those_of_the_text() -> None:
+    assert text_speedup(parse("Only text."), rough_tokens) == 1.0
+    chunk = '<promise topic="x" tokens="10"/><async>' + "word " * 50 + "</async>"
+    assert 1.5 < text_speedup(parse(chunk * 2), rough_tokens) < 2
+    assert text_speedup(parse(""), rough_tokens) == 1.0
+
+
+def test_estimates_are_counted_by_a_given_tokenizer() -> None:
+    count = token_counter(SHIPPED)
+    text = "Velora has 3 apples, and Xyzzyx has none."
+    document = recount(parse(f"<promise topic='x' tokens=10><async>{text}</async>"), count)
+    (promise,) = document.promises
+    assert promise.tokens is not None
+    assert promise.tokens - 10 < count(text) <= promise.tokens
+    assert count(text) > rough_tokens(text)  # bytes, where the small vocabulary ends
+
+
+# --- the synthetic task
+
+
+def test_the_synthetic_task_is_exported_and_judged_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--count", "20", "--split", "templates", "--families", "totals", "chain"]
+    for name in ("a", "b"):
+        export([*arguments, "--tokenizer", str(SHIPPED), "--out", str(tmp_path / name)])
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    records = list(read_records(tmp_path / "a"))
+    assert len(records) == 20
+    assert {record.id.split("/")[1] for record in records} == {"totals", "chain"}
+    for record in records:
+        assert score(example_of(record), record.document.text)
+    with pytest.raises(ValueError, match="no record of the synthetic task"):
+        example_of(plain_record(user("x"), "y"))
+    with pytest.raises(SystemExit, match="no family"):
+        export(["--families", "poems", "--out", str(tmp_path / "c")])
+    assert "20 records" in capsys.readouterr().out

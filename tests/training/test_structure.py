@@ -1,0 +1,126 @@
+"""Annotation from structure alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.lang import Promise, Sync, check, parse
+from pasta_async.training.annotate import Cut, annotate_by_structure
+
+LONG = (
+    "some words that go on for a while so that this is long enough to be worth a thread of its own in the end"
+)
+OTHER = LONG.replace("some", "Other").replace(
+    "end", "end. Another sentence comes behind, which is rather long too"
+)
+
+
+def chunks(text: str, cut: Cut = "points") -> list[str]:
+    document = annotate_by_structure(text, cut=cut)
+    assert document.text == text
+    return [promise.chunk.text for promise in document.promises if promise.chunk]
+
+
+@pytest.mark.parametrize(
+    "marks", [("1. ", "2. "), ("1) ", "2) "), ("- ", "- "), ("* ", "* "), ("- [ ] ", "- [x] ")]
+)
+def test_items_become_chunks_and_their_marks_stay(marks: tuple[str, str]) -> None:
+    assert chunks(f"Two things:\n{marks[0]}{LONG}\n{marks[1]}{OTHER}\n") == [LONG, OTHER]
+
+
+def test_an_item_goes_with_all_that_stands_inside() -> None:
+    item = f"{LONG}\n   - {LONG}\n\n   {OTHER}"
+    assert chunks(f"1. {item}\n2. {OTHER}") == [item, OTHER]
+
+
+def test_paragraphs_become_chunks_but_the_first_and_what_introduces() -> None:
+    assert chunks(f"{LONG}\n\n{LONG}\n\n{LONG}:\n\n{OTHER}\r\n\r\n## {LONG}\n\n{OTHER}") == [
+        LONG,
+        OTHER,
+        OTHER,
+    ]
+
+
+@pytest.mark.parametrize("closing", [f"Enjoy {LONG}", f"In conclusion, {LONG}"])
+def test_a_closing_paragraph_waits_behind_a_sync(closing: str) -> None:
+    document = annotate_by_structure(f"- {LONG}\n- {OTHER}\n\n{closing}")
+    assert [type(node) for node in document.nodes[-2:]] != [Sync, Promise]
+    assert document.format().endswith(f"</async><sync/>\n\n{closing}")
+    essay = annotate_by_structure(f"{LONG}\n\n{LONG}\n\n{OTHER}\n\nOverall, {LONG}")
+    assert essay.format().endswith(f"</async><sync/>\n\nOverall, {LONG}")
+
+
+def test_code_tables_and_quotations_stay_whole() -> None:
+    code = f"```\n- {LONG}\n- {OTHER}\n```"
+    table = f"| a | b |\n|---|---|\n| {LONG} | {OTHER} |"
+    assert chunks(f"{LONG}\n\n{code}\n\n{table}\n\n> {LONG}\n> {OTHER}") == []
+
+
+def test_one_chunk_alone_and_short_items_are_not_worth_it() -> None:
+    assert chunks(f"{LONG}\n\n{OTHER}") == []
+    assert chunks("- one\n- two\n- three") == []
+    assert chunks(f"- {LONG}\n- two\n- {OTHER}") == [LONG, OTHER]
+
+
+def test_details_leave_heads_and_first_sentences_to_main() -> None:
+    items = f"1. **Tea**: {LONG}\n2. Coffee - {LONG}\n3. Milk is white. It {LONG}"
+    assert chunks(items, "details") == [LONG, LONG, f"It {LONG}"]
+    assert chunks(f"One. {OTHER}\n\nTwo is next. {OTHER}", "details") == [OTHER, OTHER]
+    assert "<sync/>" not in annotate_by_structure(f"{items}\n\nIn conclusion, {LONG}", cut="details").format()
+
+
+def test_topics_are_the_first_words_that_say_something() -> None:
+    document = annotate_by_structure(
+        f'1. **The history of tea**: {LONG}\n2. Then you boil the "water" {LONG}'
+    )
+    assert [promise.topic for promise in document.promises] == ["history tea", "boil water some"]
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        [
+            "- ",
+            "1. ",
+            "2) ",
+            "\n",
+            "\n\n",
+            "   ",
+            LONG,
+            "a: ",
+            "In conclusion, ",
+            "<sync/>",
+            "```\n",
+            "| ",
+            "> ",
+            "é\u2028",
+            "\r",
+            '"x" ',
+            "# ",
+            "<!-- ",
+        ]
+    ),
+    max_size=25,
+).map("".join)
+
+
+@given(TEXTS, st.sampled_from(["points", "details"]), st.sampled_from([0, 20]))
+def test_any_text_stays_as_it_is(text: str, cut: Cut, least: int) -> None:
+    document = annotate_by_structure(text, cut=cut, least=least)
+    assert document.text == text
+    assert check(document.format()) == []
+    assert parse(document.format()) == document
+
+
+def test_neither_torch_nor_a_client_is_needed() -> None:
+    program = (
+        "import sys, pasta_async.training.annotate, pasta_async.training.corpus\n"
+        "heavy = {'torch', 'transformers', 'openai', 'datasets', 'numpy'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
