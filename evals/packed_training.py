@@ -1,0 +1,229 @@
+"""What packing saves in training: a step on packed views against a step on the same views one by one.
+
+    python -m pasta_async.evals.packed_training
+    python -m pasta_async.evals.packed_training --shape 1b --dtype bfloat16 --row-tokens 4096   # with a GPU
+
+Both train on the same targets, with the same kernel and rows of at most the same length: packed, the views of
+a document share their contexts in one tree; unpacked, every view is a sequence of its own, several side by side
+in a row. The weights are random; the time of a step does not depend on them. The bound is the theoretical
+sharing: tokens of all views over tokens of the trees. The best of several steps is told, since others use a
+machine too.
+"""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pasta_async.evals.records import environment, markdown_table, write_rows
+from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
+from pasta_async.training.packing import Trie, pack_views
+from pasta_async.training.trainer.attention import choose_attention
+from pasta_async.training.trainer.schedule import deal_rows, row_length
+from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.settings import read_command_line
+from pasta_async.training.trainer.tree import Tree, pack_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pasta_async.training.trainer.tree import Row
+
+__all__ = ["StepSettings", "main", "measure_steps"]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "vocab_size": 1024}
+    | {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    # Llama 3.2 1B
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256}
+    | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True},
+}
+
+
+class StepSettings(BaseModel):
+    """What is measured. Every field is a flag of the command line."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    shape: Literal["tiny", "1b"] = Field(default="tiny", description="shape of the model (Llama)")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where")
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights and computation")
+    attention: Literal["auto", "sdpa", "flex_attention"] = Field(default="auto", description="kernel")
+    recompute: bool = Field(default=False, description="gradient checkpointing")
+    row_tokens: int = Field(default=1024, ge=128, description="tokens of a row")
+    documents: int = Field(default=4, ge=1, description="documents of a step")
+    prompt_tokens: int = Field(default=120, ge=1, description="tokens of a prompt")
+    rounds: int = Field(default=2, ge=1, description="rounds of a document, each ended by a sync")
+    chunks: int = Field(default=3, ge=1, description="chunks of a round")
+    chunk_tokens: int = Field(default=40, ge=1, description="tokens of a chunk")
+    main_tokens: int = Field(default=30, ge=1, description="tokens that main writes in each round")
+    repeats: int = Field(default=5, ge=1, description="steps of either kind, taken in turns")
+    warmup: int = Field(default=2, ge=0, description="steps of either kind before that")
+    threads: int = Field(default=0, ge=0, description="CPU threads (0: torch's own number)")
+    out: str = Field(default="", description="file for the raw figures, as JSON lines")
+
+
+class _Words:
+    """Encodes a text of numbers as these numbers; tags are the ids above them."""
+
+    def __init__(self, size: int) -> None:
+        self.end = size - 1
+        self._tags: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def segments(self, parts: Iterable[Segment]) -> list[int]:
+        ids: list[int] = []
+        for part in parts:
+            tag = self._tags.setdefault(part.text, self.end - 1 - len(self._tags)) if part.is_tag else None
+            ids += [tag] if tag is not None else self.encode(part.text)
+        return ids
+
+
+def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
+    """Time packed and unpacked steps in turns; a row of figures for each, and where it ran.
+
+    Raises:
+        InvalidRequest: The kernel cannot train on that device.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if cuda else "cpu")
+    torch.manual_seed(0)
+    model = _model(settings, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
+    packed, unpacked = _documents(settings)
+    rows = {
+        "packed": _rows(packed, settings.row_tokens, device),
+        "unpacked": _rows(unpacked, settings.row_tokens, device),
+    }
+    seconds: dict[str, list[float]] = {form: [] for form in rows}
+    for number in range(settings.warmup + settings.repeats):
+        for form, part in rows.items():
+            took = _step(model, optimizer, part, device)
+            if number >= settings.warmup:
+                seconds[form].append(took)
+    ceiling = _matmul_rate(device, getattr(torch, settings.dtype))
+    weights = sum(param.numel() for param in model.parameters())
+    viewed = sum(map(len, unpacked))
+    figures = [
+        {
+            "views": form,
+            "rows": len(rows[form]),
+            "tokens computed": computed,
+            "tokens of views": viewed,
+            "targets": sum(len(row.labels) for row in rows[form]),
+            "ms a step": 1000 * (step := min(seconds[form])),
+            "computed a second": computed / step,
+            "of views a second": viewed / step,
+            "share of matmul": 6 * weights * computed / step / ceiling,
+        }
+        for form, computed in (("packed", sum(map(len, packed))), ("unpacked", viewed))
+    ]
+    peak = torch.cuda.max_memory_allocated(device) if cuda else 0
+    place = {"device": torch.cuda.get_device_name(device) if cuda else "cpu", "peak bytes": peak}
+    place |= {"matmul a second": ceiling, "sharing": viewed / sum(map(len, packed))}
+    place |= {"speedup": min(seconds["unpacked"]) / min(seconds["packed"])}
+    return [{**environment(), **place, "settings": settings.model_dump()}, *figures]
+
+
+def _model(settings: StepSettings, device: torch.device) -> Any:
+    shape = LlamaConfig(**SHAPES[settings.shape], max_position_embeddings=1 << 17)
+    model: Any = LlamaForCausalLM(shape).to(device, getattr(torch, settings.dtype)).train()
+    model.set_attn_implementation(choose_attention(settings.attention, device))
+    if settings.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
+    """The trees of all documents, and those of all views."""
+    size = SHAPES[settings.shape]["vocab_size"]
+    words = _Words(size)
+    source = torch.Generator().manual_seed(0)
+
+    def text(count: int) -> str:
+        return " ".join(map(str, torch.randint(0, size - 8, (count,), generator=source).tolist()))
+
+    def promise() -> Promise:
+        return Promise(text(1), settings.chunk_tokens, Chunk((Text(text(settings.chunk_tokens)),)))
+
+    packed: list[Tree] = []
+    unpacked: list[Tree] = []
+    for _ in range(settings.documents):
+        prompt = words.encode(text(settings.prompt_tokens))
+        nodes: list[Any] = []
+        for _ in range(settings.rounds):
+            nodes.append(Text(text(settings.main_tokens)))
+            nodes += (promise() for _ in range(settings.chunks))
+            nodes.append(Sync())
+        document = Document((*nodes, Text(text(settings.main_tokens))))
+        packed.append(Tree.of(pack_views(words, prompt, document)))
+        for view in views(document):
+            alone = Trie()
+            last = alone.extend(-1, [*prompt, *words.segments(view.context)])
+            alone.extend(last, words.segments(view.target) + [words.end] * view.ends_answer, target=True)
+            unpacked.append(Tree.of(alone))
+    return packed, unpacked
+
+
+def _rows(trees: Sequence[Tree], capacity: int, device: torch.device) -> list[Row]:
+    dealt = deal_rows([len(tree) for tree in trees], capacity, world=1)
+    rows = [[trees[place] for place in row] for row in dealt]
+    few = device.type == "cuda"
+    lengths = [row_length(sum(map(len, row)), capacity, few) for row in rows]
+    return [pack_row(row, length, 0).to(device) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row], device: torch.device) -> float:
+    """Seconds of one update: forward and backward over the rows, and the optimizer."""
+    targets = sum(len(row.labels) for row in rows)
+    _wait(device)
+    start = time.perf_counter()
+    for row in rows:
+        (-log_probabilities(model, row).sum() / targets).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a large matrix product, the best of some tries."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
+    times: list[float] = []
+    for _ in range(8):
+        _wait(device)
+        start = time.perf_counter()
+        torch.mm(a, b)
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write the raw figures."""
+    settings = read_command_line(StepSettings, "packed_training", __doc__, arguments)
+    where, *figures = measure_steps(settings)
+    print(markdown_table(figures))
+    print(f"\n{where['speedup']:.2f} times as fast packed; the views share {where['sharing']:.2f} times")
+    if settings.out:
+        write_rows(settings.out, [where, *figures])
+
+
+if __name__ == "__main__":
+    main()
