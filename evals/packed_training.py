@@ -4,8 +4,8 @@
     python -m pasta_async.evals.packed_training --shape 1b --dtype bfloat16 --row-tokens 4096   # with a GPU
 
 Both train on the same targets, with the same kernel and rows of at most the same length: packed, the views of
-a document share their contexts in one tree; unpacked, every view is a sequence of its own, several side by side
-in a row. The weights are random; the time of a step does not depend on them. The bound is the theoretical
+a document share their contexts in one tree; unpacked, every view is a sequence of its own, several of them side
+by side in a row. The weights are random; the time of a step does not depend on them. The bound is the theoretical
 sharing: tokens of all views over tokens of the trees. The best of several steps is told, since others use a
 machine too.
 """
