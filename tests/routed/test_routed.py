@@ -163,10 +163,10 @@ async def test_with_sequence_an_answer_goes_on_elsewhere() -> None:
     routed, members, clock = several(DOCUMENT, 2)
     limits = Limits(on_failure="sequence", retries=0)
     async with Client(routed, clock=clock, limits=limits) as client, client.stream("Question?") as stream:
-        async for event in stream:
-            if isinstance(event, TextDelta) and all(member.alive for member in members):
-                [home] = [member for member in members if member.open]
-                home.alive = False
+        async for _ in stream.text_deltas():
+            break
+        [home] = [member for member in members if member.open]
+        home.alive = False
         await stream.result()
     [other] = [member for member in members if member.alive]
     begun, taken_up = home.requests[0].ids, other.requests[0].ids

@@ -42,7 +42,7 @@ def server(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield RealServer(running, shipped)
         return
     require_sglang()
-    with running_server(shipped, tmp_path_factory.mktemp("sglang") / "log") as url:
+    with running_server(shipped, tmp_path_factory.mktemp("sglang") / "log") as (url, _):
         yield RealServer(url, shipped)
 
 

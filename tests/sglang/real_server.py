@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,14 +19,14 @@ import pytest
 from pasta_async.backends.sglang.launch import server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
 
-FLAGS = ("--enable-deterministic-inference", "--skip-server-warmup")
-"""Requests' own seeds count; no test request at the start."""
+FLAGS = ("--enable-deterministic-inference", "--skip-server-warmup", "--enable-custom-logit-processor")
+"""Requests' own seeds count; no test request at the start; answers may be forced."""
 
 
 class RealServer(NamedTuple):
@@ -52,29 +53,50 @@ async def until(server: RealServer, count: int, polls: int = 30) -> None:
     pytest.fail(f"{server.running()} requests running, not {count}")
 
 
-def require_sglang() -> None:
-    """Fail where the suite must be complete, else skip, if SGLang is missing."""
-    if importlib.util.find_spec("sglang") is not None:
+def require_sglang(module: str = "sglang") -> None:
+    """Fail where the suite must be complete, else skip, if SGLang, or its router, is missing."""
+    if importlib.util.find_spec(module) is not None:
         return
-    missing = "SGLang is not installed (make test installs it): these tests talk to the real server"
+    missing = f"{module} is not installed (make test installs it): these tests talk to the real one"
     if os.environ.get("CI"):
         pytest.fail(missing)
     pytest.skip(missing)
 
 
 @contextmanager
-def running_server(model: Path, log: Path) -> Generator[str]:
-    """Serve a model on a CPU; the server's URL."""
+def running_server(model: Path, log: Path) -> Generator[tuple[str, int]]:
+    """Serve a model on a CPU; the server's URL, and the process group that it is."""
     port = _free_port()
+    url = f"http://127.0.0.1:{port}"
     command = server_command(str(model), device="cpu", port=port, extra=FLAGS)
+    with _running(command.argv, log, lambda: httpx.get(f"{url}/model_info", timeout=5).is_success) as group:
+        yield url, group
+
+
+@contextmanager
+def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
+    """SGLang's router, keeping together what has one key, in front of servers; its URL."""
+    port, metrics = _free_port(), _free_port()
+    url = f"http://127.0.0.1:{port}"
+    program = (sys.executable, "-m", "sglang_router.launch_router")
+    flags = ("--policy", "manual", "--port", str(port), "--prometheus-port", str(metrics))
+
+    def ready() -> bool:
+        known: list[Any] = httpx.get(f"{url}/workers", timeout=5).json()["workers"]
+        return len(known) == len(workers)
+
+    with _running([*program, *flags, "--worker-urls", *workers], log, ready):
+        yield url
+
+
+@contextmanager
+def _running(argv: Sequence[str], log: Path, ready: Callable[[], bool]) -> Generator[int]:
+    """A program, from when it is ready; its process group."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            url = f"http://127.0.0.1:{port}"
-            _wait(url, process, log)
-            yield url
+            _wait(ready, process, log)
+            yield process.pid
         finally:
             _stop(process)
 
@@ -85,11 +107,11 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(f"{url}/model_info", timeout=5).is_success:
+            if ready():
                 return
         except httpx.TransportError:
             pass
@@ -97,7 +119,7 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     ended = process.poll()
     what = f"ended with {ended}" if ended is not None else f"did not answer in {START_SECONDS} s"
     end = "\n".join(line[:200] for line in log.read_text().splitlines()[-20:])
-    pytest.fail(f"the SGLang server {what}; the end of its log:\n{end}", pytrace=False)
+    pytest.fail(f"{process.args} {what}; the end of its log:\n{end}", pytrace=False)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
