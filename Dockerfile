@@ -14,11 +14,11 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.12-slim
 ENV PYTHONUNBUFFERED=1
 # The versions that the tests ran with.
-COPY constraints.txt /tmp/constraints.txt
-COPY --from=build /wheels /tmp/wheels
-RUN wheel=$(ls /tmp/wheels/*.whl) \
-    && pip install --no-cache-dir --constraint /tmp/constraints.txt "pasta_async[cli,server] @ file://$wheel" \
-    && rm -r /tmp/wheels /tmp/constraints.txt \
+COPY constraints.txt /install/constraints.txt
+COPY --from=build /wheels /install/wheels
+RUN wheel=$(ls /install/wheels/*.whl) \
+    && pip install --no-cache-dir --constraint /install/constraints.txt "pasta_async[cli,server] @ file://$wheel" \
+    && rm -r /install \
     && useradd --system --uid 10001 --no-create-home pasta
 USER 10001
 # In a container every address is reachable from outside, so the server insists on a key.

@@ -10,7 +10,9 @@ import pytest
 from mortal import answers, several
 
 from pasta_async import Client, Limits, TextDelta, ThreadFailure, VirtualClock
+from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.routed import RoutedBackend
+from pasta_async.backends.routed.prefixes import BLOCK, Prefixes
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.errors import (
     BackendConnectError,
@@ -305,3 +307,32 @@ async def test_leaving_early_aborts_on_the_member() -> None:
     assert home.aborted
     assert not home.open
     assert all(state.live and not state.open_requests for state in routed.members)
+
+
+def test_madenames_make_one_backend_and_a_name_given_twice_is_refused() -> None:
+    made = open_backend(["http://a:1", "http://b:1/"])
+    assert isinstance(made, RoutedBackend)
+    assert made.names == ("http://a:1", "http://b:1")
+    assert not isinstance(open_backend(["http://a:1"]), RoutedBackend)
+    with pytest.raises(InvalidRequest, match="http://a:1 is named more than once"):
+        open_backend(["http://a:1", "http://a:1/"])
+
+
+def test_the_environment_names_madewith_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASTA_BACKEND", "http://a:1, http://b:1")
+    backend = Client().backend
+    assert isinstance(backend, RoutedBackend)
+    assert backend.names == ("http://a:1", "http://b:1")
+    assert backend_names("local:/a,b") == ["local:/a,b"]
+
+
+def test_what_was_not_used_for_longest_is_forgotten_from_its_end() -> None:
+    known = Prefixes(capacity=3)
+    first, second = [1] * 2 * BLOCK, [2] * 2 * BLOCK
+    known.note(first, "a")
+    known.note(second, "b")
+    assert known.known(first) == {"a": 1}
+    assert known.known([*second, 9]) == {"b": 2}
+    assert known.known([*second[:-1], 9]) == {"b": 1}
+    known.forget("b")
+    assert known.known(second) == {}
