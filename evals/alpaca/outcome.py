@@ -53,7 +53,7 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
     whole = {
         "prompts": result["prompts"]["count"],
         "win rate %": told(result["win_rate"]),
-        f"{result['length_control']} %": controlled.get("reason") or told(controlled),
+        "length-controlled %": controlled.get("reason") or told(controlled),
         "characters, parallel": result["mean_length"]["parallel"],
         "characters, baseline": result["mean_length"]["baseline"],
         "theoretical speed-up": told(result["theoretical_speedup"], ".2f"),

@@ -55,11 +55,12 @@ def _markdown(found: Sequence[Section]) -> str:
 
 def _page(found: Sequence[Section], answers: Answers, title: str) -> str:
     page = standalone("evaluation.html", ["evals/report", "trace"])
+    names = [section.title for section in found]
     data = [_data(answer, baseline) for answer, baseline in answers.values()]
     parts = {
         "policy": page.policy(),
         "title": escape(title),
-        "contents": "".join(_link(title) for title in [*(s.title for s in found), *map(_of, answers)]),
+        "contents": "".join(map(_link, [*names[:-1], *map(_of, answers), *names[-1:]])),
         "sections": "".join(map(_section, found[:-1])),
         "timelines": "".join(map(_timeline, answers)),
         "origin": "".join(map(_section, found[-1:])),
@@ -73,8 +74,11 @@ def _section(section: Section) -> str:
     drawn = "".join(map(_plot, section.plots))
     tables = "".join(_table(caption, rows) for caption, rows in section.tables)
     figures = f'<div class="plots">{drawn}</div>' if drawn else ""
+    body = f"{figures}{tables}"
+    if len(section.plots) == len(section.tables) == 1:
+        body = f'<div class="pair">{body}</div>'
     head = f'<section class="card" id="{_id(section.title)}"><h2>{escape(section.title)}</h2>'
-    return f"{head}{words}{figures}{tables}</section>"
+    return f"{head}{words}{body}</section>"
 
 
 def _plot(plot: Plot) -> str:
@@ -86,17 +90,12 @@ def _plot(plot: Plot) -> str:
 
 
 def _table(caption: str, rows: Rows) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows[0]) if rows else ""
-    body = "".join(f"<tr>{''.join(map(_cell, row.values()))}</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows[0])
+    cells = ("".join(f"<td>{escape(cell(row.get(name, '-')))}</td>" for name in rows[0]) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     inner = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     frame = f'class="scroll" tabindex="0" role="group" aria-label="{escape(caption)}"'
     return f"<div {frame}><table>{inner}</table></div>"
-
-
-def _cell(value: Any) -> str:
-    text = cell(value)
-    kind = ' class="number"' if text[:1].isdigit() or text[:2].lstrip("-").isdigit() else ""
-    return f"<td{kind}>{escape(text)}</td>"
 
 
 def _timeline(label: str) -> str:

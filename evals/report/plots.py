@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from pasta_async.evals.report.points import frontier
+from pasta_async.evals.report.points import frontier, sequential
 from pasta_async.evals.statistics import geometric_mean
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def quality_by_speed(
         figure, axes = _axes(theme, (7.4, 4.6))
         axes.set(xlabel="speed-up over the sequential baseline", ylabel=axis)
         axes.xaxis.set_major_formatter(_TIMES)
-        best = frontier(found)
+        best = frontier([*found, *([] if even is None else [sequential(even)])])
         if len(best) > 1:
             path = [(p.speedup["value"], p.quality["value"]) for p in best]
             axes.plot(
@@ -116,9 +116,8 @@ def speedups(found: Sequence[Spread]) -> Drawing:
             axes.plot(geometric_mean(one.theoretical), row, "o", ms=9, mfc=theme.card, mec=colour, mew=1.8)
         axes.axvline(1, color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
         axes.set_yticks(range(len(found)), [one.label for one in found], color=theme.ink)
-        axes.set(
-            ylim=(len(found) - 0.4, -0.6), xlabel="speed-up (filled: realised with 95%; hollow: theoretical)"
-        )
+        axes.set(ylim=(len(found) - 0.4, -0.6), xlabel="speed-up")
+        axes.set_title("Filled: realised, with its 95% interval; hollow: theoretical")
         axes.xaxis.set_major_formatter(_TIMES)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
@@ -138,7 +137,9 @@ def latencies(found: Sequence[Figures], mode: str) -> Drawing:
             axes.fill_between(
                 levels, [one.p50 for one in own], [one.p90 for one in own], color=colour, alpha=0.14, lw=0
             )
-        _load_axes(axes, found, mode, "seconds for an answer (line: median; band: up to p90)")
+        _load_axes(
+            axes, found, mode, "seconds for an answer", "Latency: median, and up to the 90th percentile"
+        )
         return figure
 
     return draw
@@ -153,7 +154,9 @@ def throughputs(found: Sequence[Figures], mode: str) -> Drawing:
             levels, colour = [one.level for one in own], theme.colour(number)
             axes.plot(levels, [one.goodput for one in own], "o-", color=colour, lw=2, ms=6, label=method)
             axes.plot(levels, [one.throughput for one in own], "--", color=colour, lw=1.2, alpha=0.7)
-        _load_axes(axes, found, mode, "answers a second (full: within the target; dashed: all)")
+        _load_axes(
+            axes, found, mode, "answers a second", "Goodput within the latency target (dashed: all answers)"
+        )
         axes.set_ylim(bottom=0)
         return figure
 
@@ -170,9 +173,9 @@ def _by_method(found: Sequence[Figures], mode: str) -> dict[str, list[Figures]]:
     return {name: [one for one in found if (one.method, one.mode) == (name, mode)] for name in names}
 
 
-def _load_axes(axes: Axes, found: Sequence[Figures], mode: str, what: str) -> None:
+def _load_axes(axes: Axes, found: Sequence[Figures], mode: str, what: str, title: str) -> None:
     levels = sorted({one.level for one in found if one.mode == mode})
-    axes.set(xscale="log", ylabel=what)
+    axes.set(xscale="log", ylabel=what, title=title)
     axes.set_xlabel("answers at once" if mode == "closed" else "arrivals a second")
     axes.set_xticks(levels, [f"{level:g}" for level in levels])
     axes.xaxis.set_minor_locator(NullLocator())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pasta_async.evals.report.reading import Results
     from pasta_async.evals.statistics import Estimate
 
-__all__ = ["PUBLISHED", "Point", "Published", "Spread", "frontier", "points", "spreads"]
+__all__ = ["PUBLISHED", "Point", "Published", "Spread", "frontier", "points", "sequential", "spreads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,11 @@ def points(results: Results, measure: Literal["alpaca", "task"]) -> list[Point]:
     ]
 
 
+def sequential(quality: float) -> Point:
+    """The baseline as a point: as fast as itself."""
+    return Point("sequential", _exactly(1.0), _exactly(quality), measured=True)
+
+
 def frontier(found: Sequence[Point]) -> list[Point]:
     """Those that no other one beats in both, from the slowest to the fastest."""
     kept: list[Point] = []
@@ -105,6 +110,10 @@ def _quality(result: dict[str, Any], measure: str) -> tuple[Estimate, Estimate]:
     controlled = result["length_controlled_win_rate"]
     quality = controlled if "value" in controlled else result["win_rate"]
     return quality, result["theoretical_speedup"]
+
+
+def _exactly(value: float) -> Estimate:
+    return {"value": value, "low": value, "high": value}
 
 
 def _played(label: str, method: str, played: Sequence[Played]) -> Spread:

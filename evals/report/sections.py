@@ -63,7 +63,10 @@ def sections(results: Results, *, target: float | None = None) -> list[Section]:
         target: The latency target of goodput in seconds; None: twice the unloaded median in sequence.
     """
     timed = spreads(results)
-    found = [*_qualities(results), *_alpaca(results), *_task(results)]
+    found = [*_qualities(results)]
+    if results.alpaca:
+        found.append(_alpaca(results))
+    found += _task(results)
     if timed:
         found.append(_realised(results, timed))
     return [
@@ -109,16 +112,28 @@ def _pareto(name: str, title: str, words: list[str], found: Sequence[Point], dra
     return Section(title, words, [Plot(name, says, drawing)], [("95% intervals in brackets", rows)])
 
 
-def _alpaca(results: Results) -> Iterator[Section]:
+def _alpaca(results: Results) -> Section:
+    """All of AlpacaEval's results side by side."""
+    wholes: Rows = []
+    sources: dict[str, dict[str, Any]] = {}
     for label, result in results.alpaca.items():
-        whole, sources = alpaca_tables(result)
-        official = "the official 805" if result["prompts"]["official"] else "not AlpacaEval's own"
-        words = [
-            f"Judged by {result['judge']['model']} through alpaca-eval {result['versions']['alpaca_eval']}; "
-            f"reference: the same model's sequential answers; prompts: {official}. "
-            f"Lengths controlled by {result['length_control']}: {result['why_this_length_control']}."
-        ]
-        yield Section(f"AlpacaEval: {label}", words, [], [("All prompts", whole), ("By source", sources)])
+        (whole,), by_source = alpaca_tables(result)
+        wholes.append({"": label, **whole})
+        for row in by_source:
+            known = sources.setdefault(row["source"], {"source": row["source"], "prompts": row["prompts"]})
+            known[label] = row["win rate %"]
+    tables = [("All prompts, 95% intervals", wholes), ("Win rate in % by source", [*sources.values()])]
+    return Section("AlpacaEval in full", [*dict.fromkeys(map(_how, results.alpaca.values()))], [], tables)
+
+
+def _how(result: dict[str, Any]) -> str:
+    """How something was judged."""
+    official = "AlpacaEval's 805" if result["prompts"]["official"] else "not AlpacaEval's own"
+    return (
+        f"Judged by {result['judge']['model']} through alpaca-eval {result['versions']['alpaca_eval']}; "
+        f"reference: the same model's sequential answers; prompts: {official}. "
+        f"Lengths controlled by {result['length_control']}. {result['why_this_length_control']}."
+    )
 
 
 def _task(results: Results) -> Iterator[Section]:
@@ -159,12 +174,13 @@ def _load(label: str, blocks: Sequence[Block], target: float | None) -> Section:
             if name != "sequential"
         }
         says = "; ".join(
-            f"{name} is never sooner than sequential"
+            f"{name}: never sooner than in sequence"
             if end is None
-            else f"{name} is sooner up to {end:g} {unit}"
+            else f"{name}: sooner than in sequence up to {end:g} {unit}"
             for name, end in ends.items()
         )
-        section.words.append(f"{says[:1].upper()}{says[1:]}." if says else "One method only.")
+        if says:
+            section.words.append(f"{says}.")
         stem = f"load-{_slug(label)}-{mode}"
         section.plots.append(Plot(f"{stem}-latency", says, plots.latencies(own, mode)))
         section.plots.append(Plot(f"{stem}-goodput", says, plots.throughputs(own, mode)))

@@ -27,7 +27,7 @@ WRITTEN = (
     "Two parts. "
     + "".join(
         f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
-        for topic, words in (("causes <b>", 40), ("outcome", 30))
+        for topic, words in (("causes & co", 40), ("outcome", 30))
     )
     + "<sync/> Taken together, that is all."
 )

@@ -1,0 +1,163 @@
+"""The report: every kind of result on one page; looked at in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+from made_up_results import write_results
+from playwright.async_api import async_playwright
+
+from pasta_async import InvalidRequest
+from pasta_async.evals.report.__main__ import main
+from pasta_async.evals.report.points import Point, frontier, points, spreads
+from pasta_async.evals.report.reading import read_results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.evals.statistics import Estimate
+
+PNG = b"\x89PNG"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return await write_results(tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def report(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    names = [f"lambda 8={files['alpaca']}", f"lambda 8={files['speed']}", f"<i>fast</i>={files['fast']}"]
+    main([*names, *(str(files[kind]) for kind in ("task", "methods", "load", "answer")), "--out", str(out)])
+    return out
+
+
+def test_plots_are_files_for_light_and_dark_pages(report: Path) -> None:
+    names = {path.stem for path in report.glob("*.png")}
+    assert {"quality-by-speed", "task-by-speed", "realised", "speed-ups", "load-load-open-goodput"} < names
+    assert {name for name in names if not name.endswith("-dark")} == {
+        n[:-5] for n in names if n.endswith("-dark")
+    }
+    assert all(path.read_bytes().startswith(PNG) for path in report.glob("*.png"))
+
+
+def test_tables_are_markdown(report: Path) -> None:
+    text = (report / "tables.md").read_text()
+    assert "| lambda 8 | 60 | 52.5 (49.5 to 55.5) | 51.5 (48.5 to 54.5) |" in text
+    assert "| describe | 8 | 100.0 (67.6 to 100.0) |" in text
+    for block in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def estimate(value: float) -> Estimate:
+    return {"value": value, "low": value, "high": value}
+
+
+def test_no_point_of_the_frontier_is_beaten_by_another() -> None:
+    pairs = {"a": (1.0, 50.0), "b": (1.4, 52.0), "c": (1.4, 51.0), "d": (2.0, 45.0), "e": (1.9, 44.0)}
+    found = [Point(name, estimate(x), estimate(y), measured=True) for name, (x, y) in pairs.items()]
+    assert [point.label for point in frontier(found)] == ["b", "d"]
+
+
+def test_a_speed_up_that_was_timed_takes_the_place_of_the_theoretical_one(files: dict[str, Path]) -> None:
+    results = read_results([f"a={files['alpaca']}", f"b={files['fast']}", f"a={files['speed']}"])
+    timed, counted = points(results, "alpaca")
+    assert (timed.measured, counted.measured) == (True, False)
+    assert timed.speedup == spreads(results)[0].speedup
+    assert counted.speedup["value"] == 1.8
+    assert timed.quality["value"] == 51.5
+
+
+def test_methods_are_compared_with_the_sequential_answers_of_their_own_run(files: dict[str, Path]) -> None:
+    found = spreads(read_results([str(files["methods"])]))
+    assert [one.label for one in found] == ["pasta", "skeleton", "no join"]
+    assert found[0].speedup["value"] == pytest.approx(0.9 * 1.83, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a.json", "[1]", "holds no results"),
+        ("a.json", "{", "is no JSON"),
+        ("a.json", '{"benchmark": "beauty"}', "no result of alpaca"),
+        ("a.json", '{"answer": {"text": "a"}}', "--json"),
+        ("a.jsonl", '{"benchmark": "speed"}\n{"prompt": 1}', "is not whole"),
+    ],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, name: str, content: str, complaint: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidRequest, match=complaint):
+        read_results([str(tmp_path / name)])
+
+
+def test_two_results_of_a_kind_need_two_labels(files: dict[str, Path]) -> None:
+    with pytest.raises(InvalidRequest, match="LABEL=PATH"):
+        read_results([f"a={files['alpaca']}", f"a={files['fast']}"])
+
+
+def test_a_run_that_was_broken_off_is_not_reported(files: dict[str, Path], tmp_path: Path) -> None:
+    lines = files["speed"].read_text().splitlines()
+    (tmp_path / "part.jsonl").write_text("\n".join(lines[:-1]))
+    with pytest.raises(InvalidRequest, match="it goes on"):
+        read_results([str(tmp_path / "part.jsonl")])
+
+
+def test_what_cannot_be_read_ends_the_command_with_a_message(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"report: .*none\.json cannot be read"):
+        main([str(tmp_path / "none.json")])
+
+
+async def test_the_page_in_a_browser(report: Path) -> None:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        words = "no Chromium here; on Debian: apt-get install chromium"
+        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
+    complaints: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = await browser.new_page(color_scheme="dark", viewport={"width": 390, "height": 800})
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text))
+        page.on("request", lambda asked: complaints.append(asked.url) if asked.url[:5] == "http:" else None)
+        await page.goto((report / "index.html").as_uri())
+        assert await page.locator(".timeline-name").all_inner_texts() == [
+            "main",
+            "1 causes & co",
+            "2 outcome",
+        ]
+        assert await page.locator("i").count() == 0  # a label is text, not markup
+        assert await page.get_by_role("heading", level=2).count() == 8
+        links = await page.locator("nav a").evaluate_all("all => all.map(a => a.getAttribute('href'))")
+        for link in links:
+            assert await page.locator(link).count() == 1
+        drawn = "all => all.map(i => i.complete && i.naturalWidth > 0 && i.alt.length > 0)"
+        assert set(await page.locator("img").evaluate_all(drawn)) == {True}
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await browser.close()
+    assert complaints == []
+
+
+def test_the_same_results_give_the_same_page(files: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        main([str(files["task"]), "--out", str(tmp_path / name)])
+    one, two = ((tmp_path / name / "index.html").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def test_an_answer_printed_by_the_command_line_has_a_timeline(tmp_path: Path, files: dict[str, Path]) -> None:
+    answer = json.loads(files["answer"].read_text())
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({"answer": answer, "baseline": answer, "measured_speedup": 1.0}))
+    (found, baseline) = read_results([str(both)]).answers["both"]
+    assert baseline is not None
+    assert found.document.format() == answer["document"]
+    assert found.text_speedup == answer["text_speedup"]
