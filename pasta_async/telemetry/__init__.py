@@ -6,8 +6,8 @@
         ...
 
 Each is an `Observer`, and each has its optional extra: `metrics` for `Metrics`, `otel` for `Tracing`; `Logs`
-needs none. Nothing here is imported, and nothing costs anything, before it is used. docs/telemetry.md has
-every name.
+needs none. Nothing here is imported, and nothing costs anything, before it is used. docs/serving.md has every
+name.
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+"""What an operator sees of a server over real sockets: a scrape, spans at a collector."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from live_server import MESSAGES, official, running
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from samples import DOCUMENT, Samples
+
+from pasta_async.backends.scripted import ScriptedBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+
+class Collector:
+    """Takes spans over OTLP/HTTP."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        bodies = self.bodies
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                bodies.append(self.rfile.read(int(self.headers["content-length"])))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+
+    @property
+    def spans(self) -> list[tuple[str, Span]]:
+        """Each span with the name of its service."""
+        found: list[tuple[str, Span]] = []
+        for body in self.bodies:
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                names = [
+                    a.value.string_value for a in resource.resource.attributes if a.key == "service.name"
+                ]
+                found += [(names[0], span) for scope in resource.scope_spans for span in scope.spans]
+        return found
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+async def test_a_scrape_after_answers() -> None:
+    with running(ScriptedBackend(DOCUMENT)) as live:
+        async with official(live.url) as client:
+            reply = await client.chat.completions.create(model="scripted", messages=MESSAGES)
+            async with await client.chat.completions.create(
+                model="scripted", messages=MESSAGES, stream=True
+            ) as stream:
+                async for _ in stream:
+                    pass
+            await client.models.list()
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            await http.get("/somewhere/else")
+            scrape = await http.get("/metrics")
+            openmetrics = await http.get("/metrics", headers={"accept": "application/openmetrics-text"})
+    assert scrape.headers["content-type"].startswith("text/plain")
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    samples = Samples(scrape.text)
+    assert reply.usage
+    assert samples.value("pasta_answers_total", finish="end", model_name="scripted") == 2
+    assert samples.value("pasta_generation_tokens_total") == 2 * reply.usage.completion_tokens
+    assert samples.value("pasta_answers_in_flight") == samples.value("pasta_server_answers_in_flight") == 0
+    assert samples.value("pasta_server_answers_limit") == 64
+    chat = samples.value("pasta_http_responses_total", path="/v1/chat/completions", status="200")
+    assert chat == 2
+    assert samples.value("pasta_http_responses_total", path="other", status="404") == 1
+    assert samples.value("process_resident_memory_bytes") > 0
+
+
+def test_metrics_need_the_key() -> None:
+    with running(ScriptedBackend(DOCUMENT), api_keys=("secret",)) as live:
+        assert httpx.get(f"{live.url}/metrics").status_code == 401
+        scrape = httpx.get(f"{live.url}/metrics", headers={"Authorization": "Bearer secret"})
+    assert Samples(scrape.text).value("pasta_http_responses_total", path="/metrics", status="401") == 1
+
+
+async def test_spans_continue_the_callers_trace(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"http://127.0.0.1:{collector.server.server_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+    trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    backend = ScriptedBackend(DOCUMENT)
+    with running(backend) as live:
+        async with official(live.url, default_headers={"traceparent": f"00-{trace}-{caller}-01"}) as client:
+            await client.chat.completions.create(model="scripted", messages=MESSAGES)
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            await http.get("/metrics")
+    assert {service for service, _ in collector.spans} == {"pasta-async"}
+    spans = [span for _, span in collector.spans if span.trace_id.hex() == trace]
+    by_id = {span.span_id: span for span in spans}
+    [answer] = [span for span in spans if span.name == "chat scripted"]
+    http = by_id[answer.parent_span_id]
+    assert http.parent_span_id.hex() == caller and "/v1/chat/completions" in http.name
+    requests = [span for span in spans if span.name == "text_completion scripted"]
+    assert len(requests) == 4
+    assert {by_id[by_id[span.parent_span_id].parent_span_id].name for span in requests} == {answer.name}
+    sent = {(request.headers or {})["traceparent"].split("-")[2] for request in backend.requests}
+    assert sent == {span.span_id.hex() for span in requests}
+    assert not [span for _, span in collector.spans if "metrics" in span.name]

@@ -1,0 +1,81 @@
+"""The dashboard and the documentation name the metrics that there are, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from samples import Samples
+
+from pasta_async import Client, ThreadFailed
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.server import create_app
+
+DOCS = Path(__file__).parents[2] / "docs"
+ODD = '<promise topic="no estimate"/><async>A chunk.</async><sync/> Done.'
+NAME = re.compile(r"\b(?:pasta|process)_[a-z_]+")
+OUTSIDE = {"instance", "le"}
+"""Labels that Prometheus itself puts there."""
+
+
+@pytest.fixture(scope="module")
+def scrape() -> Samples:
+    """A server's metrics after an answer and a failure, so that each has a sample."""
+    return asyncio.run(_scrape())
+
+
+async def _scrape() -> Samples:
+    client = Client(ScriptedBackend(ODD, faults=[Fault(thread=1, after_tokens=1, skip=1)]))
+    app = create_app(client)
+    transport = httpx.ASGITransport(app)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
+        await client.generate("x")
+        with pytest.raises(ThreadFailed):
+            await client.generate("y")
+        await http.get("http://test/health")
+        return Samples((await http.get("http://test/metrics")).text)
+
+
+def expressions() -> list[str]:
+    dashboard: Any = json.loads((DOCS / "grafana" / "pasta-async.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    variables = [variable["definition"] for variable in dashboard["templating"]["list"][1:]]
+    return [*asked, *variables]
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_expressions_name_metrics_and_labels_that_exist(expression: str, scrape: Samples) -> None:
+    named = set(NAME.findall(expression))
+    assert named and named <= scrape.names
+    used = set(re.findall(r"(\w+)=", expression))
+    for group in re.findall(r"by \(([^)]*)\)", expression):
+        used |= {label.strip() for label in group.split(",")}
+    for name in named:
+        assert used - OUTSIDE <= scrape.labels(name)
+
+
+def test_panels_do_not_overlap() -> None:
+    dashboard: Any = json.loads((DOCS / "grafana" / "pasta-async.json").read_text())
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    cells = [
+        (x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_documentation_lists_every_metric(scrape: Samples) -> None:
+    text = (DOCS / "serving.md").read_text()
+    listed = set(re.findall(r"^\| `(pasta_[a-z_]+)`", text, re.MULTILINE))
+    there = {
+        re.sub(r"_(bucket|sum|count|created)$", "", name)
+        for name in scrape.names
+        if name.startswith("pasta_")
+    }
+    assert listed == there

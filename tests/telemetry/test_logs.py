@@ -1,0 +1,124 @@
+"""Log records, and the lines that the server makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from samples import DOCUMENT
+
+from pasta_async import Client, ThreadFailed
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.server import ServerSettings
+from pasta_async.server.logs import log_config
+from pasta_async.telemetry.logs import Logs, with_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pasta_async import DecodeRequest
+
+
+class Lines(logging.Handler):
+    """What is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[dict[str, Any]] = []
+        self.addFilter(with_ids)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append({**vars(record), "text": record.getMessage()})
+
+    def said(self, text: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["text"] == text]
+
+
+@pytest.fixture
+def logger() -> logging.Logger:
+    made = logging.Logger("test", logging.DEBUG)
+    return made
+
+
+@pytest.fixture
+def lines(logger: logging.Logger) -> Lines:
+    handler = Lines()
+    logger.addHandler(handler)
+    return handler
+
+
+async def test_an_answer_in_figures_and_no_text(logger: logging.Logger, lines: Lines) -> None:
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger)])
+    generation = await client.generate("a secret")
+    [ended] = lines.said("answer ended")
+    assert ended["levelno"] == logging.INFO
+    assert (ended["finish"], ended["threads"]) == ("end", 3)
+    assert ended["completion_tokens"] == generation.usage.completion_tokens
+    assert {record["answer_id"] for record in lines.records} == {ended["answer_id"]}
+    assert [record["thread_id"] for record in lines.said("thread ended")] == [0, 1, 2]
+    assert len(lines.said("request ended")) == generation.usage.requests
+    everything = repr(lines.records)
+    assert "secret" not in everything and "chunks" not in everything and "'one'" not in everything
+
+
+async def test_text_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
+    await Client(ScriptedBackend(DOCUMENT), observers=[Logs(logger, text=True)]).generate("a secret")
+    assert lines.said("answer begins")[0]["prompt"] == "a secret"
+
+
+async def test_failures_are_warnings(logger: logging.Logger, lines: Lines) -> None:
+    backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
+    with pytest.raises(ThreadFailed):
+        await Client(backend, observers=[Logs(logger)]).generate("x")
+    warnings = [record for record in lines.records if record["levelno"] == logging.WARNING]
+    assert [record["text"] for record in warnings] == ["request failed", "answer failed"]
+    assert [record["error_type"] for record in warnings] == ["BackendError"] * 2
+    assert warnings[0]["thread_id"] == 2
+
+
+async def test_what_others_log_has_the_ids_too(logger: logging.Logger, lines: Lines) -> None:
+    class Talking(ScriptedBackend):
+        def decode(self, request: DecodeRequest) -> Any:
+            logger.info("asked of %s %s", request.answer, request.thread)
+            return super().decode(request)
+
+    client = Client(Talking(DOCUMENT), observers=[Logs(logging.Logger("nowhere"))])
+    await asyncio.gather(client.generate("x"), client.generate("y"))
+    asked = [record for record in lines.records if record["text"].startswith("asked")]
+    assert len(asked) == 8
+    for record in asked:
+        assert record["text"] == f"asked of {record['answer_id']} {record['thread_id']}"
+    logger.info("outside")
+    assert "answer_id" not in lines.records[-1] and "thread_id" not in lines.records[-1]
+
+
+@pytest.fixture
+def configured() -> Iterator[logging.Logger]:
+    """The package's logger, left as it was."""
+    logger = logging.getLogger("pasta_async")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield logger
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+async def test_lines_of_the_server(form: str, configured: logging.Logger) -> None:
+    settings = ServerSettings(log_format=form, log_level="info")
+    config = log_config(settings)
+    stream = io.StringIO()
+    config["handlers"]["stderr"]["stream"] = stream
+    del config["loggers"]["uvicorn"]
+    logging.config.dictConfig(config)
+    await Client(ScriptedBackend(DOCUMENT), observers=[Logs()]).generate("x")
+    [line] = stream.getvalue().splitlines()
+    if form == "text":
+        assert "answer ended answer_id=" in line and "threads=3" in line
+        return
+    said = json.loads(line)
+    assert (said["level"], said["message"], said["threads"]) == ("INFO", "answer ended", 3)
+    assert said["answer_id"] and said["time"]

@@ -1,0 +1,74 @@
+"""Observers of one's own."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from samples import DOCUMENT
+
+from pasta_async import Client
+from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.observers import AnswerObserver, AnswerStart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+    from pasta_async import DecodeRequest, Generation
+
+
+class Heading(AnswerObserver):
+    """Sends a header along, and keeps what ended."""
+
+    def __init__(self) -> None:
+        self.generation: Generation | None = None
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        assert start.model is not None and start.prompt == "x"
+        return self
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        return {"x-thread": str(request.thread)}
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        self.generation = generation
+
+
+class Broken(AnswerObserver):
+    """Fails at everything."""
+
+    def answer(self, start: AnswerStart) -> AnswerObserver:
+        return self
+
+    def turn(self, thread: int, turn: object) -> None:
+        raise RuntimeError("broken")
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        raise RuntimeError("broken")
+
+    def request_ended(self, request: DecodeRequest, record: object, error: BaseException | None) -> None:
+        raise RuntimeError("broken")
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        raise RuntimeError("broken")
+
+
+async def test_headers_reach_the_backend_and_the_answer_its_observer() -> None:
+    backend, heading = ScriptedBackend(DOCUMENT), Heading()
+    generation = await Client(backend, observers=[heading]).generate("x")
+    assert heading.generation is generation
+    assert [request.headers for request in backend.requests] == [
+        {"x-thread": str(request.thread)} for request in backend.requests
+    ]
+
+
+async def test_a_broken_observer_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    heading = Heading()
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Broken(), heading])
+    with caplog.at_level(logging.ERROR, "pasta_async.observers"):
+        generation = await client.generate("x")
+    assert generation.text == (await Client(ScriptedBackend(DOCUMENT)).generate("x")).text
+    assert heading.generation is generation
+    assert "Broken failed" in caplog.text

@@ -1,0 +1,150 @@
+"""Spans, as OpenTelemetry's own in-memory exporter gets them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import odd_server
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from samples import DOCUMENT
+
+from pasta_async import Client, Limits, ThreadFailed, ThreadStarted
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+_STOP = {"type": "stop", "matched": odd_server.END}
+
+
+class Traces:
+    """A provider, and the spans that ended."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name.startswith(name)]
+
+    def children(self, parent: ReadableSpan, name: str) -> list[ReadableSpan]:
+        context = parent.get_span_context()
+        return [s for s in self.spans(name) if s.parent and s.parent.span_id == context.span_id]
+
+
+@pytest.fixture
+def traces() -> Traces:
+    return Traces()
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> None:
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider)])
+    generation = await client.generate("a secret")
+    [answer] = traces.spans("chat scripted")
+    assert answer.parent is None
+    assert answer.instrumentation_scope and answer.instrumentation_scope.schema_url == SCHEMA_URL
+    told = attributes(answer)
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.request.model"] == "scripted"
+    assert told["gen_ai.usage.input_tokens"] == generation.usage.prompt_tokens
+    assert told["gen_ai.usage.output_tokens"] == generation.usage.completion_tokens
+    assert told["gen_ai.response.finish_reasons"] == ("end",)
+    assert told["pasta.critical_path"] == generation.critical_path
+    threads = traces.children(answer, "pasta.thread")
+    assert sorted(attributes(span)["pasta.thread"] for span in threads) == [0, 1, 2]
+    for span in threads:
+        record = generation.threads[attributes(span)["pasta.thread"]]
+        assert attributes(span)["pasta.tokens"] == record.tokens
+        requests = traces.children(span, "text_completion scripted")
+        assert [request.kind for request in requests] == [SpanKind.CLIENT] * len(record.requests)
+        for request, kept in zip(requests, record.requests, strict=True):
+            assert attributes(request)["gen_ai.usage.input_tokens"] == kept.prompt_tokens
+            assert attributes(request)["gen_ai.usage.output_tokens"] == kept.completion_tokens
+            assert attributes(request)["gen_ai.usage.cache_read.input_tokens"] == kept.cached_tokens
+    assert len({span.get_span_context().trace_id for span in traces.exporter.get_finished_spans()}) == 1
+    everything = " ".join(span.to_json() for span in traces.exporter.get_finished_spans())
+    assert "secret" not in everything and "chunks" not in everything and '"one"' not in everything
+
+
+async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> None:
+    client = Client(
+        ScriptedBackend(DOCUMENT), limits=Limits(max_threads=2), observers=[Tracing(traces.provider)]
+    )
+    tracer = traces.provider.get_tracer("test")
+
+    async def ask(name: str) -> None:
+        with tracer.start_as_current_span(f"caller {name}"):
+            async with client.stream(name) as stream:
+                await stream.result()
+
+    await asyncio.gather(*map(ask, "abcd"))
+    callers = traces.spans("caller")
+    assert len({span.get_span_context().trace_id for span in callers}) == len(callers) == 4
+    for caller in callers:
+        [answer] = traces.children(caller, "chat")
+        threads = traces.children(answer, "pasta.thread")
+        requests = [request for thread in threads for request in traces.children(thread, "text_completion")]
+        assert (len(threads), len(requests)) == (3, 4)  # main has one for each stretch between syncs
+        family = {span.get_span_context().trace_id for span in (caller, answer, *threads, *requests)}
+        assert len(family) == 1
+
+
+async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
+    server = odd_server.OddServer()
+    server.decoding = [
+        odd_server.stream([odd_server.sse([odd_server.event(odd_server.encode("Hi"), 2, finish=_STOP)])])
+    ]
+    async with server.client() as http:
+        backend = SGLangBackend("http://odd", client=http)
+        await Client(backend, observers=[Tracing(traces.provider)]).generate("x", baseline=True)
+    [request] = traces.spans("text_completion odd")
+    context = request.get_span_context()
+    expected = f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+    sent = [headers.get("traceparent") for headers in server.headers]
+    assert [each for each in sent if each] == [expected]
+
+
+async def test_text_is_in_spans_only_if_asked_for(traces: Traces) -> None:
+    client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider, text=True)])
+    generation = await client.generate("a secret")
+    told = attributes(traces.spans("chat")[0])
+    assert json.loads(told["gen_ai.input.messages"])[0]["parts"][0]["content"] == "a secret"
+    assert json.loads(told["gen_ai.output.messages"])[0]["parts"][0]["content"] == generation.text
+    assert {attributes(span)["pasta.topic"] for span in traces.spans("pasta.thread")} == {"", "one", "two"}
+
+
+async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:
+    backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1, kind="cut")])
+    with pytest.raises(ThreadFailed):
+        await Client(backend, observers=[Tracing(traces.provider)]).generate("x")
+    failed = [span for span in traces.spans("") if span.status.status_code is StatusCode.ERROR]
+    assert sorted(span.name for span in failed) == ["chat scripted", "text_completion scripted"]
+    assert {attributes(span)["error.type"] for span in failed} == {"BackendProtocolError"}
+
+
+async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
+    stalls = [Fault(thread=1, after_tokens=1, kind="stall")]
+    client = Client(ScriptedBackend(DOCUMENT, faults=stalls), observers=[Tracing(traces.provider)])
+    async with client.stream("x") as stream:
+        async for event in stream:
+            if isinstance(event, ThreadStarted) and event.thread == 2:
+                break
+    [answer] = traces.spans("chat")
+    assert attributes(answer)["gen_ai.response.finish_reasons"] == ("cancelled",)
+    assert answer.status.status_code is StatusCode.UNSET
+    reasons = [attributes(span)["gen_ai.response.finish_reasons"] for span in traces.spans("text_completion")]
+    assert ("abort",) in reasons
+    assert len(traces.children(answer, "pasta.thread")) == 3
