@@ -156,6 +156,9 @@ def _plainest(errors: Iterable[ErrorDetails]) -> ErrorDetails:
     return min(errors, key=lambda error: (len(error["loc"]), order.get(error["type"], 2)))
 
 
+_UNION_TAGS = ("str", "int", "constrained-str", "TextPart", "ForeignPart")
+
+
 def _is_union_tag(part: int | str) -> bool:
     """Pydantic puts the member of a union into the place of an error: `messages.0.content.str`."""
-    return isinstance(part, str) and (part in ("str", "int", "TextPart", "ForeignPart") or "[" in part)
+    return isinstance(part, str) and (part in _UNION_TAGS or "[" in part)

@@ -1,0 +1,48 @@
+"""One server with the real embedded engine for all tests of this folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from live_server import LiveServer, WatchedBackend, official, running
+
+from pasta_async import Client
+from pasta_async.backends.local import LocalBackend
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    import openai
+
+
+@pytest.fixture(scope="session")
+def engine() -> WatchedBackend:
+    """The engine behind the server."""
+    return WatchedBackend(LocalBackend())
+
+
+@pytest.fixture(scope="session")
+def server(engine: WatchedBackend) -> Iterator[LiveServer]:
+    """The server, which also knows its model as `alias`."""
+    with running(engine, model_names=("alias",)) as live:
+        yield live
+
+
+@pytest.fixture
+async def client(server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    """The official client of that server."""
+    async with official(server.url) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def _own_engine() -> LocalBackend:  # pyright: ignore[reportUnusedFunction]
+    return LocalBackend()
+
+
+@pytest.fixture
+async def library(_own_engine: LocalBackend) -> AsyncIterator[Client]:
+    """The library in process with the same model."""
+    async with Client(_own_engine) as made:
+        yield made

@@ -1,0 +1,128 @@
+"""Clients that go away or read slowly, and a server that is told to stop: real sockets, real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
+
+from pasta_async import Client
+from pasta_async.backends.local import LocalBackend
+from pasta_async.server import ServerSettings, create_app
+
+sys.path.append(str(Path(__file__).parents[1] / "sglang"))
+import table_model
+
+CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
+
+
+def post(server: LiveServer, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
+    connection = server.connect()
+    connection.sendall(http_request(path, json.dumps(body).encode()))
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_ends_every_thread(
+    server: LiveServer, engine: WatchedBackend, stream: bool
+) -> None:
+    with post(server, {**CHAT, "stream": stream, "n": 3}):
+        engine.wait(lambda e: e.open >= 3)
+    engine.wait(lambda e: e.open == 0)
+    assert server.service.admission.in_flight == 0
+
+
+def test_a_client_that_disconnects_in_the_middle_of_a_stream(
+    server: LiveServer, engine: WatchedBackend
+) -> None:
+    before = len(engine.pieces)
+    with post(server, {**CHAT, "stream": True}) as connection:
+        received = b""
+        while b'"content":"' not in received:
+            received += connection.recv(4096)
+    engine.wait(lambda e: e.open == 0)
+    assert len(engine.pieces) - before == 1
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes zZzZ... behind a Z, for as long as it may."""
+    folder = tmp_path_factory.mktemp("endless")
+    table_model.make(folder)
+    return folder
+
+
+def test_a_slow_reader_pauses_its_own_answer_and_loses_nothing(endless: Path) -> None:
+    engine = WatchedBackend(LocalBackend(endless))
+    app = create_app(Client(engine), ServerSettings())
+    asked = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000}
+    watched = {**asked, "stream": True, "pasta": {"events": True}}
+    with serving(app, send_buffer=2**13) as url:
+        server = LiveServer(url, app)
+        slow = server.connect(receive_buffer=2**13)
+        slow.sendall(http_request("/v1/completions", json.dumps(watched).encode()))
+        engine.wait(lambda e: bool(e.pieces))
+        (answer,) = engine.pieces
+        quick = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE)
+        assert quick.json()["usage"]["completion_tokens"] == 1000
+        assert engine.pieces[answer] < 600  # else it would have as many: both are in every step
+        assert engine.open == 1
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            received += slow.recv(2**20)
+        slow.close()
+    told = re.findall(rb"^data: (\{.*)$", received, re.MULTILINE)
+    choices = [choice for each in told for choice in json.loads(each)["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "zZ" * 500
+
+
+@pytest.fixture
+def command() -> list[str]:
+    return [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:", "--port", "0"]
+
+
+def started(process: subprocess.Popen[str]) -> httpx.URL:
+    """Where it listens, once it says so."""
+    assert process.stderr
+    for line in process.stderr:
+        if found := re.search(r"http://[\d.:]+", line):
+            return httpx.URL(found[0])
+    raise AssertionError("it ended without listening")
+
+
+def test_sigterm_lets_open_answers_end(command: list[str]) -> None:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = started(process)
+            with httpx.stream(
+                "POST", f"{url}/v1/chat/completions", json={**CHAT, "stream": True, "n": 8}
+            ) as reply:
+                lines = reply.iter_lines()
+                first = next(lines)
+                process.send_signal(signal.SIGTERM)
+                rest = [first, *lines]
+            assert rest[-2:] == ["data: [DONE]", ""]
+            assert process.wait(PATIENCE) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_it_refuses_to_let_others_in_without_a_key(command: list[str]) -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PASTA_")}
+    done = subprocess.run(
+        [*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 2
+    assert "needs a key" in done.stderr
+    assert "PASTA_SERVER_API_KEYS" in done.stderr

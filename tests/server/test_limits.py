@@ -1,0 +1,189 @@
+"""Who may ask, how much, and what the log tells, with a scripted model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running
+
+from pasta_async import BackendConnectError, InvalidRequest
+from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.server import ServerSettings, create_app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ANSWER = 'Both. <promise topic="tea" tokens="10"/><async>Tea is old.</async><sync/> Enough.'
+SECRET = "the prompt that nobody may read"
+
+
+def ask(server: LiveServer, key: str | None = None, **values: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    body = {"model": "scripted", "messages": [{"role": "user", "content": SECRET}], **values}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
+
+
+def stalling() -> WatchedBackend:
+    """Writes some text, and then nothing any more."""
+    return WatchedBackend(ScriptedBackend(ANSWER, faults=[Fault(0, 2, "stall", times=100)]))
+
+
+def test_keys_from_a_file_and_from_settings(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\n\nfirst\n second \n")
+    with running(ScriptedBackend(ANSWER), api_keys_file=keys, api_keys="third") as server:
+        assert [ask(server, key).status_code for key in ("first", "second", "third")] == [200] * 3
+        for key in (None, "fourth", "# ours", "firs", "first2", "schlüssel".encode().decode("latin-1")):
+            reply = ask(server, key)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(server.url).status_code == 200
+
+
+async def test_the_official_client_sends_its_key() -> None:
+    with running(ScriptedBackend(ANSWER), api_keys=("good",)) as server:
+        async with official(server.url, api_key="good") as client:
+            assert [model.id async for model in client.models.list()] == ["scripted"]
+        async with official(server.url, api_key="bad") as client:
+            with pytest.raises(openai.AuthenticationError):
+                await client.models.retrieve("scripted")
+
+
+def test_a_file_without_keys_is_no_open_door(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    for text, why in ((None, "cannot be read"), ("# nothing\n", "holds no key")):
+        if text is not None:
+            keys.write_text(text)
+        with pytest.raises(InvalidRequest, match=why):
+            create_app(ScriptedBackend(ANSWER), ServerSettings(api_keys_file=keys))
+
+
+def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASTA_SERVER_API_KEYS", "a, b")
+    monkeypatch.setenv("PASTA_SERVER_MAX_QUEUE", "7")
+    settings = ServerSettings(max_answers=3)
+    assert [key.get_secret_value() for key in settings.api_keys] == ["a", "b"]
+    assert (settings.max_queue, settings.max_answers) == (7, 3)
+    assert "a" not in repr(settings.api_keys)
+    with pytest.raises(InvalidRequest, match="max_answers"):
+        ServerSettings(max_answers=0)
+
+
+def test_large_bodies_and_prompts() -> None:
+    with running(ScriptedBackend(ANSWER), max_body_bytes=1000, max_prompt_tokens=20) as server:
+        assert ask(server).status_code == 200
+        large = ask(server, user="x" * 1000)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+        with server.connect() as connection:  # without a length
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Transfer-Encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000 + b"\r\n"
+            )
+            assert b" 413 " in connection.recv(100)
+        long = ask(server, messages=[{"role": "user", "content": "word " * 40}])
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_body_that_does_not_come() -> None:
+    with running(ScriptedBackend(ANSWER), body_timeout=0.05) as server, server.connect() as connection:
+        connection.sendall(http_request("/v1/chat/completions", b"{}" * 50)[:-10])
+        assert b" 408 " in connection.recv(100)
+
+
+def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
+    engine = stalling()
+    with running(engine, max_answers=1, max_queue=1) as server, ThreadPoolExecutor() as pool:
+        with server.connect() as first, server.connect() as second:
+            body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+            request = http_request("/v1/chat/completions", json.dumps(body).encode())
+            first.sendall(request)
+            engine.wait(lambda e: e.open > 0)
+            second.sendall(request)
+            health: dict[str, Any] = {}
+            while health.get("queued") != 1:
+                health = httpx.get(f"{server.url}/health").json()
+            assert health["in_flight"] == 1
+            reply = ask(server)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert int(reply.headers["retry-after"]) >= 1
+            second.close()  # leaves the queue
+            while httpx.get(f"{server.url}/health").json()["queued"]:
+                pass
+            waiting = pool.submit(ask, server, **{"pasta": {"limits": {"timeout": 0.1}}})
+        assert waiting.result().status_code == 504  # the first one's place became free
+
+
+def test_waiting_too_long() -> None:
+    engine = stalling()
+    with running(engine, max_answers=1, queue_timeout=0.05) as server, server.connect() as first:
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "x"}]}
+        first.sendall(http_request("/v1/chat/completions", json.dumps(body).encode()))
+        engine.wait(lambda e: e.open > 0)
+        assert ask(server).status_code == 429
+        assert ask(server, n=2).status_code == 400  # more than there are places
+
+
+def test_the_time_limit_of_the_server_and_the_text_so_far() -> None:
+    with running(stalling(), timeout=0.2) as server:
+        reply = ask(server)
+        assert reply.status_code == 504
+        assert reply.headers["x-should-retry"] == "false"
+        assert reply.json()["error"]["partial"] == "Both."
+
+
+async def test_an_error_in_the_middle_of_a_stream() -> None:
+    backend = ScriptedBackend(ANSWER, faults=[Fault(1, 1, "fail", times=9)])
+    with running(backend) as server:
+        async with official(server.url) as client:
+            asked = client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "x"}], stream=True
+            )
+            with pytest.raises(openai.APIError) as caught:
+                await read(asked)
+    assert "thread 1" in str(caught.value)
+    body: Any = caught.value.body
+    assert body["partial"].startswith("Both.")
+
+
+def test_an_engine_that_cannot_be_reached() -> None:
+    error = BackendConnectError("nothing answers at http://engine")
+    with running(ScriptedBackend(ANSWER, faults=[Fault(0, 0, error=error, times=9)])) as server:
+        reply = ask(server, stream=True)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unreachable")
+
+
+def test_a_seed_that_the_engine_cannot_honour_is_refused() -> None:
+    with running(ScriptedBackend(ANSWER, honours_seeds=False)) as server:
+        assert ask(server, seed=1).json()["error"]["param"] == "seed"
+        assert ask(server, seed=1, temperature=0).status_code == 200  # nothing is drawn
+
+
+def test_pages_of_other_origins_are_kept_out_unless_they_are_named() -> None:
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    with running(ScriptedBackend(ANSWER)) as server:
+        reply = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
+        assert "access-control-allow-origin" not in reply.headers
+    with running(ScriptedBackend(ANSWER), cors_origins="https://app.example", api_keys=("k",)) as server:
+        reply = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
+        assert reply.headers["access-control-allow-origin"] == "https://app.example"
+        assert "access-control-allow-origin" in httpx.post(server.url, headers=preflight).headers
+
+
+@pytest.mark.parametrize("log_text", [False, True])
+def test_no_text_in_logs_unless_asked_for(caplog: pytest.LogCaptureFixture, log_text: bool) -> None:
+    caplog.set_level(logging.INFO)
+    error = ValueError(f"about {SECRET}")
+    with running(ScriptedBackend(ANSWER, faults=[Fault(0, 1, error=error)]), log_text=log_text) as server:
+        failed = ask(server)
+        ask(server, messages=[{"role": "user", "content": SECRET}])
+    assert failed.status_code == 500
+    assert SECRET not in failed.text
+    assert (SECRET in caplog.text) == log_text
+    assert "ValueError" in caplog.text

@@ -1,0 +1,310 @@
+"""OpenAI's own client against the server with the real embedded engine, which the library uses in process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+from live_server import MESSAGES, PROMPT, LiveServer, WatchedBackend, official, read
+
+from pasta_async import Client, Sampling
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionChunk
+
+MODEL = "pasta-tiny"
+
+
+async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
+    """A chat completion; greedy, with the usual prompt, unless told otherwise."""
+    create: Any = client.chat.completions.create
+    return await create(**{"model": MODEL, "messages": MESSAGES, "temperature": 0, **values})
+
+
+async def complete(client: openai.AsyncOpenAI, **values: Any) -> Any:
+    """A completion; greedy unless told otherwise."""
+    create: Any = client.completions.create
+    return await create(**{"model": MODEL, "temperature": 0, **values})
+
+
+async def chunks_of(client: openai.AsyncOpenAI, **values: Any) -> list[ChatCompletionChunk]:
+    return await read(ask(client, stream=True, **values))
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+async def test_an_answer_is_the_librarys(client: openai.AsyncOpenAI, library: Client) -> None:
+    expected = await library.generate(PROMPT)
+    raw = await client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=MESSAGES, temperature=0
+    )
+    reply: Any = raw.parse()
+    assert raw.headers["x-pasta-mode"] == "parallel"
+    assert [choice.message.content for choice in reply.choices] == [expected.text]
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.choices[0].message.role == "assistant"
+    assert reply.model == MODEL and reply.object == "chat.completion"
+    assert reply.usage.prompt_tokens == expected.usage.prompt_tokens
+    assert reply.usage.completion_tokens == expected.usage.completion_tokens
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.pasta["mode"] == "parallel"
+    assert reply.pasta["choices"][0]["critical_path"] == expected.critical_path
+    assert reply.pasta["choices"][0]["threads"] == len(expected.threads) > 1
+
+
+async def test_cached_tokens_are_told(client: openai.AsyncOpenAI) -> None:
+    await ask(client)
+    usage = (await ask(client)).usage
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
+async def test_a_stream_is_the_same_answer(client: openai.AsyncOpenAI, library: Client) -> None:
+    expected = await library.generate(PROMPT)
+    chunks = await chunks_of(client, stream_options={"include_usage": True})
+    assert text_of(chunks) == expected.text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert not chunks[-1].choices and chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == expected.usage.completion_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len(chunks) > 10
+
+
+async def test_a_stream_without_usage_has_none(client: openai.AsyncOpenAI) -> None:
+    assert all(chunk.usage is None and chunk.choices for chunk in await chunks_of(client))
+
+
+async def test_stop_ends_the_visible_text(client: openai.AsyncOpenAI, library: Client) -> None:
+    whole = (await library.generate(PROMPT)).text
+    stop = whole[len(whole) // 2 :][:6]
+    reply = await ask(client, stop=[stop, "never said"])
+    assert reply.choices[0].message.content == whole[: whole.index(stop)]
+    assert reply.choices[0].finish_reason == "stop"
+    assert text_of(await chunks_of(client, stop=stop)) == reply.choices[0].message.content
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_limit_of_tokens(client: openai.AsyncOpenAI, name: str) -> None:
+    reply = await ask(client, **{name: 3})
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage.completion_tokens <= 3
+
+
+async def test_a_seed_repeats_the_answer_and_is_the_librarys(
+    client: openai.AsyncOpenAI, library: Client
+) -> None:
+    values: Any = {"temperature": 1.5, "seed": 11}
+    first, second = [(await ask(client, **values)).choices[0].message.content for _ in range(2)]
+    expected = await library.generate(PROMPT, sampling=Sampling(**values))
+    assert first == second == expected.text
+
+
+async def test_choices_have_seeds_of_their_own(client: openai.AsyncOpenAI, library: Client) -> None:
+    values: Any = {"temperature": 1.5, "seed": 5}
+    reply = await ask(client, n=3, **values)
+    expected = [
+        await library.generate(PROMPT, sampling=Sampling(temperature=1.5, seed=seed)) for seed in (5, 6, 7)
+    ]
+    assert [choice.message.content for choice in reply.choices] == [answer.text for answer in expected]
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert reply.usage.prompt_tokens == expected[0].usage.prompt_tokens
+    assert reply.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in expected)
+    chunks = await chunks_of(client, n=3, **values)
+    assert [text_of(chunks, index) for index in range(3)] == [answer.text for answer in expected]
+
+
+async def test_without_a_temperature_it_is_openais_default(
+    client: openai.AsyncOpenAI, library: Client
+) -> None:
+    reply = await client.chat.completions.create(model=MODEL, messages=MESSAGES, seed=3)
+    expected = await library.generate(PROMPT, sampling=Sampling(temperature=1, seed=3))
+    assert reply.choices[0].message.content == expected.text
+
+
+async def test_content_in_parts_and_a_developers_message(client: openai.AsyncOpenAI, library: Client) -> None:
+    parts = [{"type": "text", "text": PROMPT[:20]}, {"type": "text", "text": PROMPT[20:]}]
+    messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": parts}]
+    expected = await library.generate(
+        [{"role": "system", "content": "Be kind."}, {"role": "user", "content": PROMPT}]
+    )
+    assert (await ask(client, messages=messages)).choices[0].message.content == expected.text
+
+
+async def test_the_record_is_the_whole_generation(client: openai.AsyncOpenAI, library: Client) -> None:
+    expected = await library.generate(PROMPT)
+    reply = await ask(client, extra_body={"pasta": {"record": True}})
+    record = reply.pasta["choices"][0]
+    assert record["document"] == expected.document.format()
+    assert [thread["topic"] for thread in record["threads"]] == [one.topic for one in expected.threads]
+    assert record["timeline"]
+
+
+async def test_events_tell_what_each_thread_writes(client: openai.AsyncOpenAI) -> None:
+    chunks = await chunks_of(client, extra_body={"pasta": {"events": True, "record": True}})
+    told: list[Any] = [getattr(chunk, "pasta", None) for chunk in chunks]
+    events = [pasta["event"] for pasta in told if pasta and "event" in pasta]
+    record = next(pasta["choices"][0] for pasta in told if pasta and pasta["choices"])
+    assert {"thread.started", "promise.opened", "thread.delta", "thread.done"} <= {e["type"] for e in events}
+    for thread in record["threads"]:
+        deltas = [
+            e["delta"] for e in events if e["type"] == "thread.delta" and e["thread"] == thread["thread"]
+        ]
+        assert "".join(deltas) == thread["text"]
+    assert text_of(chunks) == record["text"]
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"), [({"parallel": False}, "sequential"), ({"baseline": True}, "baseline")]
+)
+async def test_other_ways_to_decode(
+    client: openai.AsyncOpenAI, library: Client, options: dict[str, Any], mode: str
+) -> None:
+    expected = await library.generate(PROMPT, **options)
+    reply = await ask(client, extra_body={"pasta": options})
+    assert reply.choices[0].message.content == expected.text
+    assert reply.pasta["mode"] == mode
+
+
+async def test_limits_of_one_answer(client: openai.AsyncOpenAI, library: Client) -> None:
+    limits = {"chunk_tokens": 10, "max_threads": 1}
+    expected = await library.generate(PROMPT, limits=library.limits.model_copy(update=limits))
+    reply = await ask(client, extra_body={"pasta": {"limits": limits}})
+    assert reply.choices[0].message.content == expected.text
+
+
+async def test_a_text_is_continued_without_a_chat_template(
+    client: openai.AsyncOpenAI, library: Client
+) -> None:
+    ids = await library.backend.encode(PROMPT)
+    expected = await library.generate(ids, sampling=Sampling(max_tokens=16))
+    for prompt in (PROMPT, ids):
+        reply = await complete(client, prompt=prompt)
+        assert reply.choices[0].text == expected.text
+        assert reply.usage.prompt_tokens == len(ids)
+    chunks = await read(complete(client, prompt=PROMPT, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert chunks[-1].choices[0].finish_reason
+
+
+async def test_several_prompts_with_several_choices(client: openai.AsyncOpenAI) -> None:
+    texts = ["The first", "A second one"]
+    values: Any = {"temperature": 1, "seed": 2, "max_tokens": 5, "n": 2}
+    both = await complete(client, prompt=texts, **values)
+    alone = [await complete(client, prompt=text, **values) for text in texts]
+    assert [choice.text for choice in both.choices] == [c.text for reply in alone for c in reply.choices]
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.usage.prompt_tokens == sum(reply.usage.prompt_tokens for reply in alone)
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL, "alias"]
+    assert (await client.models.retrieve("alias")).id == "alias"
+    assert (await ask(client, model="alias", max_tokens=2)).model == "alias"
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        await client.models.retrieve("gpt-5")
+
+
+REFUSED: list[tuple[dict[str, Any], str | None, str | None]] = [
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": [{"role": "poet", "content": "x"}]}, "messages.0.role", "invalid_value"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "invalid_value"),
+    ({"messages": [{"role": "user", "content": " "}]}, None, None),
+    ({"messages": [{"role": "user", "content": "long " * 3000}]}, None, "context_length_exceeded"),
+    ({"temperature": 3}, "temperature", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": 100}, "n", None),
+    ({"stop": ""}, "stop", "invalid_value"),
+    ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", None),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+    ({"extra_body": {"foo": 1}}, "foo", "unknown_parameter"),
+    ({"extra_body": {"pasta": {"paralel": True}}}, "pasta.paralel", "unknown_parameter"),
+    ({"extra_body": {"pasta": {"limits": {"max_threads": 999}}}}, "pasta.limits.max_threads", None),
+    ({"extra_body": {"top_k": 0}}, None, None),
+]
+
+
+@pytest.mark.parametrize(("values", "param", "code"), REFUSED, ids=lambda value: str(value)[:40])
+async def test_what_is_refused(
+    client: openai.AsyncOpenAI,
+    engine: WatchedBackend,
+    values: dict[str, Any],
+    param: str | None,
+    code: str | None,
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, **values)
+    assert caught.value.type == "invalid_request_error"
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert engine.open == 0
+
+
+async def test_a_stream_is_refused_before_it_begins(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, stream=True, messages=[{"role": "user", "content": "long " * 3000}])
+    assert caught.value.code == "context_length_exceeded"
+
+
+async def test_a_model_that_there_is_not(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await ask(client, model="gpt-5")
+    assert caught.value.code == "model_not_found"
+
+
+async def test_fields_that_ask_for_nothing_are_taken(client: openai.AsyncOpenAI) -> None:
+    reply = await ask(
+        client,
+        max_tokens=2,
+        user="me",
+        tools=[],
+        response_format={"type": "text"},
+        frequency_penalty=0,
+        logit_bias={},
+        logprobs=False,
+        service_tier="auto",
+        store=False,
+        metadata={"a": "b"},
+        modalities=["text"],
+    )
+    assert reply.choices
+
+
+async def test_an_answers_own_time_limit_is_not_tried_again(
+    server: LiveServer, engine: WatchedBackend
+) -> None:
+    async with official(server.url, max_retries=3) as client:
+        before = len(engine.pieces)
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(client, extra_body={"pasta": {"limits": {"timeout": 0.001}}})
+    assert caught.value.status_code == 504
+    assert len(engine.pieces) - before <= 1
+    engine.wait(lambda e: e.open == 0)
+
+
+async def test_a_client_that_runs_out_of_time_ends_the_answer(
+    client: openai.AsyncOpenAI, engine: WatchedBackend
+) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        await ask(client, timeout=0.02)
+    engine.wait(lambda e: e.open == 0)
+
+
+def test_the_body_must_be_json_of_its_kind(server: LiveServer) -> None:
+    url = f"{server.url}/v1/chat/completions"
+    broken = httpx.post(url, content="{", headers={"Content-Type": "application/json"})
+    assert broken.status_code == 400
+    assert broken.json()["error"]["type"] == "invalid_request_error"
+    assert httpx.post(url, content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
+    missing = httpx.post(url, json={"model": MODEL})
+    assert missing.json()["error"]["code"] == "missing_required_parameter"
+    assert httpx.get(url).status_code == 405
+    assert httpx.get(f"{server.url}/v1/engines").json()["error"]["code"] == "unknown_url"
