@@ -3,11 +3,11 @@
     python -m pasta_async.evals.packed_training
     python -m pasta_async.evals.packed_training --shape 1b --dtype bfloat16 --row-tokens 4096   # with a GPU
 
-Both train on the same targets, with the same kernel and rows of at most the same length: packed, the views of
-a document share their contexts in one tree; unpacked, every view is a sequence of its own, several of them side
-by side in a row. The weights are random; the time of a step does not depend on them. The bound is the theoretical
-sharing: tokens of all views over tokens of the trees. The best of several steps is told, since others use a
-machine too.
+Both train on the same targets, with the same kernel and rows of at most the same length. Packed, the views of
+a document share their contexts in one tree; unpacked, every view is a sequence of its own, several of them
+side by side in a row. The weights are random; the time of a step does not depend on them. The bound is the
+theoretical sharing: tokens of all views over tokens of the trees. The best of several steps is told, since
+others use a machine too.
 """
 
 # torch and transformers leave some of their types open.
@@ -137,7 +137,8 @@ def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
 
 def _model(settings: StepSettings, device: torch.device) -> Any:
     shape = LlamaConfig(**SHAPES[settings.shape], max_position_embeddings=1 << 17)
-    model: Any = LlamaForCausalLM(shape).to(device, getattr(torch, settings.dtype)).train()
+    model: Any = LlamaForCausalLM(shape)
+    model = model.to(device, getattr(torch, settings.dtype)).train()
     model.set_attn_implementation(choose_attention(settings.attention, device))
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})

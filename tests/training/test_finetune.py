@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop, run
 from pasta_async.training.trainer.base_model import BaseModel, shard
 from pasta_async.training.trainer.export import export_model
-from pasta_async.training.trainer.metrics import check_tracker
+from pasta_async.training.trainer.metrics import Metrics, check_tracker
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
@@ -181,7 +182,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> None:
-    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2}
+    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "recompute": tied}
     base_folder(tmp_path / "base", tie_word_embeddings=tied)
     data_file(tmp_path / "data.jsonl")
     assert not finetune(settings(tmp_path, **lora, stop_at=3))
@@ -256,7 +257,11 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
     broken = {"id": "odd", "messages": CHAT, "written": "one <sync/> two"}
     (tmp_path / "broken.jsonl").write_text(json.dumps(broken))
     refused("odd: .*sync", data=[tmp_path / "broken.jsonl"])
-    monkeypatch.setattr(run, "available_memory", lambda device: 10_000_000)
+
+    def little(device: torch.device) -> int:
+        return 10_000_000
+
+    monkeypatch.setattr(run, "available_memory", little)
     refused(r"needs about .* GiB and has 0\.0 .*--recompute", row_tokens=4096)
     assert finetune(config.model_copy(update={"ignore_memory": True, "steps": 1}))
 
@@ -269,6 +274,28 @@ def test_long_examples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower --lr"):
         finetune(settings(tmp_path, lr=1e30, clip=1e30))
+
+
+def test_tensorboard_gets_what_the_file_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[Any, ...]] = []
+
+    class SummaryWriter:  # TensorBoard is no dependency
+        def __init__(self, folder: str, purge_step: int) -> None:
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def close(self) -> None:
+            written.append(())
+
+    stub = SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)  # type: ignore[arg-type]
+    metrics = Metrics(tmp_path, 4, "tensorboard", {})
+    metrics.write({"step": 5, "loss": 2.5})
+    metrics.close()
+    assert written == [(str(tmp_path / "tensorboard"), 5), ("loss", 2.5, 5), ()]
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 5, "loss": 2.5}
 
 
 def test_trackers_that_are_missing_are_refused() -> None:
