@@ -23,6 +23,9 @@ LATE = {
 """Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, and what
 AlpacaEval brings."""
 
+OTHER_NAMES = {"markdown_it_py": "markdown_it"}
+"""Packages that are imported by another name than their own."""
+
 HEAVY = ("torch", "sglang", "transformers", "tokenizers", "numpy", "typer", "rich")
 
 
@@ -47,7 +50,8 @@ def declared(extra: str | None) -> set[str]:
     """Import names that the core dependencies, and an extra if one is given, provide."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
-    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    names = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    return {OTHER_NAMES.get(name, name) for name in names}
 
 
 def imported(folder: str) -> dict[str, set[str]]:

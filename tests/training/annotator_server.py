@@ -10,7 +10,6 @@ import asyncio
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from starlette.requests import Request
     from starlette.responses import Response
