@@ -47,26 +47,26 @@ def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> lis
 def read_prompts(path: Path | str) -> list[Prompt]:
     """The prompts of a text file, one in each line that is not empty.
 
-    A file named .jsonl holds objects with an `instruction`, and a `dataset` that figures are grouped by
-    (AlpacaEval's form).
+    A file named .jsonl holds objects with an `instruction`, and a `dataset` that figures are grouped by; one
+    named .json a list of such objects (AlpacaEval's forms).
 
     Raises:
         InvalidRequest: There is none, or the file cannot be read.
     """
     path = Path(path)
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        prompts = [_prompt(line) if path.suffix == ".jsonl" else Prompt(line, "file") for line in lines]
+        text = path.read_text(encoding="utf-8")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if path.suffix in (".json", ".jsonl"):
+            rows = json.loads(text) if path.suffix == ".json" else map(json.loads, lines)
+            prompts = [Prompt(str(row["instruction"]), str(row.get("dataset", "file"))) for row in rows]
+        else:
+            prompts = [Prompt(line, "file") for line in lines]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InvalidRequest(f"{path} cannot be read as prompts: {error!r}") from error
     if not prompts:
         raise InvalidRequest(f"{path} holds no prompt: write one in each line")
     return prompts
-
-
-def _prompt(line: str) -> Prompt:
-    row = json.loads(line)
-    return Prompt(str(row["instruction"]), str(row.get("dataset", "file")))
 
 
 def digest(texts: Iterable[str]) -> str:

@@ -24,8 +24,8 @@ from pasta_async.evals.records import environment, markdown_table, write_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.evals.alpaca.questions import Question
     from pasta_async.evals.answers import Answer
+    from pasta_async.evals.prompts import Prompt
     from pasta_async.evals.timing import Form
 
 __all__ = ["main"]
@@ -78,20 +78,20 @@ def _run(options: argparse.Namespace) -> dict[str, Any] | None:
     }
     (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     pairs = zip(questions, judged["preferences"], strict=True)
-    rows = [{"instruction": question.instruction, "preference": found} for question, found in pairs]
+    rows = [{"instruction": question.text, "preference": found} for question, found in pairs]
     write_rows(options.out / "judged.jsonl", rows)
     return result
 
 
 async def _answers(
-    options: argparse.Namespace, questions: Sequence[Question], identity: dict[str, Any]
+    options: argparse.Namespace, questions: Sequence[Prompt], identity: dict[str, Any]
 ) -> tuple[str, list[Answer]]:
     async with Client(options.backend) as client:
         model = (await client.connect()).name
         with Journal(options.out / "answers.jsonl", {**identity, "model": model}) as journal:
             return model, await answer_all(
                 client,
-                [question.instruction for question in questions],
+                [question.text for question in questions],
                 journal,
                 sampling=Sampling(max_tokens=options.max_tokens),
                 together=options.together,
@@ -100,7 +100,7 @@ async def _answers(
 
 def _judged(
     options: argparse.Namespace,
-    questions: Sequence[Question],
+    questions: Sequence[Prompt],
     answers: Sequence[Answer],
     difficulty: Sequence[float] | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ from pasta_async.evals.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.alpaca.questions import Question
+    from pasta_async.evals.prompts import Prompt
     from pasta_async.evals.timing import Form
 
 __all__ = ["BOOTSTRAP_SEED", "JudgeFailed", "JudgeServer", "Options", "judge", "package_version"]
@@ -87,7 +87,7 @@ def package_version(python: str) -> str:
 
 
 def judge(
-    questions: Sequence[Question],
+    questions: Sequence[Prompt],
     answers: Mapping[Form, Sequence[str]],
     server: JudgeServer,
     options: Options,
@@ -125,7 +125,7 @@ def judge(
 
 
 def _job(
-    questions: Sequence[Question],
+    questions: Sequence[Prompt],
     answers: Mapping[Form, Sequence[str]],
     server: JudgeServer,
     options: Options,
@@ -152,9 +152,9 @@ def _job(
     }
 
 
-def _outputs(questions: Sequence[Question], texts: Sequence[str], name: str) -> list[dict[str, str]]:
+def _outputs(questions: Sequence[Prompt], texts: Sequence[str], name: str) -> list[dict[str, str]]:
     return [
-        {"instruction": question.instruction, "output": text, "generator": name}
+        {"instruction": question.text, "output": text, "generator": name}
         for question, text in zip(questions, texts, strict=True)
     ]
 
@@ -170,7 +170,7 @@ def _request(server: JudgeServer) -> dict[str, Any]:
     }
 
 
-def _hub_file(scratch: Path, questions: Sequence[Question], options: Options) -> str:
+def _hub_file(scratch: Path, questions: Sequence[Prompt], options: Options) -> str:
     """The file of difficulties in the form in which AlpacaEval's hub has it."""
     path = scratch / "df_gamed.csv"
     values = options.difficulty or [0.0] * len(questions)

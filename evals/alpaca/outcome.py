@@ -12,16 +12,14 @@ from pasta_async.evals.statistics import estimate, quantile, told
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.evals.alpaca.questions import Question
     from pasta_async.evals.answers import Answer
+    from pasta_async.evals.prompts import Prompt
     from pasta_async.evals.statistics import Estimate
 
 __all__ = ["outcome", "tables"]
 
 
-def outcome(
-    questions: Sequence[Question], answers: Sequence[Answer], judged: dict[str, Any]
-) -> dict[str, Any]:
+def outcome(questions: Sequence[Prompt], answers: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
     """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up.
 
     Args:
@@ -61,17 +59,17 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
         "judge": result["judge"]["model"],
     }
     sources = [
-        {"source": row["dataset"] or "-", "prompts": row["prompts"], "win rate %": told(row["win_rate"])}
+        {"source": row["dataset"], "prompts": row["prompts"], "win rate %": told(row["win_rate"])}
         for row in result["by_dataset"]
     ]
     return [[whole], sources]
 
 
-def _by_dataset(questions: Sequence[Question], preferences: Sequence[float | None]) -> list[dict[str, Any]]:
+def _by_dataset(questions: Sequence[Prompt], preferences: Sequence[float | None]) -> list[dict[str, Any]]:
     pairs = list(zip(questions, preferences, strict=True))
     sources = {
-        name: [preference for question, preference in pairs if question.dataset == name]
-        for name in dict.fromkeys(question.dataset for question in questions)
+        name: [preference for question, preference in pairs if question.family == name]
+        for name in dict.fromkeys(question.family for question in questions)
     }
     return [
         {"dataset": name, "prompts": len(found), "win_rate": _win_rate(found)}

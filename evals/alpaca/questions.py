@@ -8,56 +8,46 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from pasta_async.errors import InvalidRequest
+from pasta_async.evals.prompts import read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["OFFICIAL", "Question", "fingerprint", "read_difficulty", "read_questions"]
+    from pasta_async.evals.prompts import Prompt
+
+__all__ = ["OFFICIAL", "fingerprint", "read_difficulty", "read_questions"]
 
 OFFICIAL = "bfe8c45991f635de0b1f94abeeb1335ef665d58eddd87ddf6fa71b7b0c2ce7a5"
 """The `fingerprint` of AlpacaEval's 805 prompts in the official order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One prompt."""
-
-    instruction: str
-    dataset: str
-    """The source it comes from."""
-
-
-def fingerprint(questions: Sequence[Question]) -> str:
+def fingerprint(questions: Sequence[Prompt]) -> str:
     """SHA-256 of the instructions in their order."""
-    return hashlib.sha256("\0".join(question.instruction for question in questions).encode()).hexdigest()
+    return hashlib.sha256("\0".join(question.text for question in questions).encode()).hexdigest()
 
 
-def read_questions(path: Path | str) -> list[Question]:
-    """Prompts from JSON lines, or a JSON list, of objects with `instruction` and perhaps `dataset`.
+def read_questions(path: Path | str) -> list[Prompt]:
+    """Prompts from a file of AlpacaEval's form; their families are the sources they come from.
 
     Raises:
         InvalidRequest: There is none, one has no instruction, or one stands there twice.
     """
-    questions = [_question(path, number, row) for number, row in enumerate(_objects(Path(path)), 1)]
-    if not questions:
-        raise InvalidRequest(f"{path} holds no prompt")
+    questions = read_prompts(path)
     seen = dict[str, int]()
     for number, question in enumerate(questions, 1):
-        if seen.setdefault(question.instruction, number) != number:
+        if seen.setdefault(question.text, number) != number:
             raise InvalidRequest(
-                f"{path}: prompt {number} is the same as prompt {seen[question.instruction]}; "
+                f"{path}: prompt {number} is the same as prompt {seen[question.text]}; "
                 "AlpacaEval tells prompts apart by their text"
             )
     return questions
 
 
-def read_difficulty(path: Path | str, questions: Sequence[Question]) -> list[float]:
+def read_difficulty(path: Path | str, questions: Sequence[Prompt]) -> list[float]:
     """The difficulty of each prompt, from a CSV file with `instruction_difficulty` in the prompts' order.
 
     The rows must be known to be those of the prompts: by a column `instruction` that says so, or, without
@@ -76,37 +66,17 @@ def read_difficulty(path: Path | str, questions: Sequence[Question]) -> list[flo
     return [_number(path, number, row["instruction_difficulty"]) for number, row in enumerate(rows, 1)]
 
 
-def _check_join(path: Path | str, rows: Sequence[dict[str, str]], questions: Sequence[Question]) -> None:
+def _check_join(path: Path | str, rows: Sequence[dict[str, str]], questions: Sequence[Prompt]) -> None:
     for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
         if row.get("index", str(number)) != str(number):
             raise InvalidRequest(f"{path}: row {number + 1} has index {row['index']}; they count from 0")
-        if row.get("instruction", question.instruction) != question.instruction:
+        if row.get("instruction", question.text) != question.text:
             raise InvalidRequest(f"{path}: row {number + 1} is of another prompt: {row['instruction']!r}")
     if "instruction" not in rows[0] and fingerprint(questions) != OFFICIAL:
         raise InvalidRequest(
             f"{path} goes by position, and the prompts are not AlpacaEval's 805 in the official order: give "
             "it a column `instruction`, or leave it out to have lengths controlled without difficulties"
         )
-
-
-def _objects(path: Path) -> list[Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if text.lstrip().startswith("["):
-            return cast("list[Any]", json.loads(text))
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except FileNotFoundError:
-        raise InvalidRequest(f"there is no file {path}") from None
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{path} is neither JSON lines nor a JSON list: {error}") from error
-
-
-def _question(path: Path | str, number: int, row: Any) -> Question:
-    match row:
-        case {"instruction": str(instruction)} if instruction.strip():
-            return Question(instruction, str(row.get("dataset", "")))
-        case _:
-            raise InvalidRequest(f"{path}: prompt {number} has no `instruction`")
 
 
 def _number(path: Path | str, number: int, value: str) -> float:

@@ -23,7 +23,8 @@ from judge_server import (
 from pasta_async import InvalidRequest
 from pasta_async.evals.alpaca.__main__ import main
 from pasta_async.evals.alpaca.judging import JudgeFailed, JudgeServer, Options, judge, package_version
-from pasta_async.evals.alpaca.questions import Question, read_difficulty, read_questions
+from pasta_async.evals.alpaca.questions import read_difficulty, read_questions
+from pasta_async.evals.prompts import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +35,9 @@ pytestmark = pytest.mark.timeout(300)
 """AlpacaEval takes three seconds of CPU to import, again and again, on a machine that may be busy."""
 
 
-def pairs(count: int) -> tuple[list[Question], dict[Form, list[str]]]:
+def pairs(count: int) -> tuple[list[Prompt], dict[Form, list[str]]]:
     """Prompts of two sources, and answers of several lengths."""
-    questions = [Question(f"What is {n} and {n}?", "ab"[n % 2]) for n in range(count)]
+    questions = [Prompt(f"What is {n} and {n}?", "ab"[n % 2]) for n in range(count)]
     return questions, {
         "baseline": [f"Plainly {2 * n}" + " indeed" * (n % 3) for n in range(count)],
         "parallel": [f"In short {2 * n}" + " of course" * (n % 5) for n in range(count)],
@@ -89,7 +90,7 @@ def test_what_a_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Pat
     questions, answers = pairs(8)
     with judging(prefers(set(answers["parallel"]))) as (judge_, url):
         server = JudgeServer(url, "absent-minded", timeout=0.3, retries=0)
-        judge_.trouble = lambda _, text: silent if questions[5].instruction in text else None
+        judge_.trouble = lambda _, text: silent if questions[5].text in text else None
         with pytest.raises(JudgeFailed, match=r"1 of 8 pairs.*[Tt]imed? ?out"):
             judge(questions, answers, server, options(), tmp_path)
         found = judge(questions, answers, server, options(allow_missing=1), tmp_path)
@@ -100,7 +101,7 @@ def test_what_a_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Pat
         judge_.asked.clear()
         found = judge(questions, answers, server, options(), tmp_path)
         assert found["preferences"] == [1.0] * 8
-        assert [questions[5].instruction in text for text in judge_.asked.elements()] == [True]
+        assert [questions[5].text in text for text in judge_.asked.elements()] == [True]
 
 
 @pytest.mark.parametrize("trouble", [failing, forbidding, talkative])
@@ -113,8 +114,8 @@ def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any)
         assert judge_.asked.total() < 12
 
 
-def written(path: Path, questions: list[Question]) -> Path:
-    rows = ({"instruction": q.instruction, "dataset": q.dataset} for q in questions)
+def written(path: Path, questions: list[Prompt]) -> Path:
+    rows = ({"instruction": q.text, "dataset": q.family} for q in questions)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -127,7 +128,7 @@ def test_the_command_answers_once_and_judges_what_it_answered(
         "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears and 5 melons.",
         "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Follow the steps.",
     ]
-    questions = [Question(prompt, "made up") for prompt in prompts]
+    questions = [Prompt(prompt, "made up") for prompt in prompts]
     out = tmp_path / "out"
     command = [
         "--prompts",
@@ -169,7 +170,7 @@ def difficulties(path: Path, *rows: str) -> Path:
 
 
 def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) -> None:
-    questions = [Question("One?", ""), Question("Two?", "")]
+    questions = [Prompt("One?", ""), Prompt("Two?", "")]
     head = "index,instruction_difficulty,instruction"
     good = difficulties(tmp_path / "good.csv", head, "0,0.5,One?", "1,-1,Two?")
     assert read_difficulty(good, questions) == [0.5, -1]
@@ -192,16 +193,16 @@ def test_difficulties_that_may_be_of_other_prompts_are_refused(
     tmp_path: Path, rows: list[str], complaint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
-        read_difficulty(difficulties(tmp_path / "d.csv", *rows), [Question("One?", ""), Question("Two?", "")])
+        read_difficulty(difficulties(tmp_path / "d.csv", *rows), [Prompt("One?", ""), Prompt("Two?", "")])
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "no prompt"),
-        ('{"dataset": "a"}', "prompt 1 has no `instruction`"),
+        ('{"dataset": "a"}', "instruction"),
         ('{"instruction": "One?"}\n{"instruction": "One?"}', "prompt 2 is the same as prompt 1"),
-        ("One?", "neither JSON lines"),
+        ("One?", "cannot be read as prompts"),
     ],
 )
 def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -212,7 +213,7 @@ def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, comp
 
 def test_prompts_may_be_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('[{"instruction": "One?", "dataset": "koala", "output": "1"}]')
-    assert read_questions(tmp_path / "p.json") == [Question("One?", "koala")]
+    assert read_questions(tmp_path / "p.json") == [Prompt("One?", "koala")]
 
 
 def test_an_environment_without_alpaca_eval_is_told_so(tmp_path: Path) -> None:
