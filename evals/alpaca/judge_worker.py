@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _CONFIG = "weighted_alpaca_eval_gpt4_turbo"
 """AlpacaEval 2's own way to ask: one token, the probabilities of the two names."""
 _PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "patsy", "scipy")
-_HOPELESS = (400, 401, 403, 404)
-"""Status codes that asking again does not change."""
+_HOPELESS = (401, 403, 404)
+"""Status codes that no other pair would change."""
 
 
 class DeadJudge(Exception):
@@ -104,11 +104,12 @@ class Judge:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         known = dict[str, dict[str, Any]]()
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):  # a line that an interruption cut
-                row = json.loads(line)
-                known[row["key"]] = row["reply"]
+        text = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
+        whole, _, cut = text.rpartition("\n")
+        if cut:  # by an interruption
+            self._file.write_text(whole + "\n" if whole else "", encoding="utf-8")
+        for row in map(json.loads, whole.splitlines()):
+            known[row["key"]] = row["reply"]
         return known
 
 

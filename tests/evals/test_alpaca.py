@@ -86,22 +86,32 @@ def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
     assert (found["missing"], found["winrate"]["win_rate"]) == (0, 100)
 
 
-def test_what_a_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Path) -> None:
+def test_what_a_silent_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Path) -> None:
     questions, answers = pairs(8)
     with judging(prefers(set(answers["parallel"]))) as (judge_, url):
-        server = JudgeServer(url, "absent-minded", timeout=0.3, retries=0)
+        server = JudgeServer(url, "absent-minded", timeout=1.5, retries=0)
         judge_.trouble = lambda _, text: silent if questions[5].text in text else None
-        with pytest.raises(JudgeFailed, match=r"1 of 8 pairs.*[Tt]imed? ?out"):
+        with pytest.raises(JudgeFailed, match=r"pairs unjudged.*timed out") as failed:
             judge(questions, answers, server, options(), tmp_path)
-        found = judge(questions, answers, server, options(allow_missing=1), tmp_path)
-        assert found["missing"] == 1
-        assert found["preferences"][5] is None
-
         judge_.trouble = lambda *_: None
         judge_.asked.clear()
+        with (tmp_path / "judgements.jsonl").open("a") as file:
+            file.write('{"key": "cut by an interr')
         found = judge(questions, answers, server, options(), tmp_path)
-        assert found["preferences"] == [1.0] * 8
-        assert [questions[5].text in text for text in judge_.asked.elements()] == [True]
+    assert found["preferences"] == [1.0] * 8
+    assert f"{judge_.asked.total()} of 8" in str(failed.value)  # one, unless the machine is very slow
+    assert any(questions[5].text in text for text in judge_.asked)
+
+
+def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
+    questions, answers = pairs(8)
+    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
+        judge_.trouble = lambda _, text: talkative if questions[5].text in text else None
+        found = judge(questions, answers, JudgeServer(url, "odd"), options(allow_missing=1), tmp_path)
+    assert found["missing"] == 1
+    assert found["preferences"] == [*[1.0] * 5, None, 1.0, 1.0]
+    assert found["winrate"]["n_total"] == 7
+    assert "no log probabilities" in found["reason"]
 
 
 @pytest.mark.parametrize("trouble", [failing, forbidding, talkative])
@@ -109,7 +119,7 @@ def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any)
     questions, answers = pairs(60)
     with judging(first_is_better) as (judge_, url):
         judge_.trouble = lambda *_: trouble
-        with pytest.raises(JudgeFailed, match=rf"of 60 pairs.*{url}|{url}.*of 60 pairs"):
+        with pytest.raises(JudgeFailed, match=rf"{url} left 60 of 60 pairs"):
             judge(questions, answers, JudgeServer(url, "dead", retries=0), options(together=2), tmp_path)
         assert judge_.asked.total() < 12
 
