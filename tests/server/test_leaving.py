@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -9,8 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -20,8 +20,8 @@ from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app
 
-sys.path.append(str(Path(__file__).parents[1] / "sglang"))
-import table_model
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
 
@@ -58,7 +58,7 @@ def test_a_client_that_disconnects_in_the_middle_of_a_stream(
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that writes zZzZ... behind a Z, for as long as it may."""
     folder = tmp_path_factory.mktemp("endless")
-    table_model.make(folder)
+    importlib.import_module("table_model").make(folder)
     return folder
 
 

@@ -116,7 +116,7 @@ def test_a_full_queue_is_told_with_429_and_when_to_come_again() -> None:
             second.close()  # leaves the queue
             while httpx.get(f"{server.url}/health").json()["queued"]:
                 pass
-            waiting = pool.submit(ask, server, **{"pasta": {"limits": {"timeout": 0.1}}})
+            waiting = pool.submit(ask, server, None, pasta={"limits": {"timeout": 0.1}})
         assert waiting.result().status_code == 504  # the first one's place became free
 
 

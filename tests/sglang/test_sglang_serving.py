@@ -1,0 +1,123 @@
+"""The server in front of a real SGLang server: what it decodes itself, and what it passes through."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from real_server import RealServer, until
+
+from pasta_async import Client
+
+sys.path.append(str(Path(__file__).parents[1] / "server"))
+from live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from pasta_async.backends.sglang import SGLangBackend
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string"}}},
+        },
+    }
+]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"total": {"type": "integer"}},
+    "required": ["total"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def served(server: RealServer) -> Iterator[LiveServer]:
+    with running(server.url, model_names=("m",)) as live:
+        yield live
+
+
+@pytest.fixture
+async def client(served: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with official(served.url) as made:
+        yield made
+
+
+async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
+    create: Any = client.chat.completions.with_raw_response.create
+    return await create(**{"model": "m", "messages": MESSAGES, "temperature": 0, "max_tokens": 60, **values})
+
+
+async def test_answers_are_the_librarys(client: openai.AsyncOpenAI, backend: SGLangBackend) -> None:
+    expected = await Client(backend).generate(PROMPT)
+    raw = await ask(client, max_tokens=None)
+    assert raw.headers["x-pasta-mode"] == "parallel"
+    assert raw.parse().choices[0].message.content == expected.text
+
+
+async def test_a_response_format_is_passed_through_and_marked(
+    client: openai.AsyncOpenAI, server: RealServer
+) -> None:
+    raw = await ask(client, response_format=FORMAT)
+    reply = raw.parse()
+    assert raw.headers["x-pasta-mode"] == "passed-through"
+    assert reply.pasta["mode"] == "passed-through"
+    assert reply.pasta["because"] == ["response_format"]
+    assert reply.model == "m"
+    assert reply.choices[0].message.content.lstrip().startswith("{")
+    if reply.choices[0].finish_reason == "stop":
+        assert set(json.loads(reply.choices[0].message.content)) == {"total"}
+    assert server.running() == 0
+
+
+async def test_tools_in_a_stream(client: openai.AsyncOpenAI) -> None:
+    create: Any = client.chat.completions.create
+    asked = {"model": "m", "messages": MESSAGES, "max_tokens": 5, "tools": TOOLS, "stream": True}
+    chunks = await read(create(**asked, stream_options={"include_usage": True}))
+    assert chunks[0].pasta["because"] == ["tools"]
+    assert chunks[-1].usage.completion_tokens == 5
+    assert {chunk.model for chunk in chunks} == {"m"}
+
+
+async def test_log_probabilities_and_no_tags(client: openai.AsyncOpenAI, backend: SGLangBackend) -> None:
+    reply = (await ask(client, logprobs=True, top_logprobs=2, n=2)).parse()
+    baseline = await Client(backend).generate(PROMPT, baseline=True)
+    for choice in reply.choices:
+        assert baseline.text.startswith(choice.message.content)
+        assert len(choice.logprobs.content) > 10
+        assert len(choice.logprobs.content[0].top_logprobs) == 2
+
+
+async def test_a_text_with_log_probabilities(client: openai.AsyncOpenAI) -> None:
+    create: Any = client.completions.create
+    reply = await create(model="m", prompt="The first", max_tokens=3, temperature=0, logprobs=1)
+    assert len(reply.choices[0].logprobs.tokens) == 3
+    assert reply.pasta["because"] == ["logprobs"]
+
+
+async def test_what_the_engine_refuses_is_a_400(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await ask(client, regex="(")
+    assert caught.value.code == "refused_by_engine"
+
+
+@pytest.mark.parametrize("extra", [{}, {"tools": TOOLS}, {"tools": TOOLS, "stream": True}, {"stream": True}])
+async def test_a_client_that_leaves_aborts_on_the_engine(
+    served: LiveServer, server: RealServer, extra: dict[str, Any]
+) -> None:
+    body = {"model": "m", "messages": MESSAGES, "n": 4, "max_tokens": 1500, "seed": 1, **extra}
+    if "tools" in extra:
+        body["logit_bias"] = {"0": -100}
+    with served.connect() as connection:
+        connection.sendall(http_request("/v1/chat/completions", json.dumps(body).encode()))
+        while server.running() == 0:
+            pass
+    await until(server, 0)
