@@ -1,4 +1,4 @@
-"""The benchmarks: `python -m pasta_async.evals` runs those that need no server.
+"""The benchmarks: `python -m pasta_async.evals` runs those that need no server and no files.
 
 With arguments, one of them: `python -m pasta_async.evals speed --backend http://127.0.0.1:30000`.
 """
@@ -8,9 +8,19 @@ from __future__ import annotations
 import sys
 
 from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, speed
+from pasta_async.evals.load import __main__ as load
+from pasta_async.evals.methods import __main__ as methods
+from pasta_async.evals.simulator import __main__ as simulator
 
 _ALONE = {"speed": speed.main, "interpreter_cost": interpreter_cost.main}
-_BENCHMARKS = {**_ALONE, "fork_modes": fork_modes.main, "chunk_streams": chunk_streams.main}
+_BENCHMARKS = {
+    **_ALONE,
+    "fork_modes": fork_modes.main,
+    "chunk_streams": chunk_streams.main,
+    "methods": methods.main,
+    "load": load.main,
+    "simulator": simulator.main,
+}
 
 
 def main() -> None:

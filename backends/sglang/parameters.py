@@ -23,10 +23,19 @@ MAX_STOP_PATTERN = 256
 """Stop patterns that SGLang takes, and characters of one."""
 
 
-_FORCE = """lambda: lambda logits, requests: logits.fill_(float("-inf")).scatter_(1, logits.argmax(
-    -1, keepdim=True).new_tensor([[r["forced"][max(0, min(len(r["forced"]) - 1, getattr(r["__req__"], "kv",
-    r["__req__"]).kv_allocated_len - len(r["__req__"].origin_input_ids)))]] for r in requests]), 0.0)"""
-"""SGLang's custom logit processor that leaves one token possible: the next of the request's `forced`.
+_FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(
+    1,
+    logits.argmax(-1, keepdim=True).new_tensor([[max(token, 0)] for token in tokens]),
+    logits.new_tensor([[1e6 if token >= 0 else 0.0] for token in tokens]),
+))([
+    (lambda forced, at: forced[at] if 0 <= at < len(forced) else -1)(
+        request["forced"],
+        getattr(request["__req__"], "kv", request["__req__"]).kv_allocated_len
+        - len(request["__req__"].origin_input_ids),
+    )
+    for request in requests
+])"""
+"""SGLang's custom logit processor that raises one token above all others: the next of the request's `forced`.
 
 Which one is next is told by the request's KV slots (`alloc_for_decode` in mem_cache/allocation.py), since
 with overlapped scheduling `output_ids` lags a step behind. An expression, for it travels in a pickle: as

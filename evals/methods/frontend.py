@@ -91,21 +91,21 @@ def _run(frontend: Any, script: _Script, targets: Mapping[str, Ids], track: Trac
     """The program."""
 
     @frontend.function
-    def program(state: Any) -> None:
-        state += script.prompt
+    def program(s: Any) -> None:
+        s += script.prompt
         if script.outline:
-            state += frontend.gen("outline")
+            s += frontend.gen("outline")
         for one in script.found:
             if len(one) == 1:
-                state += frontend.gen("part")
+                s += frontend.gen("part")
                 continue
-            forks = state.fork(len(one))
+            forks = s.fork(len(one))
             for index, part in enumerate(one):
                 forks[index] += script.heading(index, part)
                 forks[index] += frontend.gen("part")
             forks.join()
             for index in range(len(one)):
-                state += forks[index]["part"]
+                s += forks[index]["part"]
 
     state = program.run(backend=_endpoint(targets, track))
     state.sync()
