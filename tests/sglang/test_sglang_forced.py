@@ -1,0 +1,94 @@
+"""Answers dictated to the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from pasta_async import Client, Sampling
+from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+from pasta_async.lang import parse
+from pasta_async.protocol import DecodeRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from real_server import RealServer
+
+    from pasta_async import Backend
+    from pasta_async.backends.local import LocalBackend
+    from pasta_async.backends.sglang import SGLangBackend
+
+WRITTEN = (
+    'Two wars. <promise topic="causes" tokens="10"/><async>Trade, and of course pride.</async> and '
+    '<promise topic="outcome" tokens="20"/><async>Nobody won.</async><sync/> Both were long.'
+)
+DOCUMENT = parse(WRITTEN)
+FORKS: tuple[Literal["stream"], Literal["cut"]] = ("stream", "cut")
+
+
+@pytest.mark.parametrize("fork", FORKS)
+async def test_the_server_writes_the_given_document(backend: SGLangBackend, fork: Literal["stream", "cut"]):
+    async with Client(ForcedBackend(backend, {"Well?": DOCUMENT}), limits=FORCED_LIMITS) as client:
+        answer = await client.generate("Well?", sampling=FORCED_SAMPLING, fork=fork)
+        baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
+    assert answer.document == DOCUMENT
+    assert answer.finish == baseline.finish == "end"
+    assert baseline.text == DOCUMENT.text
+
+
+async def decode(
+    backend: Backend, ids: list[int], forced: list[int], count: int, temperature: float = 0.0
+) -> list[int]:
+    sampling = Sampling(temperature=temperature, seed=1)
+    request = DecodeRequest("a", 0, tuple(ids), count, sampling, seed=1, forced=tuple(forced))
+    return [token async for piece in backend.decode(request) for token in piece.ids]
+
+
+async def test_free_and_dictated_requests_share_batches_and_the_kv_is_that_of_the_dictated_tokens(
+    backend: SGLangBackend, local: LocalBackend
+):
+    prompt = await backend.encode_chat([{"role": "user", "content": "Well?"}], {})
+    one, two = [
+        await backend.encode(text) for text in ("Anna has seven red apples ", "Ben, and nobody else, ")
+    ]
+    free, first, second, warm = await asyncio.gather(
+        decode(backend, prompt, [], 20),
+        decode(backend, prompt, one, 20),
+        decode(backend, prompt, two, 20),
+        decode(backend, prompt, two, len(two), temperature=1.0),
+    )
+    assert free == await decode(local, prompt, [], 20)
+    assert first == await decode(local, prompt, one, 20)
+    assert second == await decode(local, prompt, two, 20)
+    assert first[: len(one)] == one and warm == two
+    # what follows is what follows a prompt that ends with the dictated tokens
+    assert second[len(two) :] == await decode(backend, [*prompt, *two], [], 20 - len(two))
+
+
+def test_all_methods_run_on_the_server(server: RealServer, tmp_path: Path):
+    """SGLang's own frontend among them, in a process of its own: importing it changes the process."""
+    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
+    record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": WRITTEN}
+    documents.write_text(json.dumps(record) + "\n")
+    command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url]
+    done = subprocess.run(
+        [*command, "--documents", str(documents), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["method"]: row for row in map(json.loads, out.read_text().splitlines()) if "method" in row}
+    assert len(rows) == 7
+    assert rows["sequential"]["tokens"] < rows["sglang frontend"]["tokens"]
+    # an outline, two parts, and what follows the sync; the frontend also has the prefix of its forks computed
+    assert rows["by hand"]["requests"] == 4
+    assert rows["sglang frontend"]["requests"] == 5
+    assert all(row["tokens"] >= row["critical_path"] for row in rows.values())
+    assert server.running() == 0
