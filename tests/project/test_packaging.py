@@ -81,6 +81,13 @@ def test_the_model_ships_in_the_wheel_which_stays_small(built: Path) -> None:
     assert wheel.stat().st_size <= WHEEL_LIMIT
 
 
+def test_the_pages_ship_in_the_wheel(built: Path) -> None:
+    pages = ("pasta_async/server/playground/", "pasta_async/trace/")
+    parts = {name for name in project_files() if name.startswith(pages)}
+    assert {"pasta_async/server/playground/index.html", "pasta_async/trace/report.html"} <= parts
+    assert parts <= wheel_names(the(built, "*.whl"))
+
+
 def test_the_sdist_builds_the_same_wheel_as_the_tree(built: Path) -> None:
     assert wheel_names(the(built, "*.whl")) == wheel_names(the(built / "direct", "*.whl"))
 
