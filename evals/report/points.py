@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pasta_async.evals.speedups import compare
 from pasta_async.evals.statistics import estimate, geometric_mean
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from pasta_async.evals.report.reading import Results
     from pasta_async.evals.statistics import Estimate
 
-__all__ = ["PUBLISHED", "Point", "Published", "Spread", "frontier", "points", "sequential", "spreads"]
+__all__ = [
+    "PUBLISHED",
+    "Point",
+    "Published",
+    "Spread",
+    "frontier",
+    "lengths_controlled",
+    "points",
+    "sequential",
+    "spreads",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +90,25 @@ def spreads(results: Results) -> list[Spread]:
 def points(results: Results, measure: Literal["alpaca", "task"]) -> list[Point]:
     """A point for each result of a measure of quality; timed ones where something of that label was timed."""
     timed = {spread.label: spread.speedup for spread in spreads(results)}
+    found = results.task if measure == "task" else results.alpaca
+    name = "length_controlled_win_rate" if lengths_controlled(results) else "win_rate"
     qualities: dict[str, tuple[Estimate, Estimate]] = {
-        label: _quality(result, measure) for label, result in getattr(results, measure).items()
+        label: (
+            (result["all"]["right"]["parallel"], result["all"]["theoretical_speedup"])
+            if measure == "task"
+            else (result[name], result["theoretical_speedup"])
+        )
+        for label, result in found.items()
     }
     return [
         Point(label, timed.get(label, theoretical), quality, label in timed)
         for label, (quality, theoretical) in qualities.items()
     ]
+
+
+def lengths_controlled(results: Results) -> bool:
+    """Whether the model for lengths could be fitted to every result; if not, the raw win rates stand."""
+    return all("value" in result["length_controlled_win_rate"] for result in results.alpaca.values())
 
 
 def sequential(quality: float) -> Point:
@@ -101,15 +123,6 @@ def frontier(found: Sequence[Point]) -> list[Point]:
         if not kept or point.quality["value"] > kept[-1].quality["value"]:
             kept.append(point)
     return kept[::-1]
-
-
-def _quality(result: dict[str, Any], measure: str) -> tuple[Estimate, Estimate]:
-    """Quality and theoretical speed-up. Lengths are controlled where that was possible."""
-    if measure == "task":
-        return result["all"]["right"]["parallel"], result["all"]["theoretical_speedup"]
-    controlled = result["length_controlled_win_rate"]
-    quality = controlled if "value" in controlled else result["win_rate"]
-    return quality, result["theoretical_speedup"]
 
 
 def _exactly(value: float) -> Estimate:

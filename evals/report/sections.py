@@ -11,7 +11,7 @@ from pasta_async.evals.load import summarise as load_rows
 from pasta_async.evals.load.summary import default_target
 from pasta_async.evals.methods.__main__ import summarise as method_rows
 from pasta_async.evals.report import plots
-from pasta_async.evals.report.points import PUBLISHED, points, spreads
+from pasta_async.evals.report.points import PUBLISHED, lengths_controlled, points, spreads
 from pasta_async.evals.speedups import summarise as speed_rows
 from pasta_async.evals.statistics import geometric_mean, told
 from pasta_async.evals.task import table as task_table
@@ -79,7 +79,7 @@ def sections(results: Results, *, target: float | None = None) -> list[Section]:
 def _qualities(results: Results) -> Iterator[Section]:
     if results.alpaca:
         found = points(results, "alpaca")
-        axis = "win rate against sequential, %, lengths controlled"
+        axis = "win rate against sequential, %" + ", lengths controlled" * lengths_controlled(results)
         drawing = plots.quality_by_speed(found, axis=axis, even=50, published=PUBLISHED)
         words = ["50% is as good as the sequential answer of the same model.", _PAPER]
         yield _pareto("quality-by-speed", "Quality against speed: AlpacaEval", words, found, drawing)
