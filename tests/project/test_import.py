@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"backends/local": "local", "pasta_async/cli": "cli", "training": "train", "evals": "evals"}
+EXTRAS = {
+    "backends/local": "local",
+    "pasta_async/cli": "cli",
+    "pasta_async/server": "server",
+    "training": "train",
+    "evals": "evals",
+}
 """Which extra a folder may lean on; all others have the core dependencies alone."""
 
 LATE = {
