@@ -15,10 +15,7 @@ from real_server import RealServer, require_sglang, running_router, running_serv
 from pasta_async import (
     BackendLost,
     Client,
-    PromiseOpened,
     Sampling,
-    SyncWaiting,
-    ThreadDone,
     ThreadFailed,
 )
 from pasta_async.backends import open_backend
@@ -120,17 +117,17 @@ async def test_behind_a_router_an_answer_stays_on_one_worker(
     require_sglang("sglang_router")
     workers = [server, RealServer(second.url, server.model)]
     with running_router([worker.url for worker in workers], tmp_path / "log") as url:
-        async with Client(url) as client, Client(server.url) as alone:
+        async with Client(url) as client, Client(server.url) as first, Client(second.url) as other:
             for prompt in PROMPTS[:2]:
-                used: set[str] = set()
-                async with client.stream(prompt) as stream:
-                    async for event in stream:
-                        if isinstance(event, PromiseOpened | SyncWaiting | ThreadDone):  # something runs
-                            running = [await asyncio.to_thread(worker.running) for worker in workers]
-                            used |= {worker.url for worker, n in zip(workers, running, strict=True) if n}
-                    answer = await stream.result()
-                assert len(used) == 1
-                assert answer.text == (await alone.generate(prompt)).text
+                for worker in workers:
+                    worker.flush()
+                answer = await client.generate(prompt)
+                probes = [
+                    await each.generate(prompt, sampling=Sampling(max_tokens=1)) for each in (first, other)
+                ]
+                cached = sorted(probe.usage.cached_tokens for probe in probes)
+                assert cached[0] <= 1 < cached[1]  # one worker knows the prompt, the other never saw it
+                assert answer.text == (await first.generate(prompt)).text
             async with client.stream(PROMPTS[0]) as stream:
                 await anext(stream)
     for worker in workers:
