@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pasta_async import Client
 from pasta_async.backends import open_backend
+from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.forced import FORCED_LIMITS, ForcedBackend
 from pasta_async.evals.prefix_cache import empty_prefix_cache
+from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from pasta_async import Backend
+    from pasta_async.clock import Clock
     from pasta_async.lang import Document
 
-__all__ = ["cold_backend", "cold_client"]
+__all__ = ["clock_of", "cold_backend", "cold_client"]
+
+
+def clock_of(backend: Backend) -> Clock:
+    """The clock on which a backend takes its time."""
+    return backend.clock if isinstance(backend, SimulatedBackend) else REAL_CLOCK
 
 
 @asynccontextmanager
 async def cold_backend(url: str) -> AsyncGenerator[Backend]:
-    """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end."""
-    if url.startswith("http"):
+    """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
+
+    `simulated:FILE` is an engine on a virtual clock, by what `pasta_async.evals.simulator fit` wrote.
+    """
+    if url.startswith("simulated:"):
+        backend = SimulatedBackend(EngineModel.load(Path(url.removeprefix("simulated:"))))
+    elif url.startswith("http"):
         await empty_prefix_cache(url)
         backend = open_backend(url, max_connections=FORCED_LIMITS.client_threads)
     else:

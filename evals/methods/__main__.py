@@ -20,10 +20,9 @@ from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequest
 from pasta_async.evals.documents import read_documents
-from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import digest
@@ -51,7 +50,7 @@ async def measure(
     url: str = "",
     passes: int = 1,
     journal: Journal | None = None,
-    clock: Clock = REAL_CLOCK,
+    clock: Clock | None = None,
 ) -> list[Played]:
     """Write every answer by every method, `passes` times.
 
@@ -62,7 +61,7 @@ async def measure(
         url: Where the backend is, for methods that talk to a server by themselves.
         passes: How often all of it is done.
         journal: Keeps every row as it comes; those that it has already are not taken again.
-        clock: Measures.
+        clock: Measures; None: the one on which the backend takes its time.
 
     Cancelling it cancels the answer under way.
     """
@@ -71,7 +70,10 @@ async def measure(
     known = {(row.prompt, row.method, row.number) for row in rows}
     with progress(passes * len(cases) * len(methods), "answers") as done:
         for number in range(passes):
-            async with opened() as backend, open_engine(backend, documents, url=url, clock=clock) as engine:
+            async with (
+                opened() as backend,
+                open_engine(backend, documents, url=url, clock=clock or clock_of(backend)) as engine,
+            ):
                 for method in methods:
                     await play(engine, method, cases[0])
                 for case in cases:
@@ -164,7 +166,9 @@ def _methods(names: Sequence[str], backend: str) -> list[Method]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="methods", description=__doc__, formatter_class=form)
-    parser.add_argument("--backend", required=True, help="local:FOLDER, or the URL of an SGLang server")
+    parser.add_argument(
+        "--backend", required=True, help="local:FOLDER, the URL of an SGLang server, or simulated:FILE"
+    )
     parser.add_argument("--documents", required=True, help="records with prompts and written answers")
     parser.add_argument("--first", type=int, help="take so many of them only")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=[], help="default: all that can run")

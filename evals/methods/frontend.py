@@ -1,8 +1,8 @@
 """SGLang's own frontend language as a method: a program with `fork` and `join`, run against a server.
 
 The program is of the form of SGLang's example of parallel decoding: an outline, a fork for each point of it,
-then all of them together again. Its requests carry text, so the server encodes each prompt anew; before a
-fork the frontend has it prefill the text so far.
+then all of them together again. Its requests carry text, so the server encodes each prompt anew. Before a
+fork the frontend has the server prefill the text so far, if its own worker thread has that text by then.
 """
 
 # sglang leaves most of its types open.

@@ -18,10 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequest
 from pasta_async.evals.documents import read_documents
-from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import drive, figures, summarise
 from pasta_async.evals.load.__main__ import measure
 from pasta_async.evals.load.summary import default_target
@@ -83,8 +82,8 @@ async def check_answers(
     rows = list[dict[str, Any]]()
     for name in methods:
         seconds = list[float]()
-        for backend, clock in ((real, REAL_CLOCK), (simulated, simulated.clock)):
-            async with open_engine(backend, documents, clock=clock) as engine:
+        for backend in (real, simulated):
+            async with open_engine(backend, documents, clock=clock_of(backend)) as engine:
                 block = await drive(engine, METHODS[name], asked, mode="closed", level=at_once)
             seconds.append(fmean(answer.seconds for answer in block.answers))
         rows.append(

@@ -11,6 +11,7 @@ from pasta_async import Sampling
 from pasta_async.errors import BackendError, InvalidRequest
 from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
+from pasta_async.evals.methods import __main__ as methods
 from pasta_async.evals.simulator import Constant, EngineModel, Sample, SimulatedBackend, fit
 from pasta_async.evals.simulator.__main__ import check_answers, check_samples, main
 from pasta_async.evals.simulator.measuring import take_samples
@@ -153,3 +154,16 @@ def test_the_command_runs_a_load_and_says_what_is_assumed(tmp_path: Path, capsys
     engine.write_text("[]")
     with pytest.raises(InvalidRequest, match="no engine model"):
         main(command.split())
+
+
+def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    engine, documents = tmp_path / "engine.json", tmp_path / "documents.jsonl"
+    model(0.01).save(engine)
+    record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
+    documents.write_text(json.dumps(record) + "\n")
+    out = tmp_path / "rows.jsonl"
+    methods.main(["--backend", f"simulated:{engine}", "--documents", str(documents), "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()[2:]]
+    assert len(rows) == 6
+    assert all(row["seconds"] == pytest.approx(row["critical_path"] * 0.01, rel=0.2) for row in rows)
+    assert "| pasta | 1 |" in capsys.readouterr().out

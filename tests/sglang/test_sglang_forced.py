@@ -71,24 +71,25 @@ async def test_free_and_dictated_requests_share_batches_and_the_kv_is_that_of_th
     assert second[len(two) :] == await decode(backend, [*prompt, *two], [], 20 - len(two))
 
 
-def test_all_methods_run_on_the_server(server: RealServer, tmp_path: Path):
-    """SGLang's own frontend among them, in a process of its own: importing it changes the process."""
+def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: RealServer, tmp_path: Path):
+    """In a process of its own: importing SGLang's frontend changes the process."""
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url]
+    command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url, "--out", str(out)]
     done = subprocess.run(
-        [*command, "--documents", str(documents), "--out", str(out)],
+        [*command, "--documents", str(documents), "--methods", "pasta", "sglang frontend"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = {row["method"]: row for row in map(json.loads, out.read_text().splitlines()) if "method" in row}
-    assert len(rows) == 7
+    assert list(rows) == ["sequential", "pasta", "sglang frontend"]
     assert rows["sequential"]["tokens"] < rows["sglang frontend"]["tokens"]
-    # an outline, two parts, and what follows the sync; the frontend also has the prefix of its forks computed
-    assert rows["by hand"]["requests"] == 4
-    assert rows["sglang frontend"]["requests"] == 5
-    assert all(row["tokens"] >= row["critical_path"] for row in rows.values())
+    # an outline, two parts, what follows the sync; and the prefix of the forks, if the frontend's own thread
+    # has its text by then
+    assert rows["sglang frontend"]["requests"] in (4, 5)
+    assert rows["pasta"]["requests"] == 4
+    assert all(row["tokens"] >= row["critical_path"] and row["cached_tokens"] > 0 for row in rows.values())
     assert server.running() == 0
