@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pasta_async.backends.local.config import ModelConfig
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["ROW_MULTIPLE", "BaseModel", "new_rows", "shard"]
+__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "new_rows", "shard"]
 
 ROW_MULTIPLE = 64
 """Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
+
+REFUSAL = "training does not support it"
 
 _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -52,13 +55,21 @@ class BaseModel:
     lora_rank: int = 0
     lora_alpha: float = 16.0
 
+    def shape(self) -> ModelConfig:
+        """The base model's shape, before the vocabulary grows.
+
+        Raises:
+            UnsupportedModel: As `config`.
+        """
+        return read_config(self.folder, REFUSAL)
+
     def config(self) -> Any:
         """The config of transformers, with the rows of the vocabulary that the tags need.
 
         Raises:
             UnsupportedModel: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
         """
-        shape = read_config(self.folder, "training does not support it")
+        shape = self.shape()
         config = AutoConfig.from_pretrained(self.folder)
         config.vocab_size = new_rows(shape.vocab_size, self.tag_ids)
         return config
@@ -79,7 +90,7 @@ class BaseModel:
         Raises:
             UnsupportedModel: Weights are missing, unknown or of a wrong shape.
         """
-        shape = read_config(self.folder, "training does not support it")
+        shape = self.shape()
         weights = load_weights(self.folder, shape, device=torch.device("cpu"), dtype=torch.float32)
         pieces = self._pieces()
         for name in ("model.embed_tokens.weight", "lm_head.weight"):

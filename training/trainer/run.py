@@ -12,7 +12,7 @@ from tqdm import tqdm
 from pasta_async.backends.local.config import read_config
 from pasta_async.errors import InvalidRequest, PastaError
 from pasta_async.training.trainer.attention import choose_attention
-from pasta_async.training.trainer.base_model import BaseModel, new_rows, shard
+from pasta_async.training.trainer.base_model import REFUSAL, BaseModel, new_rows, shard
 from pasta_async.training.trainer.checkpoints import Checkpoints
 from pasta_async.training.trainer.export import export_model
 from pasta_async.training.trainer.loop import Loop
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = ["measure", "train"]
 
-_FREE = ("out", "device", "save_every", "keep", "log_every", "stop_at", "track", "threads", "ignore_memory")
-_FREE_TOO = ("export_dtype", "recompute", "attention", "dtype")
+_FREE = {
+    *("out", "device", "dtype", "attention", "recompute", "save_every", "keep", "log_every", "stop_at"),
+    *("track", "threads", "ignore_memory", "export_dtype"),
+}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 
 
@@ -70,33 +72,15 @@ def train(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     with open_processes(settings.device) as processes:
-        attention = choose_attention(settings.attention, processes.device)
         track = processes.once(lambda: check_tracker(settings.track))
-        shape = read_config(settings.model, "training does not support it")
-        tokenizer = settings.out / "tokenizer"
-        source = None if template is None else _template_text(template)
-        added = processes.once(lambda: write_tokenizer(settings.model, tokenizer, source, both))
-        codec = ModelCodec(tokenizer, template_kwargs)
-        base = BaseModel(
-            settings.model, tuple(added), codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha
-        )
+        base, codec = _open_base(settings, processes, template, template_kwargs, both)
+        shape = base.shape()
         _check_room(settings, shape, codec, processes)
         task = make_task(codec)
         sizes = measure(task, settings.row_tokens, shape.positions, processes, drop_long)
-        schedule = Schedule.plan(len(sizes), settings.batch, settings.seed, settings.epochs, settings.steps)
-        free = {*_FREE, *_FREE_TOO}
-        identity = settings.model_dump(mode="json", exclude=free) | {"data": task.fingerprint}
+        identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
         checkpoints = Checkpoints(settings.out / "checkpoints", settings.keep, identity, processes)
-        latest = checkpoints.latest()
-        torch.manual_seed(settings.seed)
-        model = base.loaded() if latest is None and processes.first else base.empty()
-        if settings.recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        shard(model, processes, _dtype(settings.dtype, processes.device), latest is None)
-        loop = Loop(settings, task, sizes, model, codec.end, schedule, processes)
-        if latest is not None:
-            checkpoints.load(latest, model, loop.optimizer)
-            loop.step = latest
+        loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
         metrics = Metrics(settings.out, loop.step, track, identity) if processes.first else None
         try:
             finished = loop.run(checkpoints, metrics)
@@ -104,9 +88,53 @@ def train(
             if metrics is not None:
                 metrics.close()
         if finished:
-            out = settings.out / "model"
-            export_model(model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
+            tokenizer, out = settings.out / "tokenizer", settings.out / "model"
+            export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
         return finished
+
+
+def _open_base(
+    settings: TrainerSettings,
+    processes: Processes,
+    template: Path | None,
+    template_kwargs: Mapping[str, Any] | None,
+    both: bool,
+) -> tuple[BaseModel, ModelCodec]:
+    """The base model, checked but not loaded, and its codec; writes `OUT/tokenizer`."""
+    attention = choose_attention(settings.attention, processes.device)
+    read_config(settings.model, REFUSAL)
+    tokenizer = settings.out / "tokenizer"
+    text = None if template is None else _template_text(template)
+    added = processes.once(lambda: write_tokenizer(settings.model, tokenizer, text, both))
+    codec = ModelCodec(tokenizer, template_kwargs)
+    base = BaseModel(
+        settings.model, tuple(added), codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha
+    )
+    return base, codec
+
+
+def _make_loop(
+    settings: TrainerSettings,
+    base: BaseModel,
+    codec: ModelCodec,
+    task: Task,
+    sizes: Mapping[int, int],
+    checkpoints: Checkpoints,
+    processes: Processes,
+) -> Loop:
+    """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
+    schedule = Schedule.plan(len(sizes), settings.batch, settings.seed, settings.epochs, settings.steps)
+    latest = checkpoints.latest()
+    torch.manual_seed(settings.seed)
+    model = base.loaded() if latest is None and processes.first else base.empty()
+    if settings.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    shard(model, processes, _dtype(settings.dtype, processes.device), share=latest is None)
+    loop = Loop(settings, task, sizes, model, codec.end, schedule, processes)
+    if latest is not None:
+        checkpoints.load(latest, model, loop.optimizer)
+        loop.step = latest
+    return loop
 
 
 def measure(
