@@ -29,13 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["latencies", "quality_by_speed", "realised", "render", "speedups", "throughputs"]
 
-_TIMES = FuncFormatter(lambda value, _: f"{value:g}\N{MULTIPLICATION SIGN}")
+
+def _times(value: float, _: int) -> str:
+    return f"{value:g}\N{MULTIPLICATION SIGN}"
+
+
+_TIMES = FuncFormatter(_times)
 
 
 def render(drawing: Drawing, theme: Theme, kind: str) -> bytes:
     """A drawing as ``svg`` or ``png``; the same drawing gives the same bytes."""
     file = io.BytesIO()
-    with mpl.rc_context(theme.settings):
+    settings: dict[Any, Any] = theme.settings
+    with mpl.rc_context(settings):
         metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         drawing(theme).savefig(file, format=kind, dpi=160, metadata=metadata)
     return file.getvalue()

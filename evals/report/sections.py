@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pasta_async.evals.load import Block
+    from pasta_async.evals.load.driving import Mode
     from pasta_async.evals.report.plots import Drawing
     from pasta_async.evals.report.points import Point, Spread
     from pasta_async.evals.report.reading import Results
@@ -33,6 +34,9 @@ _PAPER = (
     "engine and machine (one H100): they show the range that was reached there, and are not comparable point "
     "by point."
 )
+
+
+_MODES: tuple[tuple[Mode, str], ...] = (("closed", "at once"), ("open", "a second"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ def _load(label: str, blocks: Sequence[Block], target: float | None) -> Section:
     target = target or default_target(blocks)
     found = figures(blocks, target)
     section = Section(f"Under load: {label}", [f"Latency target of the goodput: {target:.3g} s."])
-    for mode, unit in (("closed", "at once"), ("open", "a second")):
+    for mode, unit in _MODES:
         own = [one for one in found if one.mode == mode]
         if not own:
             continue

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     Opinion = Callable[[str, str], float]
     """The probability that the first of two answers is the better one."""
 
+    Trouble = Callable[["Judge", BaseHTTPRequestHandler], None]
+    """Answers a request in some bad way."""
+
 _OUTPUT = re.compile(r'"output": """(.*?)"""', re.DOTALL)
 
 
@@ -30,12 +33,16 @@ def first_is_better(first: str, second: str) -> float:
     return 1.0
 
 
+def no_trouble(number: int, text: str) -> None:
+    """Nothing goes wrong."""
+
+
 class Judge:
     """What the server does, to be changed while it runs."""
 
     def __init__(self, opinion: Opinion) -> None:
         self.opinion = opinion
-        self.trouble: Callable[[int, str], Trouble | None] = lambda number, text: None
+        self.trouble: Callable[[int, str], Trouble | None] = no_trouble
         """What goes wrong with a request, by its number and its prompt."""
         self.closing = threading.Event()
         self.keys: list[str | None] = []
@@ -56,9 +63,6 @@ class Judge:
         else:
             first, second = _OUTPUT.findall(text)
             send(handler, 200, _completion(body, self.opinion(first, second)))
-
-
-Trouble = "Callable[[Judge, BaseHTTPRequestHandler], None]"
 
 
 def rate_limited(judge: Judge, handler: BaseHTTPRequestHandler) -> None:

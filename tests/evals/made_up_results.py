@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async import Client
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
-from pasta_async.evals.answers import Answer
+from pasta_async.evals.answers import FORMS, Answer
 from pasta_async.evals.load import Answered, Block
 from pasta_async.evals.methods import Played
 from pasta_async.evals.prompts import held_out
@@ -20,6 +20,8 @@ from pasta_async.evals.timing import Run
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    from pasta_async.evals.load.driving import Mode
 
 ENVIRONMENT = {"time": "2026-01-01 00:00:00 UTC", "cpu": "Imaginary 1", "cores": 2, "load": 0.5}
 
@@ -62,7 +64,7 @@ def task() -> dict[str, Any]:
     answers = [
         Answer(n, form, "No." if (n, form) == (3, "parallel") else right[n], "", 60, 42 + n, 2, 0.1, True)
         for n in range(len(prompts))
-        for form in ("baseline", "parallel")
+        for form in FORMS
     ]
     head = {"benchmark": "task", "backend": "local:", "environment": ENVIRONMENT}
     return {**head, **outcome(prompts, answers)}
@@ -72,7 +74,7 @@ def runs() -> Iterable[Run]:
     draw = random.Random(0)
     for prompt in range(40):
         tokens, critical = draw.randrange(150, 400), draw.randrange(90, 150)
-        for form, length, faster in (("baseline", tokens, 1.0), ("parallel", critical, 0.88)):
+        for form, length, faster in zip(FORMS, (tokens, critical), (1.0, 0.88), strict=True):
             seconds = length / 100 / faster * draw.uniform(0.97, 1.05)
             yield Run(
                 prompt=prompt,
@@ -110,7 +112,8 @@ def played() -> Iterable[Played]:
 
 def blocks() -> Iterable[Block]:
     draw = random.Random(2)
-    for mode, levels in (("closed", (1, 4, 16, 64)), ("open", (0.5, 1, 2))):
+    loads: dict[Mode, tuple[float, ...]] = {"closed": (1, 4, 16, 64), "open": (0.5, 1, 2)}
+    for mode, levels in loads.items():
         for level in levels:
             for name, share, cost in (("sequential", 1.0, 1.0), ("pasta", 0.6, 1.5)):
                 seconds = 2 * share * (1 + cost * level / 24)

@@ -13,6 +13,7 @@ from judge_server import (
     first_is_better,
     forbidding,
     judging,
+    no_trouble,
     not_json,
     prefers,
     rate_limited,
@@ -28,6 +29,8 @@ from pasta_async.evals.prompts import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from judge_server import Trouble
 
     from pasta_async.evals.timing import Form
 
@@ -77,9 +80,9 @@ def test_a_judge_who_likes_what_stands_first_gives_half(tmp_path: Path) -> None:
 
 def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
     questions, answers = pairs(8)
-    troubles = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
+    troubles: dict[int, Trouble] = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
     with judging(prefers(set(answers["parallel"]))) as (judge_, url):
-        judge_.trouble = lambda number, _: troubles.get(number)
+        judge_.trouble = lambda number, text: troubles.get(number)
         found = judge(questions, answers, JudgeServer(url, "moody"), options(), tmp_path)
         assert judge_.asked.total() == 8 + len(troubles)
     assert found["preferences"] == [1.0] * 8
@@ -90,10 +93,10 @@ def test_what_a_silent_judge_left_out_is_asked_for_again_and_nothing_else(tmp_pa
     questions, answers = pairs(8)
     with judging(prefers(set(answers["parallel"]))) as (judge_, url):
         server = JudgeServer(url, "absent-minded", timeout=1.5, retries=0)
-        judge_.trouble = lambda _, text: silent if questions[5].text in text else None
+        judge_.trouble = lambda number, text: silent if questions[5].text in text else None
         with pytest.raises(JudgeFailed, match=r"pairs unjudged.*timed out") as failed:
             judge(questions, answers, server, options(), tmp_path)
-        judge_.trouble = lambda *_: None
+        judge_.trouble = no_trouble
         judge_.asked.clear()
         with (tmp_path / "judgements.jsonl").open("a") as file:
             file.write('{"key": "cut by an interr')
@@ -106,7 +109,7 @@ def test_what_a_silent_judge_left_out_is_asked_for_again_and_nothing_else(tmp_pa
 def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
     questions, answers = pairs(8)
     with judging(prefers(set(answers["parallel"]))) as (judge_, url):
-        judge_.trouble = lambda _, text: talkative if questions[5].text in text else None
+        judge_.trouble = lambda number, text: talkative if questions[5].text in text else None
         found = judge(questions, answers, JudgeServer(url, "odd"), options(allow_missing=1), tmp_path)
     assert found["missing"] == 1
     assert found["preferences"] == [*[1.0] * 5, None, 1.0, 1.0]
@@ -118,7 +121,7 @@ def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
 def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any) -> None:
     questions, answers = pairs(60)
     with judging(first_is_better) as (judge_, url):
-        judge_.trouble = lambda *_: trouble
+        judge_.trouble = lambda number, text: trouble
         with pytest.raises(JudgeFailed, match=rf"{url} left 60 of 60 pairs"):
             judge(questions, answers, JudgeServer(url, "dead", retries=0), options(together=2), tmp_path)
         assert judge_.asked.total() < 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 from made_up_results import write_results
 from playwright.async_api import async_playwright
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.statistics import Estimate
 
+pytestmark = pytest.mark.timeout(300)
+"""Drawing takes eight seconds of CPU, on a machine that may be busy."""
+
 PNG = b"\x89PNG"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return await write_results(tmp_path_factory.mktemp("results"))
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return asyncio.run(write_results(tmp_path_factory.mktemp("results")))
 
 
 @pytest.fixture(scope="module")
