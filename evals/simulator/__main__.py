@@ -15,7 +15,7 @@ import asyncio
 import sys
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
@@ -24,7 +24,7 @@ from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import drive, figures, summarise
 from pasta_async.evals.load.__main__ import measure
 from pasta_async.evals.load.summary import default_target
-from pasta_async.evals.methods import METHODS, Case, open_engine
+from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.evals.records import environment, markdown_table, opened_journal
 from pasta_async.evals.simulator.engine import SimulatedBackend
 from pasta_async.evals.simulator.measuring import take_samples
@@ -73,7 +73,7 @@ async def check_answers(
     at_once: int = 3,
     answers: int = 6,
 ) -> list[dict[str, Any]]:
-    """Mean latency of the same closed loop on the real engine and on the simulated one, for each method.
+    """Median latency of the same closed loop on the real engine and on the simulated one, for each method.
 
     Cancelling it aborts the answers under way.
     """
@@ -84,8 +84,9 @@ async def check_answers(
         seconds = list[float]()
         for backend in (real, simulated):
             async with open_engine(backend, documents, clock=clock_of(backend)) as engine:
+                await play(engine, METHODS[name], cases[0])  # warm
                 block = await drive(engine, METHODS[name], asked, mode="closed", level=at_once)
-            seconds.append(fmean(answer.seconds for answer in block.answers))
+            seconds.append(median(answer.seconds for answer in block.answers))
         rows.append(
             {
                 "method": name,
