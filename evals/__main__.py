@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, speed
+from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, serving, speed
 from pasta_async.evals.load import __main__ as load
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.evals.simulator import __main__ as simulator
@@ -19,6 +19,7 @@ _BENCHMARKS = {
     "chunk_streams": chunk_streams.main,
     "methods": methods.main,
     "load": load.main,
+    "serving": serving.main,
     "simulator": simulator.main,
 }
 

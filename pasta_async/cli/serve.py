@@ -127,10 +127,9 @@ def _run(
             f"the server needs {error.name}, which is not installed; "
             "pip install 'pasta_async[server]' brings it"
         ) from error
-    from pasta_async.client import Client
     from pasta_async.limits import Limits
     from pasta_async.settings import Settings
 
     chosen = ServerSettings(**settings)
     limited = Limits(**{**Settings().limits.model_dump(), **limits})
-    return run(Client(backend or names or None, limits=limited), chosen)
+    return run(backend or names or None, chosen, limited)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from pasta_async.limits import Limits
     from pasta_async.protocol import Backend
 
     Endpoint = Callable[[Request], Awaitable[Response]]
@@ -37,9 +38,10 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    backend: Client | Backend | str | None = None,
+    backend: Client | Backend | str | Sequence[str] | None = None,
     settings: ServerSettings | None = None,
     *,
+    limits: Limits | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Make the ASGI app that answers OpenAI's API.
@@ -49,6 +51,7 @@ def create_app(
 
     Args:
         backend: What a `Client` takes; or a client, which is then not closed here. None: `PASTA_BACKEND`.
+        limits: As for `Client`; a client has its own.
         settings: None: from the environment, or the defaults. Host and port are for whoever runs the app.
         routes: More of them.
 
@@ -56,7 +59,7 @@ def create_app(
         InvalidRequest: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
-    client = backend if isinstance(backend, Client) else Client(backend)
+    client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
     operations = Operations(settings)
     own = [*_routes(), Route("/metrics", operations.metrics)]
     app = Starlette(

@@ -14,7 +14,12 @@ from pasta_async.server.keys import read_keys
 from pasta_async.server.logs import log_config
 
 if TYPE_CHECKING:
-    from pasta_async.client import Client
+    from collections.abc import Sequence
+
+    from starlette.applications import Starlette
+
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import Backend
     from pasta_async.server.settings import ServerSettings
 
 __all__ = ["serve", "uvicorn_server"]
@@ -22,21 +27,21 @@ __all__ = ["serve", "uvicorn_server"]
 _LOCAL_HOSTS = ["localhost", "127.0.0.1"]
 
 
-def serve(client: Client, settings: ServerSettings) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code.
+def serve(backend: Backend | Sequence[str] | None, settings: ServerSettings, limits: Limits) -> int:
+    """Serve until SIGTERM or SIGINT, then close what `create_app` opened; the process's exit code.
 
     The first signal lets open answers end for `drain_seconds`, a second one ends them at once.
 
     Raises:
         InvalidRequest: It is to listen where others can reach it, and has no key.
     """
-    server = uvicorn_server(client, settings)
+    server = uvicorn_server(create_app(backend, settings, limits=limits), settings)
     server.run()
     return 0 if server.started else 1
 
 
-def uvicorn_server(client: Client, settings: ServerSettings) -> uvicorn.Server:
-    """The server that `serve` runs.
+def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
+    """What runs an app of `create_app` with the same settings.
 
     Raises:
         InvalidRequest: It is to listen where others can reach it, and has no key.
@@ -47,7 +52,6 @@ def uvicorn_server(client: Client, settings: ServerSettings) -> uvicorn.Server:
             f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
             "PASTA_SERVER_API_KEYS"
         )
-    app = create_app(client, settings)
     if not keys:  # or any page on the web could ask, under a name of its own for this machine
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOCAL_HOSTS, settings.host])
     logging.getLogger("sse_starlette").setLevel(logging.INFO)  # it would tell texts

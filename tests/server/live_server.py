@@ -12,7 +12,6 @@ import httpx
 import openai
 import uvicorn
 
-from pasta_async import Client
 from pasta_async.server import ServerSettings, create_app
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class LiveServer(NamedTuple):
 @contextmanager
 def running(backend: Backend | str, limits: Limits | None = None, **settings: Any) -> Generator[LiveServer]:
     """Serve OpenAI's API."""
-    app = create_app(Client(backend, limits=limits), ServerSettings(**settings))
+    app = create_app(backend, ServerSettings(**settings), limits=limits)
     with serving(app) as url:
         yield LiveServer(url, app)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
 from real_server import RealServer, until
 
 from pasta_async import Client
-
-sys.path.append(str(Path(__file__).parents[1] / "server"))
-from live_server import MESSAGES, PROMPT, LiveServer, http_request, official, read, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -105,7 +101,7 @@ async def test_a_text_with_log_probabilities(client: openai.AsyncOpenAI) -> None
 
 async def test_what_the_engine_refuses_is_a_400(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await ask(client, regex="(")
+        await ask(client, extra_body={"regex": "("})
     assert caught.value.code == "refused_by_engine"
 
 
