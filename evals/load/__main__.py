@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from pasta_async.evals.documents import read_documents
-from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
 from pasta_async.evals.load.summary import default_target
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
@@ -28,12 +28,13 @@ from pasta_async.evals.prompts import digest
 from pasta_async.evals.records import markdown_table, opened_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pasta_async.evals.journal import Journal
     from pasta_async.evals.load.driving import Mode
     from pasta_async.evals.load.summary import Figures
     from pasta_async.evals.methods import Engine, Method
+    from pasta_async.lang import Document
 
 __all__ = ["main", "measure"]
 
@@ -90,15 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seed": options.seed,
     }
     with opened_journal(options.out, measured) as journal:
-        blocks = asyncio.run(_run(options, journal))
+        blocks = asyncio.run(_run(options, documents, journal))
     target = options.target or default_target(blocks)
     found = figures(blocks, target)
     print(f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n")
     print("\n".join(_told(found, name) for name in options.methods if name != "sequential"))
 
 
-async def _run(options: argparse.Namespace, journal: Journal | None) -> list[Block]:
-    documents = read_documents(options.documents, options.first)
+async def _run(
+    options: argparse.Namespace, documents: Mapping[str, Document], journal: Journal | None
+) -> list[Block]:
     cases = [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
     at_once: list[int] = options.at_once
     rates: list[float] = options.rates
@@ -109,7 +111,7 @@ async def _run(options: argparse.Namespace, journal: Journal | None) -> list[Blo
     methods = [METHODS[name] for name in options.methods]
     async with (
         cold_backend(options.backend) as backend,
-        open_engine(backend, documents, url=options.backend) as engine,
+        open_engine(backend, documents, url=options.backend, clock=clock_of(backend)) as engine,
     ):
         return await measure(
             engine, cases, methods, loads, answers=options.answers, seed=options.seed, journal=journal
