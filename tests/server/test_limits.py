@@ -24,7 +24,7 @@ SECRET = "the prompt that nobody may read"
 
 
 def ask(server: LiveServer, key: str | None = None, **values: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {key}".encode()} if key is not None else {}
+    headers = {b"Authorization": f"Bearer {key}".encode()} if key is not None else {}
     body = {"model": "scripted", "messages": [{"role": "user", "content": SECRET}], **values}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
 
