@@ -18,6 +18,8 @@ EXTRAS = {
     "pasta_async/server": "server",
     "training": "train",
     "evals": "evals",
+    "pasta_async/telemetry/metrics": "metrics",
+    "pasta_async/telemetry/tracing": "otel",
 }
 """Which extra a folder may lean on; all others have the core dependencies alone."""
 
@@ -25,11 +27,15 @@ LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
     "evals/alpaca/judge_worker": {"numpy", "pandas", "yaml"},
+    "evals/packed_training": {"torch", "transformers"},
+    "evals/random_model": {"torch", "safetensors", "tokenizers"},
+    "evals/simulator/model": {"numpy"},
+    "pasta_async/server": {"opentelemetry"},
 }
-"""Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, and what
-AlpacaEval brings."""
+"""Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, what
+AlpacaEval brings, what makes or trains models, and traces of a server."""
 
-OTHER_NAMES = {"markdown_it_py": "markdown_it"}
+OTHER_NAMES = {"markdown_it_py": "markdown_it", "python_json_logger": "pythonjsonlogger"}
 """Packages that are imported by another name than their own."""
 
 HEAVY = ("torch", "sglang", "transformers", "tokenizers", "numpy", "typer", "rich")
@@ -57,7 +63,7 @@ def declared(extra: str | None) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     names = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    return {OTHER_NAMES.get(name, name) for name in names}
+    return {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names}
 
 
 def imported(folder: str) -> dict[str, set[str]]:
