@@ -63,7 +63,9 @@ def declared(extra: str | None) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = project["dependencies"] + (project["optional-dependencies"][extra] if extra else [])
     names = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
-    return {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names}
+    return {OTHER_NAMES.get(name, name.removesuffix("_api")) for name in names} | {
+        "pydantic_core"
+    }  # of pydantic
 
 
 def imported(folder: str) -> dict[str, set[str]]:
