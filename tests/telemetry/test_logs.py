@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
+import logging.config
 from typing import TYPE_CHECKING, Any
 
 import pytest

@@ -24,7 +24,8 @@ from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from pasta_async import Generation
+    from pasta_async import Generation, ModelInfo
+    from pasta_async.interpreter import Fork
 
 
 def check_against(samples: Samples, generations: list[Generation]) -> None:
@@ -78,10 +79,10 @@ async def test_real_answers() -> None:
 
 
 @pytest.mark.parametrize("fork", ["stream", "cut"])
-async def test_threads_in_parallel(fork: str) -> None:
+async def test_threads_in_parallel(fork: Fork) -> None:
     registry = CollectorRegistry()
     client = Client(ScriptedBackend(DOCUMENT), observers=[Metrics(registry)])
-    generations = [await client.generate("x", fork=fork) for _ in range(3)]  # pyright: ignore[reportArgumentType]
+    generations = [await client.generate("x", fork=fork) for _ in range(3)]
     samples = Samples.of(registry)
     check_against(samples, generations)
     check_idle(samples)
@@ -109,7 +110,7 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
 
 async def test_what_fails_before_it_begins() -> None:
     class Unreachable(ScriptedBackend):
-        async def connect(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        async def connect(self) -> ModelInfo:
             raise BackendError("nobody there")
 
     registry = CollectorRegistry()

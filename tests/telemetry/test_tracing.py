@@ -21,6 +21,7 @@ from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import SpanContext
 
 _STOP = {"type": "stop", "matched": odd_server.END}
 
@@ -37,8 +38,8 @@ class Traces:
         return [span for span in self.exporter.get_finished_spans() if span.name.startswith(name)]
 
     def children(self, parent: ReadableSpan, name: str) -> list[ReadableSpan]:
-        context = parent.get_span_context()
-        return [s for s in self.spans(name) if s.parent and s.parent.span_id == context.span_id]
+        own = context(parent).span_id
+        return [span for span in self.spans(name) if span.parent and span.parent.span_id == own]
 
 
 @pytest.fixture
@@ -46,7 +47,13 @@ def traces() -> Traces:
     return Traces()
 
 
-def attributes(span: ReadableSpan) -> dict[str, Any]:
+def context(span: ReadableSpan) -> SpanContext:
+    found = span.get_span_context()
+    assert found
+    return found
+
+
+def attributes(span: ReadableSpan) -> Any:
     return dict(span.attributes or {})
 
 
@@ -66,7 +73,8 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     threads = traces.children(answer, "pasta.thread")
     assert sorted(attributes(span)["pasta.thread"] for span in threads) == [0, 1, 2]
     for span in threads:
-        record = generation.threads[attributes(span)["pasta.thread"]]
+        number: int = attributes(span)["pasta.thread"]
+        record = generation.threads[number]
         assert attributes(span)["pasta.tokens"] == record.tokens
         requests = traces.children(span, "text_completion scripted")
         assert [request.kind for request in requests] == [SpanKind.CLIENT] * len(record.requests)
@@ -74,7 +82,7 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
             assert attributes(request)["gen_ai.usage.input_tokens"] == kept.prompt_tokens
             assert attributes(request)["gen_ai.usage.output_tokens"] == kept.completion_tokens
             assert attributes(request)["gen_ai.usage.cache_read.input_tokens"] == kept.cached_tokens
-    assert len({span.get_span_context().trace_id for span in traces.exporter.get_finished_spans()}) == 1
+    assert len({context(span).trace_id for span in traces.exporter.get_finished_spans()}) == 1
     everything = " ".join(span.to_json() for span in traces.exporter.get_finished_spans())
     assert "secret" not in everything and "chunks" not in everything and '"one"' not in everything
 
@@ -92,13 +100,13 @@ async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> No
 
     await asyncio.gather(*map(ask, "abcd"))
     callers = traces.spans("caller")
-    assert len({span.get_span_context().trace_id for span in callers}) == len(callers) == 4
+    assert len({context(span).trace_id for span in callers}) == len(callers) == 4
     for caller in callers:
         [answer] = traces.children(caller, "chat")
         threads = traces.children(answer, "pasta.thread")
         requests = [request for thread in threads for request in traces.children(thread, "text_completion")]
         assert (len(threads), len(requests)) == (3, 4)  # main has one for each stretch between syncs
-        family = {span.get_span_context().trace_id for span in (caller, answer, *threads, *requests)}
+        family = {context(span).trace_id for span in (caller, answer, *threads, *requests)}
         assert len(family) == 1
 
 
@@ -111,8 +119,7 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
         backend = SGLangBackend("http://odd", client=http)
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x", baseline=True)
     [request] = traces.spans("text_completion odd")
-    context = request.get_span_context()
-    expected = f"00-{context.trace_id:032x}-{context.span_id:016x}"
+    expected = f"00-{context(request).trace_id:032x}-{context(request).span_id:016x}"
     sent = [headers["traceparent"] for headers in server.headers if "traceparent" in headers]
     assert [each.rpartition("-")[0] for each in sent] == [expected]
 
