@@ -19,6 +19,8 @@ from pasta_async.evals.token_cost import TokenCost, measure_tokens
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pasta_async.observers import Observer
+
 __all__ = ["main"]
 
 
@@ -26,8 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print two tables, write the raw figures."""
     options = _options(arguments)
     where = environment()
+    observers = _telemetry() if options.telemetry else []
     tokens = [
-        measure_tokens(answers=options.answers, together=together, rounds=options.rounds)
+        measure_tokens(answers=options.answers, together=together, rounds=options.rounds, observers=observers)
         for together in options.together
     ]
     print(markdown_table([_token_row(cost) for cost in tokens]), end="\n\n", flush=True)
@@ -46,10 +49,24 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--together", type=int, nargs="*", default=[1, 16], help="answers that run at the same time"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--telemetry", action="store_true", help="with metrics, traces and logs, which go nowhere"
+    )
     parser.add_argument("--threads", type=int, default=10_000, help="threads that are open at once")
     parser.add_argument("--prompt-words", type=int, nargs="*", default=[16, 1000])
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     return parser.parse_args(arguments)
+
+
+def _telemetry() -> list[Observer]:
+    from opentelemetry.sdk.trace import TracerProvider
+    from prometheus_client import CollectorRegistry
+
+    from pasta_async.telemetry.logs import Logs
+    from pasta_async.telemetry.metrics import Metrics
+    from pasta_async.telemetry.tracing import Tracing
+
+    return [Metrics(CollectorRegistry()), Tracing(TracerProvider()), Logs()]
 
 
 def _token_row(cost: TokenCost) -> dict[str, Any]:

@@ -15,7 +15,9 @@ from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.evals.workload import UNLIMITED, document, limits, requests
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from pasta_async.observers import Observer
 
 __all__ = ["TokenCost", "measure_tokens"]
 
@@ -38,7 +40,13 @@ class TokenCost:
 
 
 def measure_tokens(
-    *, answers: int = 32, together: int = 1, chunks: int = 8, tokens: int = 200, rounds: int = 5
+    *,
+    answers: int = 32,
+    together: int = 1,
+    chunks: int = 8,
+    tokens: int = 200,
+    rounds: int = 5,
+    observers: Sequence[Observer] = (),
 ) -> TokenCost:
     """The cost of a streamed token: medians over rounds that alternate with the backend alone.
 
@@ -48,18 +56,21 @@ def measure_tokens(
         chunks: Chunks of an answer.
         tokens: Tokens of a chunk, and of the text behind the sync.
         rounds: Rounds, behind one that warms up.
+        observers: Of the client.
     """
     text = document(chunks, tokens)
     totals, backends = list[float](), list[float]()
     count = events = 0
     for _ in range(rounds + 1):
-        seconds, count, events = asyncio.run(_stream(text, answers, together, chunks))
+        seconds, count, events = asyncio.run(_stream(text, answers, together, chunks, observers))
         totals.append(seconds / count * 1e6)
         backends.append(asyncio.run(_play(text, answers, together)) / count * 1e6)
     return TokenCost(together, chunks, count, events, median(totals[1:]), median(backends[1:]))
 
 
-async def _stream(text: str, answers: int, together: int, chunks: int) -> tuple[float, int, int]:
+async def _stream(
+    text: str, answers: int, together: int, chunks: int, observers: Sequence[Observer]
+) -> tuple[float, int, int]:
     """CPU seconds, tokens and events of reading answers."""
     tokens = events = 0
 
@@ -72,7 +83,8 @@ async def _stream(text: str, answers: int, together: int, chunks: int) -> tuple[
                     tokens += event.generation.usage.completion_tokens
 
     backend = ScriptedBackend(text, record=False)
-    async with Client(backend, limits=limits((chunks + 1) * together)) as client:
+    limited = limits((chunks + 1) * together)
+    async with Client(backend, limits=limited, observers=observers) as client:
         seconds = await _timed(read, answers, together)
     return seconds, tokens, events
 
