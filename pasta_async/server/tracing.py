@@ -11,10 +11,10 @@ try:
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"traces need {error.name}, which is not installed; pip install 'pasta_async[server,otel]' brings it"
-    ) from error
+        f"traces need {_missing.name}, which is not installed; pip install 'pasta_async[server,otel]' brings it"
+    ) from _missing
 
 __all__ = ["HttpTracing", "open_provider"]
 

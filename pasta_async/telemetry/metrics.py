@@ -14,10 +14,10 @@ from pasta_async.observers import AnswerObserver, error_type, outcome
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"metrics need {error.name}, which is not installed; pip install 'pasta_async[metrics]' brings it"
-    ) from error
+        f"metrics need {_missing.name}, which is not installed; pip install 'pasta_async[metrics]' brings it"
+    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,10 +15,10 @@ from pasta_async.observers import AnswerObserver, error_type, outcome
 
 try:
     from opentelemetry import context, propagate, trace
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
         "traces need opentelemetry, which is not installed; pip install 'pasta_async[otel]' brings it"
-    ) from error
+    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

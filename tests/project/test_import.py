@@ -27,6 +27,8 @@ LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
     "evals/alpaca/judge_worker": {"numpy", "pandas", "yaml"},
+    "evals/interpreter_cost": {"opentelemetry", "prometheus_client"},
+    "evals/interpreter_cost": {"prometheus_client"},
     "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "evals/simulator/model": {"numpy"},
