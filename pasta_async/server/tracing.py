@@ -13,7 +13,8 @@ try:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"traces need {_missing.name}, which is not installed; pip install 'pasta_async[server,otel]' brings it"
+        f"traces need {_missing.name}, which is missing; pip install 'pasta_async[server,otel]' brings it",
+        name=_missing.name,
     ) from _missing
 
 __all__ = ["HttpTracing", "open_provider"]

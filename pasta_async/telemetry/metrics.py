@@ -16,7 +16,8 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"metrics need {_missing.name}, which is not installed; pip install 'pasta_async[metrics]' brings it"
+        f"metrics need {_missing.name}, which is not installed; pip install 'pasta_async[metrics]' brings it",
+        name=_missing.name,
     ) from _missing
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ try:
     from opentelemetry import context, propagate, trace
 except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        "traces need opentelemetry, which is not installed; pip install 'pasta_async[otel]' brings it"
+        "traces need opentelemetry, which is not installed; pip install 'pasta_async[otel]' brings it",
+        name=_missing.name,
     ) from _missing
 
 if TYPE_CHECKING:
