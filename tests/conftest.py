@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,3 +101,14 @@ def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:  # pyr
         return
     with blockbuster_ctx():  # imports, line caches and pytest's own files are exempt from the start
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _listens_to_ctrl_c() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    """Ctrl-C works, also in a run that was started in the background, where it is ignored.
+
+    Python's own handler is set; a process that is started meanwhile has the system's.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -28,14 +28,13 @@ LATE = {
     "backends": {"tokenizers", "jinja2"},
     "evals/alpaca/judge_worker": {"numpy", "pandas", "yaml"},
     "evals/interpreter_cost": {"opentelemetry", "prometheus_client"},
-    "evals/interpreter_cost": {"prometheus_client"},
     "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "evals/simulator/model": {"numpy"},
     "pasta_async/server": {"opentelemetry"},
 }
 """Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, what
-AlpacaEval brings, what makes or trains models, and traces of a server."""
+AlpacaEval brings, what makes or trains models, and what a server is watched with."""
 
 OTHER_NAMES = {"markdown_it_py": "markdown_it", "python_json_logger": "pythonjsonlogger"}
 """Packages that are imported by another name than their own."""
