@@ -55,6 +55,7 @@ class _Question:
     parallel: bool
     fork: Fork
     kwargs: Mapping[str, Any]
+    whole_chunks: bool = False
 
 
 class Client:
@@ -137,6 +138,7 @@ class Client:
         parallel: bool = True,
         fork: Fork = "stream",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        whole_chunks: bool = False,
     ) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
@@ -153,6 +155,8 @@ class Client:
             fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each
                 promise and sends it again, so that its decoded KV is in the prefix cache.
             chat_template_kwargs: Passed to the model's chat template.
+            whole_chunks: Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md),
+                but a chunk is known only when it is done, so a partial answer lacks those under way.
 
         Raises:
             InvalidRequest: A value is bad; nothing was sent.
@@ -165,7 +169,7 @@ class Client:
         """
         kwargs = chat_template_kwargs or {}
         return await self._answer(
-            _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs)
+            _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs, whole_chunks)
         )
 
     def stream(
@@ -255,6 +259,7 @@ class Client:
                 emit=show,
                 observer=observer,
                 parallel=question.parallel,
+                whole_chunks=question.whole_chunks,
             )
             observation.partial = runner.partial
             if watch:

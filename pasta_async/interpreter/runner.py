@@ -68,6 +68,7 @@ class Runner:
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
         observer: Is told of turns and requests.
         parallel: False: one thread at a time, in document order.
+        whole_chunks: Chunks come in one piece, where the backend can do that.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Runner:
         emit: Callable[[list[Event]], Awaitable[None]] | None = None,
         observer: AnswerObserver | None = None,
         parallel: bool = True,
+        whole_chunks: bool = False,
     ) -> None:
         self.machine = machine
         self._backend, self._clock, self._slots = backend, clock, slots
@@ -93,7 +95,7 @@ class Runner:
         self._sampling, self._limits = sampling, limits
         self._began, self._emit = began, emit
         self._observer = observer or AnswerObserver()
-        self._parallel = parallel
+        self._parallel, self._whole_chunks = parallel, whole_chunks
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
@@ -284,6 +286,7 @@ class Runner:
             seed=thread_seed(self._sampling.seed, number),
             stop_ids=stop_ids,
             stop_text=stop_text,
+            stream=number == 0 or not self._whole_chunks,
         )
 
     async def _ids(self, part: Part) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ Each output is played through tokenizers that cut and merge its tags in differen
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -184,10 +185,11 @@ async def test_an_imperfect_output_has_a_sensible_result(output: Output, name: s
 
 @pytest.mark.parametrize("name", ["plain words", "plain merged"])
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-async def test_the_result_is_the_same_in_turn_and_when_main_is_cut_at_its_promises(
+async def test_the_result_is_the_same_in_turn_with_whole_chunks_and_when_main_is_cut_at_its_promises(
     output: Output, name: str
 ) -> None:
     script = Script(output.main, output.chunks)
-    for options in ({"parallel": False}, {"fork": "cut"}):
+    ways: list[dict[str, Any]] = [{"parallel": False}, {"fork": "cut"}, {"whole_chunks": True}]
+    for options in ways:
         generation = await answer(ScriptedBackend(script, tokenizer=tokenizer(name)), **options)
         assert generation.text == output.text

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODES: dict[str, dict[str, Any]] = {
     "stream": {"fork": "stream"},
     "cut": {"fork": "cut"},
+    "whole chunks": {"whole_chunks": True},
     "in turn": {"parallel": False},
     "in turn, cut": {"parallel": False, "fork": "cut"},
 }
@@ -52,3 +53,13 @@ async def test_the_requests_are_the_views_of_any_document(document: Document, na
 @settings(max_examples=15)
 async def test_the_size_of_the_pieces_changes_no_request(document: Document, piece: int) -> None:
     await check_requests(document, "bytes", "stream", piece)
+
+
+async def test_only_chunks_come_whole_and_only_if_asked_for() -> None:
+    for whole in (False, True):
+        backend = ScriptedBackend(RICH, tokenizer=tokenizer("bytes"))
+        generation = await answer(backend, whole_chunks=whole)
+        assert {play.request.stream for play in backend.played if play.request.thread == 0} == {True}
+        assert {play.request.stream for play in backend.played if play.request.thread} == {not whole}
+        assert generation.text == parse(RICH).text
+        assert all(thread.first_token is not None for thread in generation.threads if thread.tokens)
