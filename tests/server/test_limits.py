@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 import pytest
-from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running
+from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
 
 from pasta_async import BackendConnectError, InvalidRequest
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings, create_app
+from pasta_async.server.lifecycle import uvicorn_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +28,17 @@ def ask(server: LiveServer, key: str | None = None, **values: Any) -> httpx.Resp
     headers = {b"Authorization": f"Bearer {key}".encode()} if key is not None else {}
     body = {"model": "scripted", "messages": [{"role": "user", "content": SECRET}], **values}
     return httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(("keys", "status"), [("", 400), ("secret", 200)])
+def test_without_a_key_only_local_names_are_answered(keys: str, status: int) -> None:
+    """Or a page of the web whose name points here could ask in its reader's browser."""
+    settings = ServerSettings(api_keys=keys)
+    app = create_app(ScriptedBackend(ANSWER), settings)
+    uvicorn_server(app, settings)
+    with serving(app) as url:
+        for host, expected in (("localhost", 200), ("127.0.0.1:80", 200), ("evil.example", status)):
+            assert httpx.get(f"{url}/health", headers={"host": host}).status_code == expected
 
 
 def stalling() -> WatchedBackend:
