@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinetuneSettings", "Supervised", "main"]
 
-FORMS = {"pasta": (True,), "plain": (False,), "both": (True, False)}
+FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 
 
 class FinetuneSettings(TrainerSettings):

@@ -94,7 +94,7 @@ class Judge:
             reason = f"{type(error).__name__}: {error}"
         with self._lock:
             self._failed_in_a_row = self._patience if hopeless else self._failed_in_a_row + 1
-            self.reason = reason
+            self.reason: str = reason
         return None
 
     def _keep(self, key: str, reply: dict[str, Any]) -> None:

@@ -131,7 +131,10 @@ class Track:
         self.answer: str = uuid4().hex
         self.began: float = engine.clock.time()
         self.first_token: float | None = None
-        self.tokens = self.requests = self.cached_tokens = self.prefilled_tokens = 0
+        self.tokens: int = 0
+        self.requests: int = 0
+        self.cached_tokens: int = 0
+        self.prefilled_tokens: int = 0
 
     async def decode(
         self,

@@ -31,7 +31,7 @@ class Admission:
         self._settings = settings
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._seconds = 1.0
-        self.in_flight = 0
+        self.in_flight: int = 0
         """Answers that decode."""
 
     @property

@@ -64,8 +64,13 @@ class Problem(Exception):
         partial: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message, self.status, self.code, self.param = message, status, code, param
-        self.retry_after, self.retry, self.partial = retry_after, retry, partial
+        self.message: str = message
+        self.status: int = status
+        self.code: str | None = code
+        self.param: str | None = param
+        self.retry_after: float | None = retry_after
+        self.retry: bool | None = retry
+        self.partial: str | None = partial
 
     @property
     def body(self) -> dict[str, Any]:
