@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
+from pasta_async.evals.prompts import digest
 from pasta_async.training.corpus import Record, read_records, write_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pasta_async.lang import Document
 
-__all__ = ["main", "read_documents"]
+__all__ = ["documents_digest", "main", "read_documents"]
 
 
 def read_documents(path: Path | str, first: int | None = None) -> dict[str, Document]:
@@ -45,6 +46,11 @@ def read_documents(path: Path | str, first: int | None = None) -> dict[str, Docu
     if not documents:
         raise InvalidRequest(f"{path} holds no record")
     return documents
+
+
+def documents_digest(documents: Mapping[str, Document]) -> str:
+    """Tells other prompts or documents apart from these (`pasta_async.evals.prompts.digest`)."""
+    return digest(part for prompt, written in documents.items() for part in (prompt, written.format()))
 
 
 def _join(prompts: Path, answers: Path) -> Iterator[Record]:

@@ -18,13 +18,12 @@ from dataclasses import asdict
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from pasta_async.evals.documents import read_documents
+from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
 from pasta_async.evals.load.summary import default_target
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.evals.progress import progress
-from pasta_async.evals.prompts import digest
 from pasta_async.evals.records import markdown_table, opened_journal
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = {
         "benchmark": "load",
         "backend": options.backend,
-        "documents": digest(part for prompt, d in documents.items() for part in (prompt, d.format())),
+        "documents": documents_digest(documents),
         "answers": options.answers,
         "seed": options.seed,
     }

@@ -21,11 +21,10 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
-from pasta_async.evals.documents import read_documents
+from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
 from pasta_async.evals.progress import progress
-from pasta_async.evals.prompts import digest
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
 
@@ -134,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measured = {
         "benchmark": "methods",
         "backend": options.backend,
-        "documents": digest(part for prompt, d in documents.items() for part in (prompt, d.format())),
+        "documents": documents_digest(documents),
         "passes": options.passes,
         "methods": [method.name for method in methods],
     }

@@ -105,16 +105,20 @@ async def test_cancelling_the_caller_at_any_moment_ends_everything() -> None:
         nothing_is_left(backend)
 
 
+async def cancelled_after(turns: int, backend: ScriptedBackend, **options: Any) -> None:
+    """Cancel an answer after so many turns of the loop: nothing may be left of it."""
+    task = asyncio.create_task(answer(backend, **options))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    nothing_is_left(backend)
+
+
 async def test_cancelling_before_the_first_step_ends_everything() -> None:
     for turns in range(8):
-        backend = ScriptedBackend(RICH)
-        task = asyncio.create_task(answer(backend))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        nothing_is_left(backend)
+        await cancelled_after(turns, ScriptedBackend(RICH))
 
 
 async def test_a_time_out_at_any_moment_ends_everything_and_has_the_partial_answer() -> None:
@@ -150,13 +154,7 @@ async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
 async def test_cancelling_while_the_prompt_is_encoded_leaves_nothing() -> None:
     for turns in range(8):
         backend = SlowToEncode(RICH, clock=VirtualClock())
-        task = asyncio.create_task(answer(backend, limits=Limits(timeout=50.0)))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        nothing_is_left(backend)
+        await cancelled_after(turns, backend, limits=Limits(timeout=50.0))
         assert backend.clock.time() == 0
 
 

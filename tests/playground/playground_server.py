@@ -12,21 +12,12 @@ import uvicorn
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.server import ServerSettings, create_app
+from tests.cli.written import WRITTEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from pasta_async import Client, DecodeRequest, Piece
-
-INTRO = "Both wars reshaped Europe."
-CAUSES = " The causes were many and old."
-OUTCOME = " The outcome was a new map."
-END = " Neither was foreseen."
-TEXT = INTRO + CAUSES + OUTCOME + END
-WRITTEN = (
-    f'{INTRO}<promise topic="causes" tokens="20"/><async>{CAUSES}</async>'
-    f'<promise topic="outcome" tokens="10"/><async>{OUTCOME}</async><sync/>{END}'
-)
 
 
 class WatchedBackend(ScriptedBackend):

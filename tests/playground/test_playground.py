@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 import pytest
-from playground_server import CAUSES, END, INTRO, OUTCOME, TEXT, WatchedBackend, serving
+from playground_server import WatchedBackend, serving
 from playwright.async_api import expect
 
 from pasta_async import Client, Sampling
 from pasta_async.backends.scripted import Fault
+from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, Locator, Page

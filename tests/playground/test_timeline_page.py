@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from playground_server import CAUSES, TEXT, WRITTEN
 from playwright.async_api import expect
 
 from pasta_async import Client
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.trace import timeline_page
+from tests.cli.written import CAUSES, TEXT, WRITTEN
 
 if TYPE_CHECKING:
     from pathlib import Path

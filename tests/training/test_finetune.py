@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -29,18 +29,9 @@ from pasta_async.training.trainer.metrics import Metrics, check_tracker
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CHAT = [{"role": "user", "content": "Tell 0"}]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def settings(folder: Path, **changes: Any) -> FinetuneSettings:

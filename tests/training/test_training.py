@@ -18,20 +18,13 @@ from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import Codec, build_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pasta_async.training.packing import Trie
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CODEC = Codec(build_tokenizer())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny(out: Path, **changes: object) -> Config:
