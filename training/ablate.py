@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pasta_async.training.ablations import parallel_chain
 from pasta_async.training.data import collate
 from pasta_async.training.evaluate import evaluate, load, table
 from pasta_async.training.packing import pack_hidden, pack_views
-from pasta_async.training.sft import loss_of
+from pasta_async.training.pretrain import loss_of
 from pasta_async.training.synthetic import sample
+from pasta_async.training.synthetic.noise import parallel_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -37,7 +37,7 @@ One model writes both forms. Its chat template has a switch: `pasta=true` (the d
 
 ## How it was made
 
-    python -m pasta_async.training.sft --out runs/pasta-tiny
+    python -m pasta_async.training.pretrain --out runs/pasta-tiny
 
 {training}
 Every example is drawn from the seed while the model trains; no text from elsewhere is in it.

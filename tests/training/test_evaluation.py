@@ -11,11 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import views
 from pasta_async.training import answers
-from pasta_async.training.ablations import parallel_chain
 from pasta_async.training.answers import decode_pasta, decode_plain
 from pasta_async.training.decoding import greedy
 from pasta_async.training.evaluate import Row, table, visible_text, wilson
 from pasta_async.training.synthetic import FAMILIES, sample, score
+from pasta_async.training.synthetic.noise import parallel_chain
 from pasta_async.training.tokenizer import Codec, build_tokenizer
 
 if TYPE_CHECKING:

@@ -4,13 +4,16 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pasta_async.lang import parse
 from pasta_async.lang.document import Promise, Sync
-from pasta_async.training.synthetic import FAMILIES, sample, score, templates
+from pasta_async.training.synthetic import FAMILIES, grade, sample, score, templates
 from pasta_async.training.synthetic.names import is_held_out, make_name
+from pasta_async.training.synthetic.noise import HABITS, annotated_by_looks
 
 if TYPE_CHECKING:
     from pasta_async.training.synthetic import Split
@@ -115,3 +118,34 @@ def test_bad_requests_say_what_there_is() -> None:
 def test_the_generator_needs_no_torch() -> None:
     code = "import sys, pasta_async.training.synthetic; assert 'torch' not in sys.modules, 'torch'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_grade_is_the_share_that_is_right() -> None:
+    example = sample("totals", 3)
+    right = example.document.text
+    assert grade(example, right) == 1.0
+    assert grade(example, "") == 0.0
+    assert grade(example, right + " " + right) == 0.5
+    first, *rest = right.split(". ")
+    due = len(example.facts)
+    wrong = ". ".join([first, rest[0].replace("starts with", "starts with 99"), *rest[1:]])
+    assert grade(example, wrong) == pytest.approx((due - 1) / due)
+    assert grade(example, ". ".join([first, *rest[1:]])) == pytest.approx((due - 1) / due)
+    assert not score(example, wrong)
+
+
+def test_the_annotator_that_goes_by_looks_changes_no_word_and_errs_as_stated() -> None:
+    annotated, careless, whole = Counter[str](), Counter[str](), Counter[str]()
+    for seed in range(600):
+        example = sample("totals", seed)
+        document = annotated_by_looks(example)
+        assert document.text == example.document.text
+        assert parse(document.format(), strict=True) == document
+        look = "list" if "\n- " in document.text else "prose"
+        whole[look] += 1
+        annotated[look] += bool(document.promises)
+        careless[look] += bool(document.promises) and Sync() not in document.nodes
+    for look in ("list", "prose"):
+        habit = HABITS[look]
+        assert annotated[look] / whole[look] == pytest.approx(habit.annotates, abs=0.1)
+        assert careless[look] / annotated[look] == pytest.approx(habit.careless, abs=0.1)

@@ -16,13 +16,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.training.synthetic import chain, describe, fair, offers, totals, words
-from pasta_async.training.synthetic.scoring import score
+from pasta_async.training.synthetic.scoring import grade, score
 from pasta_async.training.synthetic.writing import Example, Split, Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FAMILIES", "Example", "Split", "Template", "sample", "score", "templates"]
+__all__ = ["FAMILIES", "Example", "Split", "Template", "grade", "sample", "score", "templates"]
 
 _MODULES: dict[str, Any] = {
     "describe": describe,

@@ -12,7 +12,7 @@ from pasta_async.errors import PastaError
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.synthetic import FAMILIES, Split
-from pasta_async.training.synthetic.records import draw_records
+from pasta_async.training.synthetic.records import Annotator, draw_records
 from pasta_async.training.trainer.settings import read_command_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class _Settings(BaseModel):
     seed: int = Field(default=0, description="another seed draws others")
     split: Split = Field(default="train", description="train, names or templates: which are held out")
     families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
+    annotator: Annotator = Field(default="maker", description="who puts in the tags: maker, looks or nobody")
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
     )
@@ -39,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = read_command_line(_Settings, "pasta_async.training.synthetic", __doc__, argv)
     try:
         count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
-        records = draw_records(settings.count, settings.seed, settings.split, settings.families, count)
+        records = draw_records(
+            settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
+        )
         written = write_records(settings.out, records)
     except (PastaError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The program that decides whether an answer is right."""
+"""The program that decides whether an answer is right, and how much of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pasta_async.training.synthetic.writing import Example
 
-__all__ = ["score"]
+__all__ = ["grade", "score"]
 
 _SENTENCE = re.compile(r"[^.!?]+[.!?]?")
 _WORD = re.compile(r"\w+")
@@ -17,18 +17,30 @@ _WORD = re.compile(r"\w+")
 def score(example: Example, text: str) -> bool:
     """Whether a text answers the prompt: every fact present, correct, in its place, and no other.
 
-    The sentences are walked in order. Each one that carries facts must state exactly the next facts that are
-    due: all their words in order, the same numbers, the same names. Sentences with no number and no name of
-    the prompt are free. So wording is free, while a wrong, missing, repeated or misplaced fact is a failure.
+    Each sentence that carries facts must state exactly the next facts that are due: all their words in order,
+    the same numbers, the same names. Sentences with no number and no name of the prompt are free. So wording
+    is free, while a wrong, missing, repeated or misplaced fact is a failure.
     """
-    due = list(example.facts)
+    return grade(example, text) == 1.0
+
+
+def grade(example: Example, text: str) -> float:
+    """How much of an answer is right, from 0 to 1; `score` asks for 1.
+
+    The sentences that state what is due, in its order (as many as possible), over the sentences that are due
+    or, if these are more, over those that commit themselves: that have a number, a name, or any due facts. So
+    what is missing, wrong, repeated or misplaced costs its share.
+    """
+    committed = 0
+    longest = [0] * (len(example.facts) + 1)  # of common subsequences with the first facts
     for sentence in _SENTENCE.findall(text):
-        said = _WORD.findall(sentence)
-        if due and _states(said, due[0], example.names):
-            due.pop(0)
-        elif _specific(said, example.names):
-            return False
-    return not due
+        words = _WORD.findall(sentence)
+        stated = [_states(words, facts, example.names) for facts in example.facts]
+        committed += any(stated) or bool(_specific(words, example.names))
+        before = list(longest)
+        for place, match in enumerate(stated, start=1):
+            longest[place] = max(before[place - 1] + match, before[place], longest[place - 1])
+    return longest[-1] / max(len(example.facts), committed)
 
 
 def _states(said: list[str], facts: tuple[str, ...], names: tuple[str, ...]) -> bool:
