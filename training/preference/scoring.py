@@ -1,0 +1,54 @@
+"""What a sampled answer is worth: its speed, and its quality times a weight (lambda, paper section 4).
+
+Both parts are stored, so that another weight needs no new judgement.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.training.corpus.store import explain
+
+__all__ = ["Score", "read_scores", "value"]
+
+
+class Score(BaseModel):
+    """What was measured of one sample: a line of JSON."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    """Of its prompt."""
+    number: int
+    """Of the sample."""
+    speedup: float = Field(ge=0)
+    """Theoretical: tokens of the baseline's answer / critical path."""
+    quality: float = Field(ge=0, le=1)
+
+
+def value(score: Score, weight: float) -> float:
+    """Speed-up + weight * quality; quality alone if the weight is infinite."""
+    return score.quality if math.isinf(weight) else score.speedup + weight * score.quality
+
+
+def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
+    """Read a file of scores, by prompt and number. Samples that ended in an error have none.
+
+    Raises:
+        InvalidRequest: It cannot be read, or a line is no score; with its number.
+    """
+    scores: list[Score] = []
+    try:
+        with Path(path).open("rb") as lines:
+            for line in lines:
+                scores.append(Score.model_validate_json(line))
+    except ValidationError as error:
+        raise InvalidRequest(f"{path}:{len(scores) + 1}: {explain(error)}") from None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read: {error}") from error
+    return {(score.id, score.number): score for score in scores}
