@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 from pydantic import BaseModel, ConfigDict
 
-from pasta_async.errors import BackendError, BackendStatusError
+from pasta_async.errors import BackendError
 from pasta_async.lang import parse
 from pasta_async.training.annotate.checking import check_reply
 from pasta_async.training.annotate.examples import EXAMPLES
@@ -19,6 +19,7 @@ from pasta_async.training.annotate.prompt import INSTRUCTIONS, first_prompt, ret
 from pasta_async.training.corpus import Record
 from pasta_async.training.corpus.record import digest
 from pasta_async.training.corpus.tokens import text_speedup
+from pasta_async.training.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus.tokens import CountTokens
 
 __all__ = ["Outcome", "Rejected", "Run", "annotated", "what_is_asked"]
-
-_FAILURES = 10
-"""So many requests in a row that failed for good end the run."""
-_OF_ONE = (400, 413, 422)
-"""Statuses by which an endpoint refuses one request rather than all of them."""
-
 
 class Rejected(BaseModel):
     """A record that was put aside, and why."""
@@ -93,7 +88,10 @@ class Run:
     """accepted, rejected, unasked, unanswered, requests, resumed, prompt_tokens, completion_tokens."""
     failures: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
     """The reasons of each reply that did not pass."""
-    _failed_in_a_row: int = 0
+    _patience: Patience = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(proven=bool(self.journal.replies))
 
     async def annotate(self, records: Sequence[Record], in_flight: int) -> list[Outcome]:
         """Annotate records, at most `in_flight` at a time; outcomes are in the order of the records.
@@ -156,7 +154,7 @@ class Run:
             completion_tokens=said.completion_tokens,
         )
         await self.journal.append(reply)
-        self._failed_in_a_row = 0
+        self._patience.succeeded()
         self._add_tokens(reply)
         self.on_progress()
         return reply
@@ -172,11 +170,7 @@ class Run:
 
     def _unanswered(self, record: Record, error: BackendError) -> Rejected:
         """Put a record aside for another run, unless the endpoint fails for all."""
-        of_one = isinstance(error, BackendStatusError) and error.status in _OF_ONE
-        self._failed_in_a_row += 1
-        never = not self.journal.replies
-        if not of_one and (not error.retryable or never or self._failed_in_a_row >= _FAILURES):
-            raise error
+        self._patience.failed(error)
         return Rejected(record=record, reasons=(f"endpoint: {error}",), answered=False)
 
 

@@ -14,7 +14,7 @@ from pasta_async.training.corpus.record import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["explain", "read_records", "write_lines", "write_records"]
+__all__ = ["explain", "read_lines", "read_records", "write_lines", "write_records"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -26,18 +26,26 @@ def read_records(path: Path | str) -> Iterator[Record]:
         InvalidRequest: Unreadable, a line is no record, or an id stands there twice; with its line.
     """
     seen: dict[str, int] = {}
+    for number, record in read_lines(path, Record):
+        if seen.setdefault(record.id, number) != number:
+            raise InvalidRequest(f"{path}:{number}: the id {record.id!r} is taken by line {seen[record.id]}")
+        yield record
+
+
+def read_lines(path: Path | str, model: type[M]) -> Iterator[tuple[int, M]]:
+    """Read a file with a line of JSON for each model, one at a time, with the number of its line.
+
+    Raises:
+        InvalidRequest: Unreadable, or a line is something else; with its number.
+    """
+    number = 0
     try:
         with Path(path).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    record = Record.model_validate_json(line)
-                    if seen.setdefault(record.id, number) != number:
-                        raise InvalidRequest(
-                            f"{path}:{number}: the id {record.id!r} is taken by line {seen[record.id]}"
-                        )
-                    yield record
+                    yield number, model.model_validate_json(line)
     except ValidationError as error:
-        raise InvalidRequest(f"{path}:{number}: {explain(error)}") from None  # pyright: ignore[reportPossiblyUnboundVariable]
+        raise InvalidRequest(f"{path}:{number}: {explain(error)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} cannot be read: {error}") from error
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pasta_async.errors import InvalidRequest
 from pasta_async.protocol import Message  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import AnswerFinish, ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.training.corpus.record import check_messages
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.store import read_lines
 from pasta_async.training.packing import Trie
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Plain", "Sample", "SampledPrompt", "read_samples"]
 
@@ -58,7 +59,7 @@ class Sample(_Stored):
     targets: tuple[int, ...]
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
     exact: bool
-    """Whether the targets are the `tokens` of the answer and nothing else. Only such samples are trained on."""
+    """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -98,15 +99,6 @@ def read_samples(path: Path | str) -> list[SampledPrompt]:
     """Read a file of sampled answers.
 
     Raises:
-        InvalidRequest: It cannot be read, or a line is none of it; with its number.
+        InvalidRequest: It cannot be read, or a line is something else; with its number.
     """
-    prompts: list[SampledPrompt] = []
-    try:
-        with Path(path).open("rb") as lines:
-            for line in lines:
-                prompts.append(SampledPrompt.model_validate_json(line))
-    except ValidationError as error:
-        raise InvalidRequest(f"{path}:{len(prompts) + 1}: {explain(error)}") from None
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}") from error
-    return prompts
+    return [prompt for _, prompt in read_lines(path, SampledPrompt)]

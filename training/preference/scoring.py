@@ -6,13 +6,14 @@ Both parts are stored, so that another weight needs no new judgement.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.errors import InvalidRequest
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.store import read_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Score", "read_scores", "value"]
 
@@ -40,15 +41,6 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
     """Read a file of scores, by prompt and number. Samples that ended in an error have none.
 
     Raises:
-        InvalidRequest: It cannot be read, or a line is no score; with its number.
+        InvalidRequest: It cannot be read, or a line is something else; with its number.
     """
-    scores: list[Score] = []
-    try:
-        with Path(path).open("rb") as lines:
-            for line in lines:
-                scores.append(Score.model_validate_json(line))
-    except ValidationError as error:
-        raise InvalidRequest(f"{path}:{len(scores) + 1}: {explain(error)}") from None
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}") from error
-    return {(score.id, score.number): score for score in scores}
+    return {(score.id, score.number): score for _, score in read_lines(path, Score)}

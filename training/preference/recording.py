@@ -1,0 +1,104 @@
+"""What really went through a backend for one answer: the contexts that were sent, the ids that came back.
+
+Text is not enough to train on: a model can say the same text in other tokens than those it is encoded as, and
+only the probability of what was sampled is the one that the objective is about.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.training.packing import Trie
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
+
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+
+__all__ = ["Exchange", "Recording", "trie_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request, and what came back as far as somebody took it."""
+
+    thread: int
+    context: tuple[int, ...]
+    output: list[int] = field(default_factory=list[int])
+
+
+class Recording:
+    """A backend that notes what passes through it, for whoever asks.
+
+        recording = Recording(backend)
+        async with Client(recording) as client:
+            with recording.noted() as exchanges:
+                await client.generate(prompt)
+
+    Args:
+        backend: Does the work.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._notes: ContextVar[list[Exchange] | None] = ContextVar("notes", default=None)
+
+    @contextmanager
+    def noted(self) -> Generator[list[Exchange]]:
+        """Note the requests of this task and of those that it starts, in the order of their sending."""
+        exchanges: list[Exchange] = []
+        token = self._notes.set(exchanges)
+        try:
+            yield exchanges
+        finally:
+            self._notes.reset(token)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode, noting every id that is handed out. Is closed and cancelled as the backend's own."""
+        exchange = Exchange(request.thread, request.ids)
+        if (notes := self._notes.get()) is not None:
+            notes.append(exchange)
+        async with aclosing(self._backend.decode(request)) as pieces:
+            async for piece in pieces:
+                exchange.output.extend(piece.ids)
+                yield piece
+
+    async def connect(self) -> ModelInfo:
+        """As the backend, which is also cancelled so."""
+        return await self._backend.connect()
+
+    async def encode(self, text: str) -> list[int]:
+        """As the backend, which is also cancelled so."""
+        return await self._backend.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """As the backend, which is also cancelled so."""
+        return await self._backend.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """As the backend, which is also cancelled so."""
+        return await self._backend.detokenize(ids)
+
+    async def aclose(self) -> None:
+        """Close the backend. Is cancelled as it is."""
+        await self._backend.aclose()
+
+
+def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> Trie:
+    """The contexts of an answer with what came back as targets, main first, then thread by thread.
+
+    Whether main was asked once or anew behind every promise makes no difference.
+
+    Args:
+        exchanges: Of one answer.
+        discarded: Threads whose output was thrown away.
+    """
+    trie = Trie()
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.thread):
+        if exchange.output and exchange.thread not in discarded:
+            trie.extend(trie.extend(-1, exchange.context), exchange.output, target=True)
+    trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
+    return trie
