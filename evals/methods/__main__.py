@@ -5,10 +5,10 @@
 
 The answers are written under force (pasta_async.evals.forced), so every method decodes the same text, and
 whatever it needs besides: tags, an outline, its prompts. An SGLang server has to be started with
---enable-custom-logit-processor. The methods take turns at each answer, in an order that goes round, and a
-number before the question keeps an answer from finding another's KV. The first answer is written once by each
-method before anything counts. This compares speed; it does not say which method a model could follow, or how
-good its answers would be.
+--enable-custom-logit-processor and --enable-cache-report. The methods take turns at each answer, in an order
+that goes round, and a number before the question keeps an answer from finding another's KV. The first answer
+is written once by each method before anything counts. This compares speed; it does not say which method a
+model could follow, or how good its answers would be.
 """
 
 from __future__ import annotations
@@ -154,12 +154,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _methods(names: Sequence[str], backend: str) -> list[Method]:
     """The methods of these names, or all that can run on this backend, the sequential one first."""
-    has_server = backend.startswith("http")
-    wanted = names or [name for name, method in METHODS.items() if has_server or not method.needs_server]
-    for name in wanted:
-        if METHODS[name].needs_server and not has_server:
-            raise InvalidRequest(f"{name!r} talks to an SGLang server: name one with --backend http://...")
-    return [METHODS[name] for name in dict.fromkeys(["sequential", *wanted])]
+    possible = [name for name, method in METHODS.items() if method.talks_to in _reachable(backend)]
+    if bad := [name for name in names if name not in possible]:
+        talks_to = METHODS[bad[0]].talks_to
+        raise InvalidRequest(
+            f"{bad[0]!r} needs an SGLang server: name one with --backend http://..."
+            if talks_to == "sglang"
+            else f"{bad[0]!r} talks to an endpoint over a socket, which {backend} has not"
+        )
+    return [METHODS[name] for name in dict.fromkeys(["sequential", *(names or possible)])]
+
+
+def _reachable(backend: str) -> tuple[str, ...]:
+    """What there is to talk to."""
+    if backend.startswith("http"):
+        return "backend", "endpoint", "sglang"
+    return ("backend",) if backend.startswith("simulated:") else ("backend", "endpoint")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pasta_async.evals.forced import FORCED_SAMPLING
+from pasta_async.evals.methods.by_hand import prepare_by_hand
 from pasta_async.evals.methods.frontend import prepare_frontend
 from pasta_async.evals.methods.parts import outline, rounds
 from pasta_async.evals.methods.track import at_once
@@ -38,8 +39,8 @@ class Method:
     """The paper or program that it follows."""
     prepare: Callable[[Engine, Case], Awaitable[Work]]
     """Encodes what it needs, then gives what is timed."""
-    needs_server: bool = False
-    """Whether it talks to an SGLang server by itself."""
+    talks_to: Literal["backend", "endpoint", "sglang"] = "backend"
+    """What it needs: a backend, an OpenAI endpoint over a socket, an SGLang server."""
 
 
 async def _sequential(engine: Engine, case: Case) -> Work:
@@ -66,46 +67,63 @@ async def _pasta(engine: Engine, case: Case) -> Work:
 async def _skeleton(engine: Engine, case: Case) -> Work:
     """An outline first, then every point of it at once, each from a prompt of its own.
 
-    The points see the question and the outline, not each other. An answer without parts is decoded in
-    sequence, as the paper's router would have it.
+    As in the authors' code (`outline_batch_scheduler.py` of imagination-research/sot): each of the two
+    prompts begins with its instruction; a point's has the question and the outline, not the other points, and
+    its answer is begun for the model with the point's line of the outline. An answer without parts is decoded
+    in sequence, as their router would have it, which costs nothing here. Points are as many, and as long, as
+    the document has: theirs are three to ten, of one or two sentences.
     """
     parts = [part for one in rounds(case.document) for part in one]
     if len(parts) < 2:
         return await _sequential(engine, case)
     skeleton = outline(parts)
     asked = await engine.ask(
-        f"{case.prompt}\n\nGive only the skeleton of the answer: a numbered list of points, three to five "
-        "words each."
+        "Give only the skeleton of an answer to the following question, not its content: a numbered list of "
+        f"points, each of three to five words.\n\n{case.prompt}"
     )
-    written = await engine.encode(skeleton) + engine.end
-    contexts = [
-        await engine.ask(
-            f"{case.prompt}\n\nThe skeleton of the answer is:\n{skeleton}\n\nWrite point {number} of it, and "
-            "no other point."
+    first, rest = skeleton[:2], skeleton[2:]
+    asked, written = asked + await engine.encode(first), await engine.encode(rest) + engine.end
+    points: list[tuple[Ids, Ids]] = []
+    for number, (line, part) in enumerate(zip(skeleton.splitlines(), parts, strict=True), 1):
+        context = await engine.ask(
+            f"Write one point, and no other, of the answer to the following question.\n\n{case.prompt}\n\n"
+            f"The skeleton of the answer is\n\n{skeleton}\n\nContinue point {number}."
         )
-        for number in range(1, len(parts) + 1)
-    ]
-    targets = [await engine.encode(part.text) + engine.end for part in parts]
+        points.append((context + await engine.encode(line), await engine.encode(part.text) + engine.end))
 
     async def work(track: Track) -> int:
         await track.decode(asked, written)
-        both = zip(contexts, targets, strict=True)
-        await at_once(*(track.decode(c, t, thread=k) for k, (c, t) in enumerate(both, 1)))
-        return len(written) + max(map(len, targets))
+        await at_once(*(track.decode(c, t, thread=k) for k, (c, t) in enumerate(points, 1)))
+        return len(written) + max(len(target) for _, target in points)
 
     return work
 
 
 async def _apar(engine: Engine, case: Case) -> Work:
-    """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined."""
+    """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
+
+    As in the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what is a
+    detail): the parent writes `[Fork]` behind the head of a list's item, or the first sentence of a
+    paragraph, and goes on with what follows the detail; the child has the parent up to there and `[Child]`,
+    which is forced, writes the detail and ends. Where our rules for that (`annotate_by_structure`, cut
+    "details") find nothing, the answer is written in sequence. Theirs take three forks at least, and details
+    of ten characters, ours two and twenty tokens. Their child spends a step on `[Child]`; here it is part of
+    its context, as a server with a prefix cache would have it.
+    """
+    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
+
+    document = annotate_by_structure(case.document.text, cut="details")
+    if not document.promises:
+        return await _sequential(engine, case)
+    fork, child = engine.tags.promise, engine.tags.open_async  # two tokens that text does not have
     prompt = await engine.ask(case.prompt, plain=False)
     main: list[int] = []
     children: list[tuple[int, Ids]] = []
-    for node in case.document.nodes:
+    for node in document.nodes:
         if isinstance(node, Promise):
-            main.append(engine.tags.open_async)
+            main.append(fork)
             body = await engine.encode(node.chunk.text if node.chunk else "")
-            children.append((len(main), (*body, engine.tags.close_async)))
+            children.append((len(main), body + engine.end))
         elif isinstance(node, Text):
             main += await engine.encode(node.text)
     whole = (*main, *engine.end)
@@ -113,13 +131,13 @@ async def _apar(engine: Engine, case: Case) -> Work:
     async def work(track: Track) -> int:
         async with asyncio.TaskGroup() as tasks:
 
-            def fork(number: int) -> None:
-                start, body = children[number]
-                tasks.create_task(track.decode((*prompt, *whole[:start]), body, thread=number + 1))
+            def start(number: int) -> None:
+                at, body = children[number]
+                tasks.create_task(track.decode((*prompt, *whole[:at], child), body, thread=number + 1))
 
-            marks = {start: lambda k=k: fork(k) for k, (start, _) in enumerate(children)}
+            marks = {at: lambda k=k: start(k) for k, (at, _) in enumerate(children)}
             await track.decode(prompt, whole, marks=marks)
-        return max([len(whole), *(start + len(body) for start, body in children)])
+        return max([len(whole), *(at + len(body) for at, body in children)])
 
     return work
 
@@ -185,58 +203,29 @@ async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
     return (engine.tags.open_async, *named), (*body, engine.tags.close_async)
 
 
-async def _by_hand(engine: Engine, case: Case) -> Work:
-    """What one writes without a library: ask for the parts, then for each of them, `asyncio.gather`.
-
-    The instruction comes first in each prompt, as it mostly does, so that the prompts share no prefix to
-    speak of. A later round sees the text so far.
-    """
-    found = rounds(case.document)
-    if len(found) == 1 and len(found[0]) == 1:
-        return await _sequential(engine, case)
-    parts = [part for one in found for part in one]
-    asked = await engine.ask(f"List the parts that an answer to this should have.\n\n{case.prompt}")
-    listed = await engine.encode(outline(parts)) + engine.end
-    requests: list[list[tuple[Ids, Ids]]] = []
-    text = ""
-    for one in found:
-        prompts = [_hand_written(case.prompt, part.topic, text) for part in one]
-        targets = [await engine.encode(part.text) + engine.end for part in one]
-        requests.append([(await engine.ask(p), t) for p, t in zip(prompts, targets, strict=True)])
-        text += "".join(part.text for part in one)
-
-    async def work(track: Track) -> int:
-        await track.decode(asked, listed)
-        for one in requests:
-            await asyncio.gather(*(track.decode(c, t, thread=k) for k, (c, t) in enumerate(one, 1)))
-        return len(listed) + sum(max(len(target) for _, target in one) for one in requests)
-
-    return work
-
-
-def _hand_written(prompt: str, topic: str, text: str) -> str:
-    wanted = f"Write only the part about {topic} of an answer to this." if topic else "Finish this answer."
-    return f"{wanted}\n\n{prompt}" + (f"\n\nThe answer so far:\n{text}" if text else "")
-
-
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
         Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
-        Method("apar", "like APAR (arXiv 2401.06761): forks by structure, no join", _apar),
+        Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
         Method(
             "plan-then-fork",
             "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
             _plan_then_fork,
         ),
-        Method("by hand", "asyncio.gather over prompts of their own, no shared prefix", _by_hand),
+        Method(
+            "by hand",
+            "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
+            prepare_by_hand,
+            talks_to="endpoint",
+        ),
         Method(
             "sglang frontend",
             "SGLang's own language (arXiv 2312.07104): sgl.function with fork and join",
             prepare_frontend,
-            needs_server=True,
+            talks_to="sglang",
         ),
     )
 }

@@ -13,6 +13,7 @@ from uuid import uuid4
 from pasta_async import Client, Sampling
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.forced import FORCED_LIMITS, ForcedBackend, encode_segments, tags_of
+from pasta_async.evals.methods.endpoint import Endpoint
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Engine:
     end: Ids
     """End-of-text."""
     clock: Clock
+    endpoint: Endpoint
+    """The same engine over HTTP, for methods that talk to it by themselves."""
 
     async def encode(self, text: str) -> Ids:
         """A text as data."""
@@ -120,7 +123,8 @@ async def open_engine(
     forced = ForcedBackend(backend, documents)
     async with Client(forced, limits=FORCED_LIMITS, clock=clock) as client:
         await client.connect()
-        yield Engine(backend, url, forced, client, tags_of(info), info.end_ids[:1], clock)
+        async with aclosing(Endpoint(backend, url)) as endpoint:
+            yield Engine(backend, url, forced, client, tags_of(info), info.end_ids[:1], clock, endpoint)
 
 
 class Track:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
+from pasta_async.clock import REAL_CLOCK, VirtualClock
 from pasta_async.errors import InvalidRequest
 from pasta_async.evals.journal import Journal
-from pasta_async.evals.methods import METHODS, Played, rounds
+from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play, rounds
 from pasta_async.evals.methods.__main__ import main, measure, summarise
 from pasta_async.lang import parse
 
@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from pasta_async import Backend
 
 LATENCY = 0.01
-ANYWHERE = [method for method in METHODS.values() if not method.needs_server]
+ANYWHERE = [method for method in METHODS.values() if method.talks_to == "backend"]
 
 
-def chunk(topic: str, words: int) -> str:
-    return f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
+def chunk(topic: str, head: str, words: int) -> str:
+    return f'<promise topic="{topic}" tokens="{words}"/><async>{head}{" word" * words}</async>'
 
 
-WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is. {chunk('three', 20)} The end."
-SHORT = f"A{chunk('b', 2)}<sync/> c."
+WRITTEN = (
+    f"Fruits:\n\n1. {chunk('one', 'Apples:', 30)}\n2. {chunk('two', 'Pears:', 40)}<sync/>\n\nSo it is. "
+    f"{chunk('three', 'Third', 25)} The end."
+)
+SHORT = f"A{chunk('b', '', 2)}<sync/> c."
 PLAIN = "Only one word after the other."
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
@@ -67,17 +70,14 @@ async def test_what_each_method_has_to_wait_for():
     assert many["apar"].critical_path < many["pasta"].critical_path
     # main waits at the barrier until its plan is written before any thread begins
     assert many["pasta"].critical_path < many["plan-then-fork"].critical_path
-    # one round, behind an outline; by hand, each round waits for the one before
-    assert many["skeleton"].critical_path < many["by hand"].critical_path
     assert {name: row.requests for name, row in many.items()} == {
         "sequential": 1,
         "pasta": 2 + 3,
         "skeleton": 1 + 3,
         "apar": 1 + 3,
         "plan-then-fork": 2 + 3,
-        "by hand": 1 + 3,
     }
-    for name in ("pasta", "skeleton", "apar", "plan-then-fork", "by hand"):
+    for name in ("pasta", "skeleton", "apar", "plan-then-fork"):
         assert single[name].critical_path == single["sequential"].critical_path
         assert single[name].requests == 1
 
@@ -89,9 +89,49 @@ async def test_every_method_writes_the_whole_text():
         (backend,) = world.made
         written = [await backend.detokenize(play.ids) for play in backend.played]
         text = "".join(written[len(written) // 2 :])  # behind what warms up
-        assert text.count(" word") == 90, method.name
+        assert text.count("word") == 95, method.name
         assert text.count("So it is.") == 1, method.name
         assert not backend.open
+
+
+async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
+    world = World()
+    await measure(world.opened, {"many": DOCUMENTS["many"]}, [METHODS["apar"]], clock=world.clock)
+    (backend,) = world.made
+    info = await backend.connect()
+    assert info.tags
+    main, *children = backend.played[len(backend.played) // 2 :]
+    written = [await backend.detokenize(play.ids) for play in (main, *children)]
+    assert "1. Apples:" in written[0] and "2. Pears:" in written[0] and "word" not in written[0]
+    assert [text.count("word") for text in written[1:]] == [30, 40, 25]
+    for number, child in enumerate(children, 1):
+        context = child.request.ids
+        assert context[-2:] == (info.tags.promise, info.tags.open_async)
+        assert context.count(info.tags.promise) == number  # it sees the forks before it, not what they write
+        assert context[:-1] == (*main.request.ids, *main.ids)[: len(context) - 1]
+        assert child.ids[-1] == info.end_ids[0]
+
+
+async def test_what_is_written_by_hand_goes_over_an_endpoint_without_tags():
+    backend = ScriptedBackend("", clock=REAL_CLOCK)
+    async with open_engine(backend, DOCUMENTS) as engine:
+        many, single = [
+            await play(engine, METHODS["by hand"], Case(index, prompt, document))
+            for index, (prompt, document) in enumerate(DOCUMENTS.items())
+        ]
+    assert (many.requests, single.requests) == (1 + 2 + 1, 1)  # a list of parts, then two rounds
+    assert many.tokens + single.tokens == sum(len(play.ids) for play in backend.played)
+    assert single.tokens == single.critical_path < many.critical_path < many.tokens
+    texts = [await backend.detokenize(play.ids) for play in backend.played]
+    assert [text.count("word") for text in texts] == [0, 30, 40, 25, 1]
+    info = await backend.connect()
+    assert info.tags
+    context = sum(len(play.request.ids) for play in backend.played)
+    assert (
+        many.prefilled_tokens + many.cached_tokens + single.prefilled_tokens + single.cached_tokens == context
+    )
+    assert not {*info.tags} & {token for play in backend.played for token in (*play.request.ids, *play.ids)}
+    assert not backend.open
 
 
 async def test_no_answer_finds_anothers_kv():
@@ -152,14 +192,26 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
     documents.write_text(json.dumps(record) + "\n")
     command = ["--backend", "local:", "--documents", str(documents), "--out", str(out)]
-    main([*command, "--methods", "pasta", "plan-then-fork"])
+    main([*command, "--methods", "pasta", "plan-then-fork", "by hand"])
     table = capsys.readouterr().out
     head, environment, *rows = map(json.loads, out.read_text().splitlines())
-    assert head["methods"] == [row["method"] for row in rows] == ["sequential", "pasta", "plan-then-fork"]
+    assert (
+        head["methods"]
+        == [row["method"] for row in rows]
+        == [
+            "sequential",
+            "pasta",
+            "plan-then-fork",
+            "by hand",
+        ]
+    )
     assert environment["environment"]["cores"] >= 1
-    assert all(row["cached_tokens"] > 0 for row in rows[1:])
+    assert all(row["cached_tokens"] > 0 for row in rows[1:3])
+    assert rows[3]["tokens"] > rows[0]["tokens"]
     assert "| plan-then-fork | 1 |" in table
     with pytest.raises(InvalidRequest, match="something else"):
         main(command)
     with pytest.raises(InvalidRequest, match="SGLang server"):
         main([*command, "--methods", "sglang frontend"])
+    with pytest.raises(InvalidRequest, match="over a socket"):
+        main([*command, "--backend", "simulated:engine.json", "--methods", "by hand"])

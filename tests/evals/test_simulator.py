@@ -166,6 +166,6 @@ def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pyte
     out = tmp_path / "rows.jsonl"
     methods.main(["--backend", f"simulated:{engine}", "--documents", str(documents), "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text().splitlines()[2:]]
-    assert len(rows) == 6
+    assert len(rows) == 5
     assert all(row["seconds"] == pytest.approx(row["critical_path"] * 0.01, rel=0.2) for row in rows)
     assert "| pasta | 1 |" in capsys.readouterr().out
