@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Rejected", "Run", "annotated", "what_is_asked"]
 
+
 class Rejected(BaseModel):
     """A record that was put aside, and why."""
 

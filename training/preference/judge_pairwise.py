@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.protocol import Message
-    from pasta_async.training.annotate.endpoint import Completion, Endpoint
+    from pasta_async.training.annotate.endpoint import Endpoint
     from pasta_async.training.preference.samples import SampledPrompt
 
 __all__ = ["PairwiseJudge", "comparison"]
@@ -97,16 +97,17 @@ class PairwiseJudge:
         return self._known[key]
 
     async def _ask(self, messages: list[Message]) -> float:
-        said: Completion | None = None
+        reply = ""
         for _ in range(_TRIES):
             self.requests += 1
             said = await self._endpoint.ask(messages)
+            reply = said.text
             self.tokens += said.prompt_tokens + said.completion_tokens
             if (verdict := _verdict(said.first_token)) is not None:
                 return verdict
         raise BackendProtocolError(
-            f"the judge's reply {said.text if said else ''!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: "
-            "it must serve logprobs and top_logprobs, and answer by the name alone"
+            f"the judge's reply {reply!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it must "
+            "serve logprobs and top_logprobs, and answer by the name alone"
         )
 
 
