@@ -42,7 +42,9 @@ class Patience:
         if not isinstance(cause, BackendError):
             return  # it is the prompt's, or the answer took too long
         self._in_a_row += 1
-        of_one = isinstance(cause, BackendStatusError) and cause.status in _OF_ONE
-        hopeless = not cause.retryable or not self._proven or self._in_a_row >= _FAILURES
-        if hopeless and not of_one:
+        status = isinstance(cause, BackendStatusError)
+        if status and cause.status in _OF_ONE:
+            return
+        refused = status and not cause.retryable  # a wrong key, say
+        if refused or not self._proven or self._in_a_row >= _FAILURES:
             raise error
