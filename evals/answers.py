@@ -41,12 +41,20 @@ class Answer:
     """Beside other answers: no measure of speed."""
     well_formed: bool
     """Whether it ended by itself, with nothing to complain about."""
+    text_tokens: int = 0
+    """Of the visible text."""
 
 
 async def answer_all(
-    client: Client, prompts: Sequence[str], journal: Journal, *, sampling: Sampling, together: int = 4
+    client: Client,
+    prompts: Sequence[str],
+    journal: Journal,
+    *,
+    sampling: Sampling,
+    together: int = 4,
+    forms: Sequence[Form] = FORMS,
 ) -> list[Answer]:
-    """Both forms of every prompt, in order of the prompts; what the journal has is not asked again.
+    """Every prompt in both forms, in order of the prompts; what the journal has is not asked again.
 
     Args:
         client: What answers.
@@ -54,11 +62,12 @@ async def answer_all(
         journal: Where answers are kept.
         sampling: Of every answer.
         together: Answers at the same time.
+        forms: One form alone, if not both.
 
     Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
     """
     found = {(row["prompt"], row["form"]): Answer(**row) for row in journal.rows}
-    everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in FORMS]
+    everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in forms]
     due = iter([one for one in everything if one not in found])
 
     async def work() -> None:
@@ -69,7 +78,7 @@ async def answer_all(
             done()
 
     failures: list[BaseException] = []
-    with progress(2 * len(prompts) - len(found), "answers") as done:
+    with progress(len(everything) - len(found), "answers") as done:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(together):
@@ -103,4 +112,5 @@ def _answer(index: int, form: Form, generation: Generation) -> Answer:
         promises=len(generation.threads) - 1,
         seconds=generation.elapsed,
         well_formed=generation.finish == "end" and not generation.diagnostics,
+        text_tokens=generation.text_tokens,
     )

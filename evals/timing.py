@@ -61,6 +61,7 @@ async def time_answers(
     client: Client,
     prompts: Sequence[Prompt],
     *,
+    baseline: Client | None = None,
     clock: Clock,
     number: int = 0,
     together: int = 1,
@@ -73,6 +74,7 @@ async def time_answers(
     Args:
         client: What answers.
         prompts: What is asked.
+        baseline: What answers as the baseline, if that is another model.
         clock: Measures.
         number: The pass.
         together: Prompts that are answered at the same time, all in the same form.
@@ -85,7 +87,8 @@ async def time_answers(
 
     async def timed(index: int, form: Form) -> Run:
         began, cpu = clock.time(), process_time()
-        generation = await _answer(client, prompts[index], form, sampling)
+        answering = baseline if baseline is not None and form == "baseline" else client
+        generation = await _answer(answering, prompts[index], form, sampling)
         seconds = (clock.time() - began, process_time() - cpu)
         done()
         return _run(index, prompts[index], form, number, seconds, generation)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-class _Settings(SourceSettings):
+class CorpusSettings(SourceSettings):
     out: Path = Field(description="file to write, JSON lines")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(_Settings, "pasta_async.training.corpus", __doc__, argv)
+    settings = read_command_line(CorpusSettings, "pasta_async.training.corpus", __doc__, argv)
     try:
         records, kept_out = settings.read()
         written = write_records(settings.out, records)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-class _Settings(BaseModel):
+class SyntheticSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="file to write, JSON lines")
@@ -37,7 +37,7 @@ class _Settings(BaseModel):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(_Settings, "pasta_async.training.synthetic", __doc__, argv)
+    settings = read_command_line(SyntheticSettings, "pasta_async.training.synthetic", __doc__, argv)
     try:
         count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
         records = draw_records(

@@ -1,0 +1,98 @@
+"""Make and compare models by a recipe: `python -m pasta_async.training.run RECIPE`.
+
+RECIPE is a TOML file, or the name of one that comes with the package. Everything goes to one folder: data,
+models (`stage1/NAME/model`, `round2/lambda4/model`), samples, what was measured, a report. What is done is
+skipped; after Ctrl-C, a crash or `kill -9` the same command goes on. A step whose settings or inputs changed
+is done again, with all that depends on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pasta_async.errors import PastaError
+from pasta_async.training.recipe.checking import check_flags
+from pasta_async.training.recipe.execution import execute
+from pasta_async.training.recipe.ledger import Ledger
+from pasta_async.training.recipe.plan import Plan, needed
+from pasta_async.training.recipe.reading import read_recipe, recipe_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.training.recipe.step import Step
+
+__all__ = ["main", "run"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
+    options = _options(arguments)
+    try:
+        run(options)
+    except PastaError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Plan, run what is due, report.
+
+    Raises:
+        PastaError: The recipe does not fit, before anything is run; or a step failed.
+    """
+    path = recipe_path(options.recipe)
+    recipe = read_recipe(path, options.set)
+    out: Path = options.out or Path("runs") / path.stem
+    plan = Plan(recipe, out)
+    steps = needed(plan.steps, options.only) if options.only else plan.steps
+    ledger = Ledger(out, plan.steps)
+    if not options.no_check:
+        check_flags(steps)
+    if options.dry_run:
+        _show(steps, ledger)
+        return
+    execute(steps, ledger, out)
+    print(f"{len(steps)} steps took {_time(steps, ledger)}")
+
+
+def _show(steps: Sequence[Step], ledger: Ledger) -> None:
+    for step in steps:
+        print(f"# {step.name}{' (done)' if ledger.finished(step) else ''}\n{step.shown}")
+
+
+def _time(steps: Sequence[Step], ledger: Ledger) -> str:
+    seconds = sum(done.seconds for step in steps if (done := ledger.read(step)))
+    return f"{seconds / 60:.1f} minutes"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="pasta_async.training.run", description=__doc__, formatter_class=form
+    )
+    add = parser.add_argument
+    add("recipe", help="a TOML file, or the name of a packaged one: pasta-tiny, llama-8b, smoke")
+    add("--out", type=Path, help="folder of the run (default: runs/RECIPE)")
+    add(
+        "--only", nargs="+", default=[], metavar="STEP", help="run just what these steps need: round2/lambda4"
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a value over the recipe's: stage2.rounds=1",
+    )
+    add("--dry-run", action="store_true", help="show every command, run none")
+    add("--no-check", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
