@@ -41,12 +41,10 @@ def best_of_n_target(n: int) -> float:
 
 
 class BonBon:
-    """The task of stage 2: an example is a pair, and its loss
+    """The task of stage 2: an example is a pair, and an update minimises the mean over its pairs.
 
-        alpha * NLL(best) + (1 - alpha) * (ratio(best) - ratio(worst) - target)²
-
-    where NLL and ratio, log pi - log pi_ref, are sums over the sampled tokens of all threads. An update
-    minimises the mean over its pairs.
+    The loss is alpha * NLL(best) + (1 - alpha) * (ratio(best) - ratio(worst) - target)², where NLL and ratio,
+    log pi - log pi_ref, are sums over the sampled tokens of all threads.
 
     Args:
         pairs: Of answers that the model at the start has drawn.

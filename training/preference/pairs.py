@@ -54,8 +54,8 @@ class Pairs:
         return (
             f"{len(self.pairs)} pairs of {counts['prompts']} prompts (left out: {counts['ties']} tied, "
             f"{counts['few']} with fewer than two usable samples, {counts['no_best']} without a well-formed "
-            f"one); of {counts['samples']} samples {counts['failed']} failed, {counts['inexact']} are inexact, "
-            f"{counts['malformed']} malformed"
+            f"one); of {counts['samples']} samples {counts['failed']} failed, {counts['inexact']} are "
+            f"inexact, {counts['malformed']} malformed"
         )
 
 
@@ -90,7 +90,9 @@ def choose_pairs(
             for sample in prompt.samples
             if sample.exact and sample.targets and (sample.well_formed or malformed == "last")
         ]
-        order = {s.number: (s.well_formed, round(value(scores[prompt.id, s.number], weight), 9)) for s in usable}
+        order = {
+            s.number: (s.well_formed, round(value(scores[prompt.id, s.number], weight), 9)) for s in usable
+        }
         reason, pair = _pair(prompt.id, usable, order, random.Random(f"{seed}/{prompt.id}"))
         chosen.counts[reason] += 1
         if pair is not None:
@@ -133,10 +135,13 @@ def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Sc
         raise InvalidRequest(f"{len(repeated)} prompts occur more than once among the samples: {repeated[0]}")
     known = {(prompt.id, sample.number) for prompt in prompts for sample in prompt.samples}
     needed = {(p.id, sample.number) for p in prompts for sample in p.samples if not sample.error}
-    for places, what in ((needed - scores.keys(), "samples have no score"), (scores.keys() - known, "scores have no sample")):
+    for places, what in (
+        (needed - scores.keys(), "samples have no score"),
+        (scores.keys() - known, "scores have no sample"),
+    ):
         if places:
             name, number = min(places)
             raise InvalidRequest(
-                f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number {number}: "
-                "score these samples with pasta_async.training.score"
+                f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number "
+                f"{number}: score these samples with pasta_async.training.score"
             )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Processes", "open_processes"]
+__all__ = ["Processes", "is_first", "open_processes"]
 
 T = TypeVar("T")
 
@@ -108,3 +108,8 @@ def open_processes(device: str) -> Generator[Processes]:
         yield Processes(distributed.get_rank(), world, place, init_device_mesh(kind, (world,)))
     finally:
         distributed.destroy_process_group()
+
+
+def is_first() -> bool:
+    """Whether this process writes what is written once; known before the processes have joined."""
+    return int(os.environ.get("RANK", "0")) == 0

@@ -19,6 +19,7 @@ from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.memory import available_memory, check_memory, memory_needs
 from pasta_async.training.trainer.metrics import Metrics, check_tracker
 from pasta_async.training.trainer.processes import open_processes
+from pasta_async.training.trainer.reference import ComparedTask, Reference
 from pasta_async.training.trainer.schedule import Schedule
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
@@ -80,7 +81,13 @@ def train(
         sizes = measure(task, settings.row_tokens, shape.positions, processes, drop_long)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
         checkpoints = Checkpoints(settings.out / "checkpoints", settings.keep, identity, processes)
-        loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
+        latest = checkpoints.latest()
+        if isinstance(task, ComparedTask):
+            dtype = _dtype(settings.dtype, processes.device)
+            file = settings.out / "reference.json"
+            reference = Reference(file, base, dtype, settings.row_tokens, codec.end, processes)
+            task.compare_with(reference.scores(task, sizes))
+        loop = _make_loop(settings, base, codec, task, sizes, checkpoints, latest, processes)
         metrics = Metrics(settings.out, loop.step, track, identity) if processes.first else None
         try:
             finished = loop.run(checkpoints, metrics)
@@ -120,11 +127,11 @@ def _make_loop(
     task: Task,
     sizes: Mapping[int, int],
     checkpoints: Checkpoints,
+    latest: int | None,
     processes: Processes,
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
     schedule = Schedule.plan(len(sizes), settings.batch, settings.seed, settings.epochs, settings.steps)
-    latest = checkpoints.latest()
     torch.manual_seed(settings.seed)
     model = base.loaded() if latest is None and processes.first else base.empty()
     if settings.recompute:

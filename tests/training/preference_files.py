@@ -1,0 +1,71 @@
+"""Samples and scores as stage 2 reads them, made of annotated answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pasta_async.lang import parse
+from pasta_async.training.corpus.store import write_lines
+from pasta_async.training.packing import pack_views
+from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
+from pasta_async.training.preference.scoring import Score
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pasta_async.training.trainer.vocabulary import ModelCodec
+
+__all__ = ["prompt_of", "sample_of", "write_files"]
+
+
+def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **changes: Any) -> Sample:
+    """A sample whose ids are those that the codec writes."""
+    document = parse(written)
+    trie = pack_views(codec, codec.prompt([{"role": "user", "content": content}]), document)
+    values: dict[str, Any] = {
+        "number": number,
+        "seed": number,
+        "text": document.text,
+        "written": written,
+        "finish": "end",
+        "well_formed": True,
+        "tokens": len(trie.targets),
+        "critical_path": len(trie.targets),
+        "threads": (),
+        "ids": trie.ids,
+        "parents": trie.parents,
+        "targets": trie.targets,
+        "exact": True,
+    }
+    return Sample.model_validate({**values, **changes})
+
+
+def prompt_of(
+    codec: ModelCodec, name: str, answers: Sequence[str], changes: Mapping[int, dict[str, Any]] | None = None
+) -> SampledPrompt:
+    """A prompt with a sample of each answer."""
+    content = f"Tell {name}"
+    samples = [
+        sample_of(codec, content, written, number, **(changes or {}).get(number, {}))
+        for number, written in enumerate(answers)
+    ]
+    return SampledPrompt(
+        id=name,
+        messages=({"role": "user", "content": content},),
+        samples=tuple(samples),
+        baseline=Plain(text="x", tokens=10),
+    )
+
+
+def write_files(
+    folder: Path, prompts: Sequence[SampledPrompt], values: Mapping[str, Sequence[tuple[float, float]]]
+) -> None:
+    """`samples.jsonl` and `scores.jsonl`; the values are speed-up and quality, by prompt and number."""
+    write_lines(folder / "samples.jsonl", prompts)
+    scores = [
+        Score(id=name, number=number, speedup=speedup, quality=quality)
+        for name, pairs in values.items()
+        for number, (speedup, quality) in enumerate(pairs)
+    ]
+    write_lines(folder / "scores.jsonl", scores)

@@ -1,0 +1,130 @@
+"""Stage 2, preference optimisation: `python -m pasta_async.training.prefer`, also behind `torchrun`.
+
+The model that drew the samples learns to write the best of n at once: faster and better answers, as the
+weight of quality against speed says.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from pasta_async.backends.local.config import read_config
+from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.training.preference.bonbon import BonBon
+from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
+from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference.scoring import read_scores
+from pasta_async.training.trainer.base_model import REFUSAL
+from pasta_async.training.trainer.processes import is_first
+from pasta_async.training.trainer.run import train
+from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.trainer.vocabulary import ModelCodec
+
+__all__ = ["PreferSettings", "main", "prefer"]
+
+_LOOKED_AT = 20
+"""Prompts that are compared with what the samples' ids say."""
+
+
+class PreferSettings(TrainerSettings):
+    """Settings of stage 2. Every field is a flag of the command line."""
+
+    samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
+    scores: Path = Field(description="file of their scores (training.score)")
+    quality_weight: float = Field(
+        ge=0, description="lambda: a sample is worth speed-up + lambda * quality; inf: quality alone"
+    )
+    alpha: float = Field(
+        default=0.005, ge=0, le=1, description="share of the log-likelihood of the best in the loss"
+    )
+    beta: float = Field(
+        default=0.0,
+        ge=0,
+        description="best and worst are pulled 1 / (2 beta) apart in log-ratio (0: as best-of-n is)",
+    )
+    malformed: Malformed = Field(
+        default="last", description="malformed samples: worse than all others, or left out"
+    )
+    drop_long: bool = Field(
+        default=False, description="leave out pairs that do not fit a row or the model, and count them"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command line; what does not fit ends it with status 1 and the reason."""
+    settings = read_command_line(PreferSettings, "pasta_async.training.prefer", __doc__, argv)
+    try:
+        finished = prefer(settings)
+    except PastaError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    if is_first():
+        print(
+            f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on"
+        )
+
+
+def prefer(settings: PreferSettings) -> bool:
+    """Run stage 2; see `pasta_async.training.trainer.run.train`, whose errors it raises.
+
+    Raises:
+        InvalidRequest: Also if samples and scores do not match each other or the model, or there is no pair.
+    """
+    prompts = read_samples(settings.samples)
+    chosen = choose_pairs(
+        prompts,
+        read_scores(settings.scores),
+        settings.quality_weight,
+        settings.seed,
+        settings.malformed,
+    )
+    if is_first():
+        print(chosen)
+    rows = read_config(settings.model, REFUSAL).vocab_size
+
+    def make_task(codec: ModelCodec) -> BonBon:
+        _check_ids(chosen.pairs, rows)
+        _check_prompts(prompts, codec)
+        return BonBon(chosen.pairs, settings.alpha, settings.beta)
+
+    return train(settings, make_task, drop_long=settings.drop_long)
+
+
+def _check_ids(pairs: Sequence[Pair], rows: int) -> None:
+    for pair in pairs:
+        for sample in (pair.best, pair.worst):
+            if not 0 <= min(sample.ids) <= max(sample.ids) < rows:
+                raise InvalidRequest(
+                    f"sample {sample.number} of {pair.id!r} has ids that the model lacks (it has {rows}): "
+                    "another model has drawn it; train the one that did"
+                )
+
+
+def _check_prompts(prompts: Sequence[SampledPrompt], codec: ModelCodec) -> None:
+    """Refuse samples whose contexts say none of their prompts: they are another tokenizer's."""
+    seen = 0
+    for prompt in prompts:
+        exact = next((sample for sample in prompt.samples if sample.exact and sample.targets), None)
+        if exact is None:
+            continue
+        if str(prompt.messages[-1]["content"]).strip() in codec.detokenize(exact.ids[: exact.targets[0]]):
+            return
+        seen += 1
+        if seen == _LOOKED_AT:
+            break
+    raise InvalidRequest(
+        f"none of {seen} samples holds its prompt in the model's tokens: "
+        "another model has drawn them; train the one that did"
+    )
+
+
+if __name__ == "__main__":
+    main()

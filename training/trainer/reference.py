@@ -1,0 +1,127 @@
+"""Log-probabilities under the model that training starts from, for losses that compare with it."""
+
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from tqdm import tqdm
+
+from pasta_async.training.trainer.base_model import shard
+from pasta_async.training.trainer.schedule import deal_rows, row_length
+from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.task import Task
+from pasta_async.training.trainer.tree import pack_row
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pasta_async.training.trainer.base_model import BaseModel
+    from pasta_async.training.trainer.processes import Processes
+
+__all__ = ["ComparedTask", "Reference"]
+
+_TOGETHER = 256
+"""Examples of each process that are dealt to rows at once."""
+
+
+@runtime_checkable
+class ComparedTask(Task, Protocol):
+    """A task whose loss needs the log-probabilities of its trees under the weights at the start."""
+
+    def compare_with(self, reference: Mapping[int, tuple[float, ...]]) -> None:
+        """Take them, by the number of the example, one for each of its trees. Called before training."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Computes these log-probabilities once in a run, and keeps them in a file.
+
+    Args:
+        file: Where they are kept, under the fingerprint of what they are of.
+        base: The model at the start.
+        dtype: Of the computation.
+        row_tokens: Most tokens of a row.
+        pad: Id that fills a row.
+        processes: The run's.
+    """
+
+    file: Path
+    base: BaseModel
+    dtype: torch.dtype
+    row_tokens: int
+    pad: int
+    processes: Processes
+
+    def scores(self, task: Task, sizes: Mapping[int, int]) -> dict[int, tuple[float, ...]]:
+        """The summed log-probability of each tree of each example. Every process must call it.
+
+        Args:
+            task: Whose examples.
+            sizes: Tokens of each example that counts, by its number.
+        """
+        key = [task.fingerprint, *self._weights()]
+        known = self.processes.share(self._read(key) if self.processes.first else {})
+        if set(known) != set(sizes):
+            known = self._compute(task, sizes)
+            gc.collect()  # a sharded model refers to itself
+            if self.processes.first:
+                self._write(key, known)
+        return known
+
+    def _weights(self) -> list[object]:
+        """Tells weights from others that stood in the same folder."""
+        files = sorted(self.base.folder.glob("*.safetensors"))
+        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+    def _read(self, key: list[object]) -> dict[int, tuple[float, ...]]:
+        try:
+            kept = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if kept["of"] != key:
+            return {}
+        return {int(number): tuple(scores) for number, scores in kept["scores"].items()}
+
+    def _write(self, key: list[object], scores: Mapping[int, tuple[float, ...]]) -> None:
+        partial = self.file.with_name(f"{self.file.name}.partial")
+        partial.write_text(json.dumps({"of": key, "scores": scores}) + "\n", encoding="utf-8")
+        partial.replace(self.file)
+
+    def _compute(self, task: Task, sizes: Mapping[int, int]) -> dict[int, tuple[float, ...]]:
+        processes = self.processes
+        model = (self.base.loaded() if processes.first else self.base.empty()).eval()
+        shard(model, processes, self.dtype, share=True)
+        numbers, scores = list(sizes), dict[int, tuple[float, ...]]()
+        bar = tqdm(total=len(numbers), desc="reference", disable=not processes.first, mininterval=2)
+        with bar, torch.no_grad():
+            for start in range(0, len(numbers), _TOGETHER * processes.world):
+                part = numbers[start : start + _TOGETHER * processes.world]
+                dealt = deal_rows([sizes[n] for n in part], self.row_tokens, processes.world)
+                for row in dealt[processes.rank :: processes.world]:
+                    scores |= self._row(model, task, [part[place] for place in row])
+                bar.update(len(part))
+        gathered: dict[int, tuple[float, ...]] = {}
+        for found in processes.gather(scores):
+            gathered |= found
+        return {number: gathered[number] for number in numbers}
+
+    def _row(self, model: Any, task: Task, numbers: list[int]) -> dict[int, tuple[float, ...]]:
+        """The examples of a row; of none, padding is computed, since the other processes wait for it."""
+        examples = [task.example(number) for number in numbers]
+        device = self.processes.device
+        length = row_length(sum(map(len, examples)), self.row_tokens, few=device.type == "cuda")
+        trees = [tree for example in examples for tree in example.trees]
+        found = log_probabilities(model, pack_row(trees, length, self.pad).to(device)).tolist()
+        scores: dict[int, tuple[float, ...]] = {}
+        for number, example in zip(numbers, examples, strict=True):
+            scores[number] = tuple(found[: len(example.trees)])
+            found = found[len(example.trees) :]
+        return scores
