@@ -1,14 +1,17 @@
 """Score sampled answers for stage 2: `python -m pasta_async.training.score`.
 
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
-trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`), or a
-model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); its
-replies are kept in a journal, and the same command goes on where an interrupted one was.
+trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); or a
+model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`), whose
+replies are kept in a journal, so that the same command goes on where an interrupted one was; or your own
+(`package.module:name`, what makes a `pasta_async.training.preference.judge.Judge`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import re
 import sys
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tqdm import tqdm
 
-from pasta_async.errors import PastaError
+from pasta_async.errors import InvalidRequest, PastaError
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.preference.judge import TaskJudge
 from pasta_async.training.preference.judge_pairwise import PairwiseJudge
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ScoreSettings", "Summary", "main", "score"]
 
+_OWN = re.compile(r"[\w.]+:\w+")
+
 
 class ScoreSettings(BaseModel):
     """How to score. Every field is a flag of the command line."""
@@ -41,7 +46,7 @@ class ScoreSettings(BaseModel):
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
-    judge: str = Field(description="task, or the address of an endpoint: http://host:30000/v1")
+    judge: str = Field(description="task; an endpoint, http://host:30000/v1; or package.module:name")
     judge_model: str = Field(default="", description="name of the model at the endpoint")
     key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
     in_flight: int = Field(default=32, ge=1, description="requests at a time")
@@ -50,11 +55,18 @@ class ScoreSettings(BaseModel):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.judge != "task" and not self.judge.startswith(("http://", "https://")):
-            raise ValueError(f"--judge is task or an address, http://host:30000/v1 say, not {self.judge!r}")
-        if self.judge != "task" and not self.judge_model:
+        if self.remote and not self.judge_model:
             raise ValueError("name the endpoint's model with --judge-model")
+        if not self.remote and self.judge != "task" and not _OWN.fullmatch(self.judge):
+            raise ValueError(
+                f"--judge is task, an address (http://host:30000/v1) or package.module:name, not {self.judge!r}"
+            )
         return self
+
+    @property
+    def remote(self) -> bool:
+        """Whether the judge is behind an endpoint."""
+        return self.judge.startswith(("http://", "https://"))
 
 
 class Summary(BaseModel):
@@ -124,6 +136,8 @@ def _advance(bar: tqdm[NoReturn]) -> None:
 async def _judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
     if settings.judge == "task":
         return TaskJudge()
+    if not settings.remote:
+        return _own(settings.judge)
     from pasta_async.training.annotate.endpoint import Endpoint  # needs the client, which takes a second
 
     endpoint = await stack.enter_async_context(
@@ -142,6 +156,14 @@ async def _judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
     judge = PairwiseJudge(endpoint, journal, asked)
     stack.callback(judge.close)
     return judge
+
+
+def _own(name: str) -> Judge:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequest(f"--judge {name}: {error}") from error
 
 
 if __name__ == "__main__":

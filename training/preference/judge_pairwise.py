@@ -97,18 +97,22 @@ class PairwiseJudge:
         return self._known[key]
 
     async def _ask(self, messages: list[Message]) -> float:
-        reply = ""
+        problem = BackendProtocolError("the judge was not asked")
         for _ in range(_TRIES):
             self.requests += 1
-            said = await self._endpoint.ask(messages)
-            reply = said.text
+            try:
+                said = await self._endpoint.ask(messages)
+            except BackendProtocolError as error:
+                problem = error
+                continue
             self.tokens += said.prompt_tokens + said.completion_tokens
             if (verdict := _verdict(said.first_token)) is not None:
                 return verdict
-        raise BackendProtocolError(
-            f"the judge's reply {reply!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it must "
-            "serve logprobs and top_logprobs, and answer by the name alone"
-        )
+            problem = BackendProtocolError(
+                f"the judge's reply {said.text!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it "
+                "must serve logprobs and top_logprobs, and answer by the name alone"
+            )
+        raise problem
 
 
 def comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
