@@ -59,7 +59,7 @@ class ScoreSettings(BaseModel):
             raise ValueError("name the endpoint's model with --judge-model")
         if not self.remote and self.judge != "task" and not _OWN.fullmatch(self.judge):
             raise ValueError(
-                f"--judge is task, an address (http://host:30000/v1) or package.module:name, not {self.judge!r}"
+                f"--judge is task, http://host:30000/v1, or package.module:name, not {self.judge!r}"
             )
         return self
 
