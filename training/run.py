@@ -19,6 +19,7 @@ from pasta_async.training.recipe.execution import execute
 from pasta_async.training.recipe.ledger import Ledger
 from pasta_async.training.recipe.plan import Plan, needed
 from pasta_async.training.recipe.reading import read_recipe, recipe_path
+from pasta_async.training.recipe.report import minutes, write_run_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,18 +58,13 @@ def run(options: argparse.Namespace) -> None:
     if options.dry_run:
         _show(steps, ledger)
         return
-    execute(steps, ledger, out)
+    execute(steps, ledger, out, options.jobs)
     print(f"{len(steps)} steps took {_time(steps, ledger)}")
 
 
 def _show(steps: Sequence[Step], ledger: Ledger) -> None:
     for step in steps:
         print(f"# {step.name}{' (done)' if ledger.finished(step) else ''}\n{step.shown}")
-
-
-def _time(steps: Sequence[Step], ledger: Ledger) -> str:
-    seconds = sum(done.seconds for step in steps if (done := ledger.read(step)))
-    return f"{seconds / 60:.1f} minutes"
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -89,7 +85,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY=VALUE",
         help="a value over the recipe's: stage2.rounds=1",
     )
+    add("--jobs", type=int, default=1, help="steps at a time (on a CPU: one for each core)")
     add("--dry-run", action="store_true", help="show every command, run none")
+    add("--report", action="store_true", help="run nothing: report on what was measured so far")
     add("--no-check", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

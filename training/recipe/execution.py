@@ -1,4 +1,4 @@
-"""Run the steps of a plan one after another, each in a process of its own."""
+"""Run the steps of a plan, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,96 +21,129 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from pasta_async.training.recipe.ledger import Done, Ledger
+    from pasta_async.training.recipe.ledger import Ledger
     from pasta_async.training.recipe.step import Step
 
 __all__ = ["execute"]
 
-_LOOK = 1.0
-"""Seconds between two looks at a step that works."""
+_LOOK = 0.5
+"""Seconds between two looks at the steps that work."""
 _KEEP = 5.0
 """Seconds of a step that a kill may leave out of the count."""
 _LEAVE = 60.0
 """Seconds that a step has to leave in, and that another run waits for one to do so."""
 
 
-def execute(steps: Sequence[Step], ledger: Ledger, out: Path) -> None:
-    """Run the steps that are not done, one after another; what they say goes to OUT/logs.
+def execute(steps: Sequence[Step], ledger: Ledger, out: Path, jobs: int = 1) -> None:
+    """Run the steps that are not done; what they say goes to OUT/logs.
 
     Args:
         steps: Each behind those that it needs.
         ledger: Knows what is done.
         out: The folder of the run.
+        jobs: Steps at a time. A step that measures time runs alone, and waits for all that need not.
 
     Raises:
-        TrainingError: A step failed; the message has the end of its log.
+        TrainingError: A step failed; the message has the end of its log. Others at work have left.
         InvalidRequest: Another run works in the folder.
-        KeyboardInterrupt: Ctrl-C or SIGTERM, which the step at work was told, too. It has left.
+        KeyboardInterrupt: Ctrl-C or SIGTERM, which the steps at work were told, too. They have left.
     """
     due = [step for step in steps if not ledger.finished(step)]
     with _alone(out) as lock, _terminable(), _overall(len(steps), len(steps) - len(due)) as show:
-        for step in due:
-            _run(step, ledger, out / "logs" / f"{step.name}.log", lock, partial(show, step.name))
-            show(step.name, "done", 1)
-
-
-def _run(step: Step, ledger: Ledger, log: Path, lock: int, show: Callable[[str], None]) -> None:
-    done = ledger.begin(step)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    step.output.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as said:
-        said.write(f"\n$ {step.shown}\n".encode())
-        said.flush()
-        process = subprocess.Popen(
-            step.command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,  # so that Ctrl-C reaches it once, from here
-            pass_fds=[lock],
-            preexec_fn=partial(_die_with, os.getpid()),
-        )
+        working: list[_Work] = []
         try:
-            status = _watch(process, step, ledger, done, lambda: show(_last_words(log)))
-        except KeyboardInterrupt:
-            _end(process)
-            raise
-    if status:
-        raise TrainingError(f"{step.name} failed (status {status}); {log} ends:\n{_tail(log)}")
-    if not step.result.exists():
-        raise TrainingError(f"{step.name} left without {step.result}; {log} ends:\n{_tail(log)}")
-    done.finished = True
-    ledger.write(step, done)
+            while due or working:
+                for step in _startable(due, [work.step for work in working], jobs):
+                    due.remove(step)
+                    working.append(_Work(step, ledger, out / "logs" / f"{step.name}.log", lock))
+                time.sleep(_LOOK)
+                for work in [work for work in working if work.left()]:
+                    working.remove(work)
+                    work.finish()
+                    show(work.step.name, "done", 1)
+                for work in working:
+                    show(work.step.name, _last_words(work.log))
+        finally:
+            _end(working)
 
 
-def _watch(
-    process: subprocess.Popen[bytes], step: Step, ledger: Ledger, done: Done, look: Callable[[], None]
-) -> int:
-    """Wait for its end, keeping count of its time even if this process is killed meanwhile."""
-    before, began = done.seconds, time.monotonic()
-    kept = began
+def _startable(due: Sequence[Step], working: Sequence[Step], jobs: int) -> list[Step]:
+    """Which steps can begin now, beside those at work."""
+    missing = {step.name for step in (*due, *working)}
+    ready = [step for step in due if not any(need.name in missing for need in step.needs)]
+    together = [step for step in ready if not step.alone] if jobs > 1 else []
+    if together and not any(step.alone for step in working):
+        return together[: jobs - len(working)]
+    return ready[: 1 - len(working)] if not working else []
+
+
+class _Work:
+    """A step at work, in a process of its own."""
+
+    def __init__(self, step: Step, ledger: Ledger, log: Path, lock: int) -> None:
+        self.step = step
+        self.log = log
+        self._ledger = ledger
+        self._done = ledger.begin(step)
+        self._before, self._began = self._done.seconds, time.monotonic()
+        self._kept = self._began
+        log.parent.mkdir(parents=True, exist_ok=True)
+        step.output.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as said:
+            said.write(f"\n$ {step.shown}\n".encode())
+            said.flush()
+            self.process = subprocess.Popen(
+                step.command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # so that Ctrl-C reaches it once, from here
+                pass_fds=[lock],
+                preexec_fn=partial(_die_with, os.getpid()),
+            )
+
+    def left(self) -> bool:
+        """Whether it has left. Its time is kept count of, even if this process is killed meanwhile."""
+        if self.process.poll() is not None:
+            self.count()
+            return True
+        if time.monotonic() - self._kept > _KEEP:
+            self._kept = time.monotonic()
+            self.count()
+        return False
+
+    def count(self) -> None:
+        """Write down its time."""
+        self._done.seconds = round(self._before + time.monotonic() - self._began, 1)
+        self._ledger.write(self.step, self._done)
+
+    def finish(self) -> None:
+        """Look at what it left behind."""
+        if status := self.process.returncode:
+            raise TrainingError(
+                f"{self.step.name} failed (status {status}); {self.log} ends:\n{_tail(self.log)}"
+            )
+        if not self.step.result.exists():
+            raise TrainingError(
+                f"{self.step.name} left without {self.step.result}; {self.log} ends:\n{_tail(self.log)}"
+            )
+        self._done.finished = True
+        self.count()
+
+
+def _end(working: Sequence[_Work]) -> None:
+    """Ask steps to leave, as a scheduler would; insist when one does not, or at a second Ctrl-C."""
+    for work in working:
+        work.process.terminate()
     try:
-        while True:
-            try:
-                return process.wait(_LOOK)
-            except subprocess.TimeoutExpired:
-                look()
-            if (now := time.monotonic()) - kept > _KEEP:
-                kept, done.seconds = now, round(before + now - began, 1)
-                ledger.write(step, done)
-    finally:
-        done.seconds = round(before + time.monotonic() - began, 1)
-        ledger.write(step, done)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a step to leave, as a scheduler would; insist when it does not, or at a second Ctrl-C."""
-    process.terminate()
-    try:
-        process.wait(_LEAVE)
+        for work in working:
+            work.process.wait(_LEAVE)
+            work.count()
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for work in working:
+            with suppress(ProcessLookupError):
+                os.killpg(work.process.pid, signal.SIGKILL)
+            work.process.wait()
 
 
 def _die_with(parent: int) -> None:

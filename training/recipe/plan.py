@@ -67,6 +67,7 @@ class Plan:
         *,
         reads: Iterable[object] = (),
         trains: bool = False,
+        alone: bool = False,
     ) -> Step:
         """A step; the one of that name, if there is one already."""
         for step in self.steps:
@@ -75,7 +76,7 @@ class Plan:
         output = self.out / name
         files = tuple(path for path in (Path(str(one)) for one in reads if one) if path.exists())
         processes = self.recipe.processes if trains else 1
-        step = Step(name, module, flags, output, output / result, tuple(needs), files, processes)
+        step = Step(name, module, flags, output, output / result, tuple(needs), files, processes, alone)
         self.steps.append(step)
         if trains:
             self.models.append(step)
@@ -218,7 +219,9 @@ class Plan:
             own = {"baseline": baseline[0].output} if baseline else {}
             flags = _set("evaluation.flags", table, backend=self._backend(model), **own, out=self.out / name)
             needs, reads = [model, *baseline], [table.get("prompts")]
-            step = self._step(name, "pasta_async.evals.frontier", "result.json", flags, needs, reads=reads)
+            step = self._step(
+                name, "pasta_async.evals.frontier", "result.json", flags, needs, reads=reads, alone=True
+            )
             baseline = baseline or [step]
 
     def _backend(self, model: Step) -> str:

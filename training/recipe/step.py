@@ -43,6 +43,8 @@ class Step:
     """What it reads that no step made."""
     processes: int = 1
     """Above 1 it is run behind torchrun."""
+    alone: bool = False
+    """Whether it measures time, so that nothing else may run beside it."""
 
     @property
     def arguments(self) -> list[str]:
