@@ -1,12 +1,13 @@
 """Log-probabilities under the model that training starts from, for losses that compare with it."""
 
 # torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import gc
 import json
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,7 @@ from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.tree import pack_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pasta_async.training.trainer.base_model import BaseModel
@@ -119,9 +120,6 @@ class Reference:
         device = self.processes.device
         length = row_length(sum(map(len, examples)), self.row_tokens, few=device.type == "cuda")
         trees = [tree for example in examples for tree in example.trees]
-        found = log_probabilities(model, pack_row(trees, length, self.pad).to(device)).tolist()
-        scores: dict[int, tuple[float, ...]] = {}
-        for number, example in zip(numbers, examples, strict=True):
-            scores[number] = tuple(found[: len(example.trees)])
-            found = found[len(example.trees) :]
-        return scores
+        packed = pack_row(trees, length, self.pad).to(device)
+        found: Iterator[float] = iter(log_probabilities(model, packed).tolist())
+        return {n: tuple(islice(found, len(e.trees))) for n, e in zip(numbers, examples, strict=True)}
