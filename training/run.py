@@ -58,8 +58,11 @@ def run(options: argparse.Namespace) -> None:
     if options.dry_run:
         _show(steps, ledger)
         return
-    execute(steps, ledger, out, options.jobs)
-    print(f"{len(steps)} steps took {_time(steps, ledger)}")
+    if not options.report:
+        execute(steps, ledger, out, options.jobs)
+        print(f"these {len(steps)} steps took {minutes(steps, ledger):.1f} minutes in all")
+    if report := write_run_report(plan, ledger):
+        print(f"{report / 'index.html'}, with its plots and tables.md beside it")
 
 
 def _show(steps: Sequence[Step], ledger: Ledger) -> None:

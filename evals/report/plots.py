@@ -27,14 +27,26 @@ if TYPE_CHECKING:
     Drawing = Callable[[Theme], Figure]
     """Draws a plot in the colours of a theme."""
 
-__all__ = ["latencies", "quality_by_speed", "realised", "render", "speedups", "throughputs"]
+__all__ = [
+    "TIMES",
+    "draw_interval",
+    "draw_name",
+    "latencies",
+    "new_axes",
+    "quality_by_speed",
+    "realised",
+    "render",
+    "speedups",
+    "throughputs",
+]
 
 
 def _times(value: float, _: int) -> str:
     return f"{value:g}\N{MULTIPLICATION SIGN}"
 
 
-_TIMES = FuncFormatter(_times)
+TIMES = FuncFormatter(_times)
+"""Marks of an axis of ratios."""
 
 
 def render(drawing: Drawing, theme: Theme, kind: str) -> bytes:
@@ -60,9 +72,9 @@ def quality_by_speed(
     """
 
     def draw(theme: Theme) -> Figure:
-        figure, axes = _axes(theme, (7.4, 4.6))
+        figure, axes = new_axes(theme, (7.4, 4.6))
         axes.set(xlabel="speed-up over the sequential baseline", ylabel=axis)
-        axes.xaxis.set_major_formatter(_TIMES)
+        axes.xaxis.set_major_formatter(TIMES)
         best = frontier([*found, *([] if even is None else [sequential(even)])])
         if len(best) > 1:
             path = [(p.speedup["value"], p.quality["value"]) for p in best]
@@ -74,10 +86,10 @@ def quality_by_speed(
         if even is not None:
             axes.axhline(even, color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
             axes.plot(1, even, "s", ms=8, color=theme.ink, zorder=3)
-            _name(axes, "sequential", (1, even), theme.ink)
+            draw_name(axes, "sequential", (1, even), theme.ink)
         for one in published:
             axes.plot(one.speedup, one.quality, "D", ms=8, mfc="none", mec=theme.soft, mew=1.6, zorder=2)
-            _name(axes, one.label, (one.speedup, one.quality), theme.soft)
+            draw_name(axes, one.label, (one.speedup, one.quality), theme.soft)
         if published:
             ends = [(one.speedup, one.quality) for one in published]
             axes.plot(*zip(*ends, strict=True), color=theme.soft, lw=1, ls=(0, (1, 3)), zorder=0)
@@ -92,7 +104,7 @@ def realised(found: Sequence[Spread]) -> Drawing:
     """Realised against theoretical speed-up: a dot for each prompt, a ring for each geometric mean."""
 
     def draw(theme: Theme) -> Figure:
-        figure, axes = _axes(theme, (6.2, 5.2))
+        figure, axes = new_axes(theme, (6.2, 5.2))
         values = [value for one in found for value in (*one.theoretical, *one.realised)]
         low, high = min([*values, 1.0]) / 1.06, max([*values, 1.0]) * 1.06
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
@@ -114,17 +126,17 @@ def speedups(found: Sequence[Spread]) -> Drawing:
     """A line for each method: realised with its interval, and theoretical as a hollow mark."""
 
     def draw(theme: Theme) -> Figure:
-        figure, axes = _axes(theme, (7.4, 1.3 + 0.42 * len(found)))
+        figure, axes = new_axes(theme, (7.4, 1.3 + 0.42 * len(found)))
         for row, one in enumerate(found):
             colour = theme.colour(row)
-            _interval(axes, one.speedup, row, colour)
+            draw_interval(axes, one.speedup, row, colour)
             axes.plot(one.speedup["value"], row, "o", ms=9, color=colour, zorder=3)
             axes.plot(geometric_mean(one.theoretical), row, "o", ms=9, mfc=theme.card, mec=colour, mew=1.8)
         axes.axvline(1, color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
         axes.set_yticks(range(len(found)), [one.label for one in found], color=theme.ink)
         axes.set(ylim=(len(found) - 0.4, -0.6), xlabel="speed-up")
         axes.set_title("Filled: realised, with its 95% interval; hollow: theoretical")
-        axes.xaxis.set_major_formatter(_TIMES)
+        axes.xaxis.set_major_formatter(TIMES)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         return figure
@@ -136,7 +148,7 @@ def latencies(found: Sequence[Figures], mode: str) -> Drawing:
     """Median latency by load, and up to its 90th percentile as a band, for each method."""
 
     def draw(theme: Theme) -> Figure:
-        figure, axes = _axes(theme, (7.4, 4.2))
+        figure, axes = new_axes(theme, (7.4, 4.2))
         for number, (method, own) in enumerate(_by_method(found, mode).items()):
             levels, colour = [one.level for one in own], theme.colour(number)
             axes.plot(levels, [one.p50 for one in own], "o-", color=colour, lw=2, ms=6, label=method)
@@ -155,7 +167,7 @@ def throughputs(found: Sequence[Figures], mode: str) -> Drawing:
     """Answers a second by load, for each method; those within the latency target as a full line."""
 
     def draw(theme: Theme) -> Figure:
-        figure, axes = _axes(theme, (7.4, 4.2))
+        figure, axes = new_axes(theme, (7.4, 4.2))
         for number, (method, own) in enumerate(_by_method(found, mode).items()):
             levels, colour = [one.level for one in own], theme.colour(number)
             axes.plot(levels, [one.goodput for one in own], "o-", color=colour, lw=2, ms=6, label=method)
@@ -169,7 +181,8 @@ def throughputs(found: Sequence[Figures], mode: str) -> Drawing:
     return draw
 
 
-def _axes(theme: Theme, size: tuple[float, float]) -> tuple[Figure, Axes]:
+def new_axes(theme: Theme, size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """An empty plot of so many inches."""
     figure = Figure(figsize=size)
     return figure, figure.subplots()
 
@@ -192,26 +205,28 @@ def _log_ticks(axes: Axes, low: float, high: float) -> None:
     ticks = [tick for tick in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16) if low <= tick <= high]
     for side in (axes.xaxis, axes.yaxis):
         side.set_ticks(ticks)
-        side.set_major_formatter(_TIMES)
+        side.set_major_formatter(TIMES)
         side.set_minor_formatter(NullFormatter())
         side.set_minor_locator(NullLocator())
 
 
 def _point(axes: Axes, point: Point, colour: str, theme: Theme) -> None:
     x, y = point.speedup["value"], point.quality["value"]
-    _interval(axes, point.speedup, y, colour)
+    draw_interval(axes, point.speedup, y, colour)
     axes.plot(
         [x, x], [point.quality["low"], point.quality["high"]], color=colour, lw=1.6, alpha=0.55, zorder=2
     )
     axes.plot(x, y, "o", ms=10, color=colour if point.measured else theme.card, mec=colour, mew=1.8, zorder=3)
-    _name(axes, point.label, (x, y), theme.ink)
+    draw_name(axes, point.label, (x, y), theme.ink)
 
 
-def _interval(axes: Axes, found: Estimate, y: float, colour: str) -> None:
+def draw_interval(axes: Axes, found: Estimate, y: float, colour: str) -> None:
+    """A horizontal line as long as an interval."""
     axes.plot([found["low"], found["high"]], [y, y], color=colour, lw=1.6, alpha=0.55, zorder=2)
 
 
-def _name(axes: Axes, text: str, place: tuple[float, float], colour: str) -> None:
+def draw_name(axes: Axes, text: str, place: tuple[float, float], colour: str) -> None:
+    """A name beside its point."""
     axes.annotate(text, place, (9, 7), textcoords="offset points", color=colour, fontsize=9.5)
 
 
