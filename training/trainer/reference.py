@@ -1,7 +1,7 @@
 """Log-probabilities under the model that training starts from, for losses that compare with it."""
 
 # torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import gc
@@ -20,7 +20,7 @@ from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.tree import pack_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pasta_async.training.trainer.base_model import BaseModel
@@ -121,5 +121,5 @@ class Reference:
         length = row_length(sum(map(len, examples)), self.row_tokens, few=device.type == "cuda")
         trees = [tree for example in examples for tree in example.trees]
         packed = pack_row(trees, length, self.pad).to(device)
-        found: Iterator[float] = iter(log_probabilities(model, packed).tolist())
+        found = iter(log_probabilities(model, packed).tolist())
         return {n: tuple(islice(found, len(e.trees))) for n, e in zip(numbers, examples, strict=True)}
