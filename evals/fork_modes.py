@@ -1,11 +1,13 @@
 """Two ways to start a promise's thread, on a real server: what each of them costs.
 
     python -m pasta_async.evals.fork_modes --backend http://127.0.0.1:30000 --n 10
+    python -m pasta_async.evals.fork_modes --backend http://127.0.0.1:30000 --documents documents.jsonl
 
 SGLang puts decoded KV into its prefix cache when a request ends. So a thread forked while main decodes on
 (`stream`) computes again what main decoded since its request began. To end main's request at each promise
 and send it again (`cut`) saves that, for a round trip more and a pause of main. The counts are the server's
-own and do not depend on its hardware; the times do. Each answer begins with an empty prefix cache.
+own and do not depend on its hardware; the times do. Each answer begins with an empty prefix cache. With
+--documents the answers are written under force (pasta_async.evals.forced).
 """
 
 from __future__ import annotations
@@ -14,30 +16,33 @@ import argparse
 import asyncio
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pasta_async import Client, Sampling
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.documents import read_documents
+from pasta_async.evals.engines import cold_client
+from pasta_async.evals.forced import FORCED_SAMPLING
 from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.progress import progress
-from pasta_async.evals.prompts import held_out
+from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+from pasta_async.evals.timing import SAMPLING
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from pasta_async import Generation
+    from pasta_async import Client, Generation, Sampling
     from pasta_async.clock import Clock
-    from pasta_async.evals.prompts import Prompt
+    from pasta_async.results import RequestRecord, ThreadRecord
 
 __all__ = ["Answer", "Mode", "main", "measure", "summarise"]
 
 Mode = Literal["stream", "cut"]
 MODES: tuple[Mode, Mode] = ("stream", "cut")
-_SAMPLING = Sampling(max_tokens=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,13 @@ class Answer:
     prefilled_tokens: int
     """Context tokens that were computed, over all requests."""
     cached_tokens: int
+    fork_tokens: int
+    """Context tokens of the threads' first requests."""
+    fork_cached: int
+    """Those of them that the prefix cache had."""
+    join_tokens: int
+    """Context tokens of main's requests behind a `<sync/>`."""
+    join_cached: int
     first_token: float | None
     """Seconds from a promise to the first token of its thread, on average."""
     written: str
@@ -68,6 +80,7 @@ async def measure(
     prompts: Sequence[Prompt],
     *,
     passes: int = 1,
+    sampling: Sampling = SAMPLING,
     empty: Callable[[], Awaitable[None]],
     clock: Clock = REAL_CLOCK,
 ) -> list[Answer]:
@@ -77,6 +90,7 @@ async def measure(
         client: What answers.
         prompts: What is asked.
         passes: How often all of it is done.
+        sampling: As the client takes it.
         empty: Empties the prefix cache; called before each answer.
         clock: Measures.
 
@@ -89,7 +103,7 @@ async def measure(
                 for mode in MODES if (number + index) % 2 == 0 else MODES[::-1]:
                     await empty()
                     began = clock.time()
-                    generation = await client.generate(prompt.text, sampling=_SAMPLING, fork=mode)
+                    generation = await client.generate(prompt.text, sampling=sampling, fork=mode)
                     answers.append(_answer(index, prompt, mode, clock.time() - began, generation))
                     done()
     return answers
@@ -99,6 +113,7 @@ def _answer(index: int, prompt: Prompt, mode: Mode, seconds: float, generation: 
     threads = generation.threads[1:]
     waits = [thread.first_token - thread.opened for thread in threads if thread.first_token is not None]
     usage = generation.usage
+    forks, joins = [thread.requests[0] for thread in threads], _joins(generation.threads[0])
     return Answer(
         prompt=index,
         family=prompt.family,
@@ -110,9 +125,22 @@ def _answer(index: int, prompt: Prompt, mode: Mode, seconds: float, generation: 
         completion_tokens=usage.completion_tokens,
         prefilled_tokens=usage.prefilled_tokens,
         cached_tokens=usage.cached_tokens,
+        fork_tokens=sum(one.prompt_tokens for one in forks),
+        fork_cached=sum(one.cached_tokens or 0 for one in forks),
+        join_tokens=sum(one.prompt_tokens for one in joins),
+        join_cached=sum(one.cached_tokens or 0 for one in joins),
         first_token=fmean(waits) if waits else None,
         written=generation.document.format(),
     )
+
+
+def _joins(main: ThreadRecord) -> list[RequestRecord]:
+    """Main's requests behind a sync; one behind a cut has nothing new in its context."""
+    return [
+        then
+        for before, then in pairwise(main.requests)
+        if then.prompt_tokens > before.prompt_tokens + before.completion_tokens
+    ]
 
 
 def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -133,12 +161,19 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
                 "decoded tokens": fmean(answer.completion_tokens for answer in own),
                 "prefilled tokens": fmean(answer.prefilled_tokens for answer in own),
                 "cached tokens": fmean(answer.cached_tokens for answer in own),
+                "cached at forks": _share([(answer.fork_cached, answer.fork_tokens) for answer in own]),
+                "cached at joins": _share([(answer.join_cached, answer.join_tokens) for answer in own]),
                 "ms to a thread's first token": 1000 * fmean(answer.first_token or 0.0 for answer in own),
                 "seconds": fmean(answer.seconds for answer in own),
                 "seconds / stream": f"{geometric_mean(ratios):.3f} ({low:.3f} to {high:.3f})",
             }
         )
     return rows
+
+
+def _share(pairs: Sequence[tuple[int, int]]) -> str:
+    cached, tokens = (sum(values) for values in zip(*pairs, strict=True))
+    return f"{100 * cached / tokens:.0f}%" if tokens else "-"
 
 
 def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
@@ -150,18 +185,25 @@ def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
     return [fmean(seconds[mode, prompt]) / fmean(seconds["stream", prompt]) for prompt in prompts]
 
 
-async def _run(backend: str, prompts: Sequence[Prompt], passes: int) -> list[Answer]:
-    async with Client(backend) as client:
-        for prompt in held_out(["describe"], 2, first_seed=1_000_000):
-            await client.generate(prompt.text, sampling=_SAMPLING)
-        return await measure(client, prompts, passes=passes, empty=partial(empty_prefix_cache, backend))
+async def _run(options: argparse.Namespace) -> list[Answer]:
+    documents = read_documents(options.documents, options.first) if options.documents else None
+    if documents:
+        prompts = warm = [Prompt(text, "documents") for text in documents]
+    else:
+        prompts, warm = held_out(options.families, options.n), held_out(["describe"], 2, first_seed=1_000_000)
+    sampling = FORCED_SAMPLING if documents else SAMPLING
+    async with cold_client(options.backend, documents) as client:
+        for prompt in warm[:2]:
+            await client.generate(prompt.text, sampling=sampling)
+        empty = partial(empty_prefix_cache, options.backend)
+        return await measure(client, prompts, passes=options.passes, sampling=sampling, empty=empty)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write the raw figures."""
     options = _options(arguments)
     where = environment()
-    answers = asyncio.run(_run(options.backend, held_out(options.families, options.n), options.passes))
+    answers = asyncio.run(_run(options))
     print(markdown_table(summarise(answers)))
     texts: dict[int, set[str]] = {}
     for answer in answers:
@@ -177,6 +219,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backend", required=True, help="URL of an SGLang server")
     parser.add_argument("--n", type=int, default=10, help="prompts of each family")
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--documents", help="instead: forced decoding of these written answers")
+    parser.add_argument("--first", type=int, help="take so many of the documents only")
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     return parser.parse_args(arguments)

@@ -50,3 +50,8 @@ async def test_what_main_decoded_is_computed_again_for_its_threads_unless_main_i
     assert (stream.mode, cut.mode) == ("stream", "cut")
     assert stream.prefilled_tokens > cut.prefilled_tokens
     assert stream.requests < cut.requests
+    assert stream.fork_tokens == cut.fork_tokens
+    assert stream.fork_cached < cut.fork_cached < cut.fork_tokens
+    # one join each, whatever main was cut into; its context is all but what is written behind it
+    assert stream.join_tokens == cut.join_tokens > 2 * 20
+    assert 0 < stream.join_cached < stream.join_tokens
