@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from finetune_folders import base_folder
+from preference_files import prompt_of
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.training.preference.pairs import choose_pairs
+from pasta_async.training.preference.scoring import Score
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pasta_async.training.preference.pairs import Malformed, Pairs
+    from pasta_async.training.preference.samples import SampledPrompt
+
+WORDS = ("one", "two", "three", "four", "five")
+OUT = {"well_formed": False}
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> ModelCodec:
+    folder = tmp_path_factory.mktemp("pairs")
+    write_tokenizer(base_folder(folder / "base", tags=True), folder / "tokenizer")
+    return ModelCodec(folder / "tokenizer")
+
+
+def scored(prompt: SampledPrompt, values: Sequence[tuple[float, float]]) -> dict[tuple[str, int], Score]:
+    return {
+        (prompt.id, number): Score(id=prompt.id, number=number, speedup=speedup, quality=quality)
+        for number, (speedup, quality) in enumerate(values)
+    }
+
+
+def chosen(
+    codec: ModelCodec,
+    values: Sequence[tuple[float, float]],
+    weight: float = 1.0,
+    changes: Mapping[int, dict[str, Any]] | None = None,
+    seed: int = 0,
+    malformed: Malformed = "last",
+) -> Pairs:
+    prompt = prompt_of(codec, "p", WORDS[: len(values)], changes)
+    return choose_pairs([prompt], scored(prompt, values), weight, seed, malformed)
+
+
+def numbers(pairs: Pairs) -> tuple[int, int, int]:
+    (pair,) = pairs.pairs
+    return pair.best.number, pair.worst.number, pair.n
+
+
+def test_the_weight_decides_what_is_best(codec: ModelCodec) -> None:
+    values = [(3.0, 0.0), (1.0, 1.0), (2.0, 0.4), (1.5, 0.2)]
+    assert numbers(chosen(codec, values, 1.0)) == (0, 3, 4)
+    assert numbers(chosen(codec, values, 8.0)) == (1, 0, 4)
+    assert numbers(chosen(codec, values, math.inf)) == (1, 0, 4)
+
+
+def test_equals_are_drawn_for_and_nothing_else_decides(codec: ModelCodec) -> None:
+    values = [(9.0, 1.0), (1.0, 1.0), (5.0, 1.0), (1.0, 0.5), (7.0, 0.5)]
+    drawn = [numbers(chosen(codec, values, math.inf, seed=seed)) for seed in range(60)]
+    assert {best for best, _, _ in drawn} == {0, 1, 2}
+    assert {worst for _, worst, _ in drawn} == {3, 4}
+    assert drawn[:5] == [numbers(chosen(codec, values, math.inf, seed=seed)) for seed in range(5)]
+    mathematically = [(1.2, 0.5), (2.2, 0.25), (1.0, 0.1)]  # both 3.2 with lambda 4, up to rounding
+    assert {numbers(chosen(codec, mathematically, 4.0, seed=seed))[0] for seed in range(20)} == {0, 1}
+
+
+def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None:
+    names = {
+        "fine": [(1.0, 0.1), (1.0, 0.9)],
+        "tie": [(1.0, 0.5), (2.0, 0.5)],
+        "same": [(1.0, 0.1), (1.0, 0.9)],  # one answer twice, a judge that contradicts itself
+        "few": [(1.0, 0.1), (1.0, 0.9)],
+        "none": [(1.0, 0.1), (1.0, 0.9)],
+    }
+    lost: dict[str, Any] = {"exact": False, "error": "BackendError: it went away"}
+    prompts = [
+        prompt_of(codec, "fine", WORDS[:2]),
+        prompt_of(codec, "tie", WORDS[:2]),
+        prompt_of(codec, "same", (WORDS[0], WORDS[0])),
+        prompt_of(codec, "few", WORDS[:3], {1: {"exact": False}, 2: lost}),
+        prompt_of(codec, "none", WORDS[:2], {0: OUT, 1: OUT}),
+    ]
+    scores = {key: score for prompt in prompts for key, score in scored(prompt, names[prompt.id]).items()}
+    pairs = choose_pairs(prompts, scores, math.inf)
+    assert [pair.id for pair in pairs.pairs] == ["fine"]
+    assert pairs.counts == {
+        **{"prompts": 5, "samples": 11, "failed": 1, "inexact": 1, "malformed": 2},
+        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1},
+    }
+    assert str(pairs).startswith("1 pairs of 5 prompts (left out: 2 tied, 1 with fewer than two usable")
+
+
+def test_what_is_not_exact_is_never_chosen(codec: ModelCodec) -> None:
+    values = [(9.0, 1.0), (2.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+    assert numbers(chosen(codec, values, 1.0, {0: {"exact": False}, 3: {"exact": False}})) == (1, 2, 2)
+
+
+def test_malformed_answers_are_the_worst_or_left_out(codec: ModelCodec) -> None:
+    values = [(9.0, 1.0), (2.0, 0.5), (1.0, 0.5)]
+    assert numbers(chosen(codec, values, 1.0, {0: OUT})) == (1, 0, 3)
+    assert numbers(chosen(codec, values, 1.0, {0: OUT}, malformed="out")) == (1, 2, 2)
+    equal = [(1.0, 0.5), (1.0, 0.5)]
+    assert numbers(chosen(codec, equal, 1.0, {0: OUT})) == (1, 0, 2)  # no tie: one of them is malformed
+
+
+def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
+    prompt = prompt_of(codec, "p", WORDS[:3])
+    scores = scored(prompt, [(1.0, 0.1), (1.0, 0.9), (1.0, 0.3)])
+    few = {key: score for key, score in scores.items() if key != ("p", 1)}
+    with pytest.raises(InvalidRequest, match="1 samples have no score, the first of 'p', number 1"):
+        choose_pairs([prompt], few, 1.0)
+    other = Score(id="q", number=0, speedup=1, quality=1)
+    with pytest.raises(InvalidRequest, match="1 scores have no sample, the first of 'q', number 0"):
+        choose_pairs([prompt], {**scores, ("q", 0): other}, 1.0)
+    with pytest.raises(InvalidRequest, match="more than once among the samples: p"):
+        choose_pairs([prompt, prompt], scores, 1.0)
+    with pytest.raises(InvalidRequest, match="nothing to prefer: 0 pairs of 1 prompts"):
+        choose_pairs([prompt], scored(prompt, [(1.0, 0.5)] * 3), 1.0)

@@ -1,0 +1,69 @@
+"""The target of the squared term, against simulation and against distributions that are known exactly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from pasta_async.training.preference.bonbon import best_of_n_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def best_of(n: int, masses: Sequence[float]) -> NDArray[np.float64]:
+    """The distribution of the best of n draws from a policy over answers in rising order."""
+    below = np.concatenate([[0.0], np.cumsum(masses)])
+    return np.diff(below**n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 16])
+def test_the_target_is_what_simulation_gives(n: int) -> None:
+    ranks = np.random.default_rng(n).random((400_000, n))  # where each sample lies in the reference
+    best, worst = ranks.max(1), ranks.min(1)
+    margins = (n - 1) * np.log(best / worst)  # log-ratio of best-of-n is log n + (n - 1) log rank
+    error = margins.std() / math.sqrt(len(margins))
+    assert abs(margins.mean() - best_of_n_target(n)) < 4 * error
+    assert error < 0.02 * best_of_n_target(n)
+    # it is spread as the larger of n - 1 exponential variables is, whatever the rank of the best
+    variance = (n - 1) ** 2 * sum(1 / k**2 for k in range(1, n))
+    assert margins.var() == pytest.approx(variance, rel=0.03)
+    assert abs(np.corrcoef(margins, best)[0, 1]) < 0.01
+
+
+def test_best_of_n_is_known_exactly_for_a_small_policy() -> None:
+    masses, n = [0.1, 0.4, 0.2, 0.3], 3
+    drawn = np.zeros(4)
+    for answers in itertools.product(range(4), repeat=n):
+        drawn[max(answers)] += math.prod(masses[answer] for answer in answers)
+    assert np.allclose(drawn, best_of(n, masses))
+
+
+@pytest.mark.parametrize("n", [2, 5, 10])
+def test_the_target_is_the_limit_of_policies_over_many_answers(n: int) -> None:
+    gaps: list[float] = []
+    for answers in (500, 2000):
+        masses = np.full(answers, 1 / answers)
+        ratios = np.log(best_of(n, masses.tolist()) / masses)
+        # P(worst >= i and best <= j) is ((j - i + 1) / answers)^n; its differences are the pairs' chances
+        width = np.maximum(np.arange(answers)[None] - np.arange(answers)[:, None] + 1, 0) / answers
+        inside = np.pad(width**n, ((0, 1), (1, 0)))
+        chances = inside[:-1, 1:] - inside[1:, 1:] - inside[:-1, :-1] + inside[1:, :-1]
+        assert chances.sum() == pytest.approx(1)
+        mean = float((chances * (ratios[None] - ratios[:, None])).sum())
+        gaps.append(abs(mean - best_of_n_target(n)))
+    assert gaps[1] < 0.5 * gaps[0] and gaps[1] < 0.02 * best_of_n_target(n)
+
+
+def test_the_paper_s_beta_gives_the_target() -> None:
+    beta = 1 / (2 * 9 * sum(1 / k for k in range(1, 10)))
+    assert best_of_n_target(10) == pytest.approx(1 / (2 * beta)) == pytest.approx(25.4607, abs=1e-4)
+    assert best_of_n_target(2) == 1
+    with pytest.raises(ValueError, match="of 1 samples"):
+        best_of_n_target(1)
