@@ -123,9 +123,8 @@ class LocalBackend:
         try:
             finish = None
             while finish is None:
-                was_full = stream.full
                 piece = await stream.read()
-                if was_full:
+                if stream.job.paused or stream.empty:  # the engine may have paused it while nobody read
                     session.resume()
                 finish = piece.finish
                 yield piece

@@ -95,6 +95,11 @@ class Stream:
         """Whether the reader is so far behind that the job should pause."""
         return self._written - self._read >= _MOST_WAITING
 
+    @property
+    def empty(self) -> bool:
+        """Whether the reader has read all that was handed to it."""
+        return not self._pieces
+
     def write(self, output: Output) -> list[Piece]:
         """The pieces that a token makes ready, with the usage on the first and on the last."""
         pieces = self._writer.write(output)

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import torch
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.model import CausalLM
+from pasta_async.backends.local.session import Stepper
 from pasta_async.errors import BackendError, InvalidRequest, UnsupportedModel
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Backend, DecodeRequest, Piece
@@ -250,6 +252,25 @@ async def test_a_slow_reader_pauses_itself_and_nobody_else(backend: LocalBackend
     assert job.length <= 40 + 33  # its buffer, and no more
     rest = [piece async for piece in slow]
     assert len(all_ids([first, *rest])) == 300
+
+
+async def test_a_loop_that_falls_behind_while_its_reader_waits_goes_on(
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a busy machine: the engine fills the buffer, and pauses, before the reader gets its first piece."""
+    loop, paused = asyncio.get_running_loop(), threading.Event()
+    step_until_nothing_moves = Stepper.run
+
+    def run(stepper: Stepper) -> None:
+        if not paused.is_set():
+            loop.call_soon_threadsafe(paused.wait, 30)
+        step_until_nothing_moves(stepper)
+        paused.set()
+
+    monkeypatch.setattr(Stepper, "run", run)
+    async with asyncio.timeout(60):
+        received = await pieces(backend, request(range(40), 100))
+    assert len(all_ids(received)) == 100
 
 
 async def test_more_requests_than_slots_all_end(folder: Path) -> None:
