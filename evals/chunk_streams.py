@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async import DecodeRequest, Sampling
 from pasta_async.backends import open_backend
+from pasta_async.evals.command import count, run_command
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
@@ -86,16 +87,16 @@ async def _decode(backend: Backend, request: DecodeRequest) -> int:
 def summarise(rounds: Sequence[Round]) -> list[dict[str, Any]]:
     """A row for each number of requests at once."""
     rows = list[dict[str, Any]]()
-    for count in sorted({found.at_once for found in rounds}):
+    for at_once in sorted({found.at_once for found in rounds}):
         streamed, whole = (
-            [found for found in rounds if found.at_once == count and found.stream is stream]
+            [found for found in rounds if found.at_once == at_once and found.stream is stream]
             for stream in (True, False)
         )
         ratios = [b.seconds / a.seconds for a, b in zip(streamed, whole, strict=True)]
         low, high = bootstrap_interval(ratios, geometric_mean)
         rows.append(
             {
-                "requests at once": count,
+                "requests at once": at_once,
                 "CPU us a token, streamed": _cost(streamed),
                 "CPU us a token, whole": _cost(whole),
                 "seconds whole / streamed": f"{geometric_mean(ratios):.2f} ({low:.2f} to {high:.2f})",
@@ -121,9 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="chunk_streams", description=__doc__, formatter_class=form)
     parser.add_argument("--backend", required=True, help="URL of an SGLang server")
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16], help="requests at once")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of each request, at most")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds each way")
+    parser.add_argument("--at-once", type=count, nargs="+", default=[1, 4, 16], help="requests at once")
+    parser.add_argument("--tokens", type=count, default=64, help="tokens of each request, at most")
+    parser.add_argument("--rounds", type=count, default=8, help="rounds each way")
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     options = parser.parse_args(arguments)
     where = environment()
@@ -134,4 +135,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
+from pasta_async.evals.command import run_command
 from pasta_async.evals.prompts import digest
 from pasta_async.training.corpus import Record, read_records, write_records
 
@@ -92,4 +93,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.command import count, run_command
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
@@ -217,14 +218,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="fork_modes", description=__doc__, formatter_class=form)
     parser.add_argument("--backend", required=True, help="URL of an SGLang server")
-    parser.add_argument("--n", type=int, default=10, help="prompts of each family")
+    parser.add_argument("--n", type=count, default=10, help="prompts of each family")
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--documents", help="instead: forced decoding of these written answers")
-    parser.add_argument("--first", type=int, help="take so many of the documents only")
-    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--first", type=count, help="take so many of the documents only")
+    parser.add_argument("--passes", type=count, default=1)
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

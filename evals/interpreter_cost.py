@@ -12,6 +12,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.evals.command import count, run_command
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.thread_memory import ThreadMemory, measure_memory
 from pasta_async.evals.token_cost import TokenCost, measure_tokens
@@ -44,15 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="interpreter_cost", description=__doc__)
-    parser.add_argument("--answers", type=int, default=32, help="answers in a round")
+    parser.add_argument("--answers", type=count, default=32, help="answers in a round")
     parser.add_argument(
         "--together", type=int, nargs="*", default=[1, 16], help="answers that run at the same time"
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument(
         "--telemetry", action="store_true", help="with metrics, traces and logs, which go nowhere"
     )
-    parser.add_argument("--threads", type=int, default=10_000, help="threads that are open at once")
+    parser.add_argument("--threads", type=count, default=10_000, help="threads that are open at once")
     parser.add_argument("--prompt-words", type=int, nargs="*", default=[16, 1000])
     parser.add_argument("--out", help="file for the raw figures, as JSON lines")
     return parser.parse_args(arguments)
@@ -93,4 +94,4 @@ def _memory_row(cost: ThreadMemory) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

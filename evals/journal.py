@@ -31,8 +31,9 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._whole_lines()
         if lines:
-            self._check(json.loads(lines[0]), json.loads(json.dumps(dict(identity))))
-            self.rows += map(json.loads, lines[1:])
+            found = self._read(lines)
+            self._check(found[0], json.loads(json.dumps(dict(identity))))
+            self.rows += found[1:]
         self._file = self.path.open("a", encoding="utf-8")
         if not lines:
             self._write(identity)
@@ -62,6 +63,15 @@ class Journal:
         if len(whole) < len(content):
             self.path.write_bytes(whole)
         return whole.splitlines()
+
+    def _read(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        try:
+            found: list[Any] = [json.loads(line) for line in lines]
+        except ValueError:
+            found = [None]
+        if not all(isinstance(row, dict) for row in found):
+            raise InvalidRequest(f"{self.path} holds no results: write to another place")
+        return found
 
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]

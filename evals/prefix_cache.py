@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httpx
 
+from pasta_async.errors import BackendError
+
 __all__ = ["empty_prefix_cache"]
 
 
@@ -11,9 +13,15 @@ async def empty_prefix_cache(url: str) -> None:
     """Empty the prefix cache of an SGLang server on which nothing is running.
 
     Raises:
-        httpx.HTTPError: The server cannot be reached, or refuses because requests are running.
+        BackendError: The server cannot be reached, or refuses because requests are running.
 
     Cancelling it may leave the cache as it was.
     """
-    async with httpx.AsyncClient(timeout=30) as http:
-        (await http.post(f"{url.rstrip('/')}/flush_cache")).raise_for_status()
+    where = f"{url.rstrip('/')}/flush_cache"
+    try:
+        async with httpx.AsyncClient(timeout=30) as http:
+            (await http.post(where)).raise_for_status()
+    except httpx.HTTPError as error:
+        raise BackendError(
+            f"{where}: {error or type(error).__name__}. Is it an SGLang server, and has it nothing to do?"
+        ) from error

@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.evals.command import count, run_command
 from pasta_async.lang import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="random_model", description=__doc__, formatter_class=form)
     parser.add_argument("--documents", required=True, help="records (JSON lines) whose texts it must write")
     parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=count, default=8192)
+    parser.add_argument("--context", type=count, default=8192)
     parser.add_argument("--no-weights", action="store_true", help="config and tokenizer alone")
     parser.add_argument("--out", required=True, help="the folder")
     options = parser.parse_args(arguments)
@@ -150,4 +151,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

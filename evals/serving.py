@@ -26,6 +26,7 @@ import httpx
 from pasta_async import Client, Limits
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.command import count, positive, run_command
 from pasta_async.evals.statistics import quantile
 from pasta_async.evals.workload import document
 
@@ -44,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print it."""
     parser = argparse.ArgumentParser(prog="serving", description="What the server costs.")
     parser.add_argument("--backend", default="local:", help="for the costs of an answer")
-    parser.add_argument("--rounds", type=int, default=20, help="answers of each way")
+    parser.add_argument("--rounds", type=count, default=20, help="answers of each way")
     parser.add_argument("--streams", type=int, default=1000, help="streams at once; 0: skip")
-    parser.add_argument("--latency", type=float, default=1.0, help="seconds that a token takes there")
+    parser.add_argument("--latency", type=positive, default=1.0, help="seconds that a token takes there")
     options = parser.parse_args(arguments)
     for name, seconds in asyncio.run(measure_costs(options.backend, options.rounds)).items():
         print(f"{name:40} {1000 * median(seconds):8.1f} ms (median of {len(seconds)})")
@@ -220,4 +221,4 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

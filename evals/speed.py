@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.command import count, run_command
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
@@ -137,7 +138,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="speed", description=__doc__, formatter_class=form)
     parser.add_argument("--backend", default="local:", help="as for pasta_async.generate")
-    parser.add_argument("--n", type=int, default=20, help="held-out prompts of each family")
+    parser.add_argument("--n", type=count, default=20, help="held-out prompts of each family")
     parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument(
         "--prompts", help="instead of these: a file with a prompt in each line, or .jsonl with `instruction`"
@@ -145,9 +146,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--documents", help="forced decoding: records with prompts and the answers that are to be written"
     )
-    parser.add_argument("--first", type=int, help="take so many of a file's prompts only")
-    parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--together", type=int, default=1, help="prompts that are answered at the same time")
+    parser.add_argument("--first", type=count, help="take so many of a file's prompts only")
+    parser.add_argument("--passes", type=count, default=2)
+    parser.add_argument("--together", type=count, default=1, help="prompts that are answered at a time")
     parser.add_argument(
         "--out", help="file for the raw figures, as JSON lines; one that was broken off is gone on with"
     )
@@ -155,4 +156,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

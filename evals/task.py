@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async import Client, Sampling
 from pasta_async.errors import PastaError
 from pasta_async.evals.answers import answer_all, of_form, theoretical
+from pasta_async.evals.command import count
 from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table
@@ -120,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="task", description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("--backend", default="local:", help="as for pasta_async.generate")
-    add("--n", type=int, default=50, help="prompts of each family")
+    add("--n", type=count, default=50, help="prompts of each family")
     add("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
     add("--seed", type=int, default=0, help="the first seed of the held-out prompts")
     add("--out", type=Path, required=True, help="folder; a run that was interrupted goes on from what it has")
-    add("--max-tokens", type=int, default=1024, help="of an answer, tags counted")
-    add("--together", type=int, default=4, help="answers at the same time")
+    add("--max-tokens", type=count, default=1024, help="of an answer, tags counted")
+    add("--together", type=count, default=4, help="answers at the same time")
     try:
         result = asyncio.run(_run(parser.parse_args(arguments)))
     except PastaError as error:

@@ -18,6 +18,7 @@ from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED, JudgeServer, Option
 from pasta_async.evals.alpaca.outcome import outcome, tables
 from pasta_async.evals.alpaca.questions import OFFICIAL, fingerprint, read_difficulty, read_questions
 from pasta_async.evals.answers import FORMS, answer_all, of_form
+from pasta_async.evals.command import count, positive
 from pasta_async.evals.journal import Journal
 from pasta_async.evals.records import environment, markdown_table, write_rows
 
@@ -138,14 +139,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--backend", default="local:", help="as for pasta_async.generate")
     add("--prompts", required=True, help="JSON lines with `instruction` and `dataset`")
     add("--difficulty", type=Path, help="CSV with `instruction_difficulty`, in the order of the prompts")
-    add("--first", type=int, metavar="N", help="only the first N prompts, to try things")
+    add("--first", type=count, metavar="N", help="only the first N prompts, to try things")
     add("--out", type=Path, required=True, help="folder; a run that was interrupted goes on from what it has")
-    add("--max-tokens", type=int, default=2048, help="of an answer, tags counted")
-    add("--together", type=int, default=4, help="answers, and then judgements, at the same time")
+    add("--max-tokens", type=count, default=2048, help="of an answer, tags counted")
+    add("--together", type=count, default=4, help="answers, and then judgements, at the same time")
     add("--judge", metavar="URL", help="base URL of an OpenAI-compatible server; without it, only answers")
     add("--judge-model", default="gpt-4-1106-preview")
     add("--judge-key", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with its key")
-    add("--judge-timeout", type=float, default=120.0, help="seconds for a judgement")
+    add("--judge-timeout", type=positive, default=120.0, help="seconds for a judgement")
     add("--judge-retries", type=int, default=8, help="after rate limits, time-outs and the like")
     add("--allow-missing", type=int, default=0, help="pairs that may stay without a judgement")
     add("--bootstrap", type=int, default=200, help="fits of the length-controlled model for its interval")

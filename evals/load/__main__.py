@@ -18,6 +18,7 @@ from dataclasses import asdict
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
+from pasta_async.evals.command import count, positive, run_command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
@@ -117,12 +118,21 @@ async def _run(
         )
 
 
+_MODES: tuple[tuple[Mode, str], ...] = (("closed", "at once"), ("open", "a second"))
+
+
 def _told(found: Sequence[Figures], method: str) -> str:
-    modes: tuple[tuple[Mode, str], ...] = (("closed", "{:g} at once"), ("open", "{:g} a second"))
-    words = [
-        form.format(level) for mode, form in modes if (level := pays_up_to(found, method, mode)) is not None
-    ]
-    return f"{method}: sooner than in sequence up to {' and '.join(words) or 'no load at all'}"
+    """Up to which load a method's answers come sooner than in sequence, and by how much there and beyond."""
+    words = list[str]()
+    for mode, unit in _MODES:
+        speedups = {
+            one.level: one.speedup or 0.0 for one in found if (one.method, one.mode) == (method, mode)
+        }
+        end = pays_up_to(found, method, mode)
+        beyond = [level for level in speedups if end is None or level > end][:1]
+        words += [f"{speedups[end]:.2f} times as soon as in sequence with {end:g} {unit}"] if end else []
+        words += [f"{speedups[level]:.2f} times with {level:g} {unit}: it no longer pays" for level in beyond]
+    return f"{method}: {', '.join(words)}"
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -130,16 +140,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="load", description=__doc__, formatter_class=form)
     parser.add_argument("--backend", required=True, help="local:FOLDER, or the URL of an SGLang server")
     parser.add_argument("--documents", required=True, help="records with prompts and written answers")
-    parser.add_argument("--first", type=int, help="take so many of them only")
+    parser.add_argument("--first", type=count, help="take so many of them only")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=["sequential", "pasta"])
-    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 16, 64], help="closed loops")
-    parser.add_argument("--rates", type=float, nargs="*", default=[], help="open loops: arrivals a second")
-    parser.add_argument("--answers", type=int, default=32, help="for each load and method, at least")
-    parser.add_argument("--target", type=float, help="seconds; default: twice the unloaded median")
+    parser.add_argument("--at-once", type=count, nargs="*", default=[1, 4, 16, 64], help="closed loops")
+    parser.add_argument("--rates", type=positive, nargs="*", default=[], help="open loops: arrivals a second")
+    parser.add_argument("--answers", type=count, default=32, help="for each load and method, at least")
+    parser.add_argument("--target", type=positive, help="seconds; default: twice the unloaded median")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="file for the raw figures; one that was broken off is gone on with")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

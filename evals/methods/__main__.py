@@ -21,6 +21,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
+from pasta_async.evals.command import count, run_command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
@@ -179,9 +180,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--backend", required=True, help="local:FOLDER, the URL of an SGLang server, or simulated:FILE"
     )
     parser.add_argument("--documents", required=True, help="records with prompts and written answers")
-    parser.add_argument("--first", type=int, help="take so many of them only")
+    parser.add_argument("--first", type=count, help="take so many of them only")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=[], help="default: all that can run")
-    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--passes", type=count, default=1)
     parser.add_argument(
         "--out", help="file for the raw figures, as JSON lines; one that was broken off is gone on with"
     )
@@ -189,4 +190,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

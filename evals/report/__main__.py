@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pasta_async.evals.report as about
 from pasta_async.errors import PastaError
+from pasta_async.evals.command import positive
 from pasta_async.evals.report.reading import read_results
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("report"), help="the folder that is written")
     parser.add_argument("--title", default="Parallel decoding, measured")
-    parser.add_argument("--target", type=float, help="latency target of the goodput, in seconds")
+    parser.add_argument("--target", type=positive, help="latency target of the goodput, in seconds")
     options = parser.parse_args(arguments)
     try:
         results = read_results(options.results)

@@ -28,15 +28,13 @@ class SimulatedBackend:
     """Engines with continuous batching and a prefix cache each; every request has to be forced.
 
     Each step takes what the model says for the requests that are in it. Prompts are computed a part at a time
-    beside the decoding. Requests of one answer go to one engine, told by the answer's name.
+    beside the decoding. Requests of one answer go to one engine, told by the answer's name. All are one
+    client's.
 
     Args:
-        model: How long steps take.
+        model: How long steps take, and the client's work.
         engines: GPUs, each with all the weights.
         tokenizer: A `WordTokenizer` unless given.
-        shares_running: Whether a request finds the KV of others of its answer that still run: the embedded
-            engine does, SGLang knows what is decoded only when its request has ended.
-        step_tokens: Prompt tokens computed in one step.
         max_running: Requests of one engine that decode at the same time; the others wait.
         clock: A new `VirtualClock` unless given.
     """
@@ -47,8 +45,6 @@ class SimulatedBackend:
         *,
         engines: int = 1,
         tokenizer: Tokenizer | None = None,
-        shares_running: bool = False,
-        step_tokens: int = 2048,
         max_running: int = 256,
         clock: Clock | None = None,
     ) -> None:
@@ -57,8 +53,8 @@ class SimulatedBackend:
         self._tokenizer = tokenizer or WordTokenizer()
         self._chat = Chat(self._tokenizer)
         self._tags = frozenset(self._tokenizer.tags or ())
-        limits = (step_tokens, max_running, shares_running)
-        self._engines = [_Engine(model, self.clock, *limits) for _ in range(engines)]
+        self._client = _Client(self.clock)
+        self._engines = [_Engine(model, self.clock, self._client, max_running) for _ in range(engines)]
         self._info = ModelInfo(
             name="simulated",
             context_length=2**31,
@@ -93,14 +89,17 @@ class SimulatedBackend:
         """
         if not request.forced:
             raise InvalidRequest("a simulated engine writes nothing of its own: force it (ForcedBackend)")
-        await self.clock.sleep(self.model.round_trip.value)
+        sent = self._client.work(self.model.request.value)
+        await self.clock.sleep(sent + self.model.round_trip.value - self.clock.time())
         engine = self._engines[zlib.crc32(request.answer.encode()) % len(self._engines)]
         job = _Job(request, {*request.stop_ids, *self._info.end_ids})
         engine.add(job)
         try:
             finish = None
             while finish is None:
-                token, finish = await job.next()
+                token, finish, due = await job.next()
+                if (wait := due - self.clock.time()) > 0:
+                    await self.clock.sleep(wait)
                 text = "" if token in self._info.end_ids else self._tokenizer.decode([token])
                 yield Piece((token,), text, finish, len(request.ids), job.cached)
         finally:
@@ -110,6 +109,20 @@ class SimulatedBackend:
         """End every open request with an error."""
         for engine in self._engines:
             engine.close()
+
+
+class _Client:
+    """What reads and asks, doing one thing after another."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.free = 0.0
+        """When it is done with all it has to do."""
+
+    def work(self, seconds: float) -> float:
+        """Add to that; when it will be done."""
+        self.free = max(self.free, self._clock.time()) + seconds
+        return self.free
 
 
 class _Job:
@@ -123,23 +136,23 @@ class _Job:
         """Prompt tokens that are still to be computed."""
         self.out: list[int] = []
         self._ends = ends
-        self._ready: deque[tuple[int, FinishReason | None]] = deque()
+        self._ready: deque[tuple[int, FinishReason | None, float]] = deque()
         self._news = asyncio.Event()
         self._closed = False
 
-    def write(self) -> bool:
-        """Decode a token; whether it was the last."""
+    def write(self, due: float) -> bool:
+        """Decode a token, which the client gets to when it is due; whether it was the last."""
         forced = self.request.forced
         token = forced[len(self.out)]
         self.out.append(token)
         finish: FinishReason | None = "stop" if token in self._ends else None
         if finish is None and len(self.out) in (self.request.max_tokens, len(forced)):
             finish = "length"
-        self._ready.append((token, finish))
+        self._ready.append((token, finish, due))
         self._news.set()
         return finish is not None
 
-    async def next(self) -> tuple[int, FinishReason | None]:
+    async def next(self) -> tuple[int, FinishReason | None, float]:
         while not self._ready:
             if self._closed:
                 raise BackendError("simulated: the backend was closed")
@@ -155,12 +168,9 @@ class _Job:
 class _Engine:
     """One engine: a batch, a queue, a prefix cache, and a task while there is anything to do."""
 
-    def __init__(
-        self, model: EngineModel, clock: Clock, step_tokens: int, max_running: int, shares_running: bool
-    ) -> None:
-        self._model, self._clock = model, clock
-        self._step_tokens, self._max_running = step_tokens, max_running
-        self._shares_running = shares_running
+    def __init__(self, model: EngineModel, clock: Clock, client: _Client, max_running: int) -> None:
+        self._model, self._clock, self._client = model, clock, client
+        self._max_running = max_running
         self._cache = PrefixTree()
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
@@ -193,7 +203,7 @@ class _Engine:
         while self._waiting or self._running:
             self._admit()
             decoding = [job for job in self._running if not job.missing]
-            parts = self._parts(self._step_tokens)
+            parts = self._parts(self._model.step_tokens)
             tokens = sum(len(job.ids) + len(job.out) for job in decoding)
             prefilled = sum(count for _, count in parts)
             await self._clock.sleep(self._model.seconds(len(decoding), tokens, prefilled))
@@ -202,10 +212,13 @@ class _Engine:
                 if not job.missing:
                     self._cache.add(job.ids)
                     decoding.append(job)
+            due = self._client.work(self._model.token.value * len(decoding))
             for job in decoding:
-                if job in self._running and job.write():
+                if job in self._running and job.write(due):
                     self._running.remove(job)
                     self._keep(job)
+            if self._model.embedded and (wait := self._client.free - self._clock.time()) > 0:
+                await self._clock.sleep(wait)
 
     def _parts(self, budget: int) -> list[tuple[_Job, int]]:
         """The prompts that are computed in this step, as far as they go."""
@@ -219,7 +232,7 @@ class _Engine:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_running:
             job = self._waiting.popleft()
-            for other in self._running if self._shares_running else ():
+            for other in self._running if self._model.embedded else ():
                 if other.request.answer == job.request.answer and not other.missing:
                     self._keep(other)
             job.cached = min(self._cache.match(job.ids), len(job.ids) - 1)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -28,7 +29,12 @@ _NAMES = itertools.count(random.randrange(10**9) * 10**6)
 
 
 async def take_samples(
-    backend: Backend, settings: Sequence[tuple[int, int]], *, rounds: int = 3, clock: Clock = REAL_CLOCK
+    backend: Backend,
+    settings: Sequence[tuple[int, int]],
+    *,
+    rounds: int = 3,
+    shared: bool = False,
+    clock: Clock = REAL_CLOCK,
 ) -> list[Sample]:
     """Decode so many requests at once on contexts of so many tokens, which no cache knows; medians of rounds.
 
@@ -36,6 +42,8 @@ async def take_samples(
         backend: What is timed; it has to take forced requests.
         settings: Requests at once and tokens of context.
         rounds: How often each setting is timed, behind one that warms up; all settings take turns.
+        shared: Whether the requests of a round have one context, which the cache knows by then: threads of
+            an answer.
         clock: Measures.
 
     Cancelling it aborts the requests under way.
@@ -44,7 +52,7 @@ async def take_samples(
     found: dict[tuple[int, int], list[tuple[float, float]]] = {setting: [] for setting in settings}
     for turn in range(rounds + 1):
         for setting in settings:
-            timed = await _round(backend, words, *setting, clock)
+            timed = await _round(backend, words, *setting, shared, clock)
             found[setting] += [timed] if turn else []
     return [
         Sample(*setting, median(step for step, _ in timed), median(first for _, first in timed), _TOKENS)
@@ -53,11 +61,14 @@ async def take_samples(
 
 
 async def _round(
-    backend: Backend, words: Sequence[int], at_once: int, context: int, clock: Clock
+    backend: Backend, words: Sequence[int], at_once: int, context: int, shared: bool, clock: Clock
 ) -> tuple[float, float]:
     """Median seconds between tokens while all decode, and until the first token."""
-    began = clock.time()
     requests = [_request(words, context) for _ in range(at_once)]
+    if shared:
+        requests = [replace(request, ids=requests[0].ids) for request in requests]
+        await _times(backend, replace(requests[0], max_tokens=1), clock)
+    began = clock.time()
     times = await asyncio.gather(*(_times(backend, request, clock) for request in requests))
     start, end = max(one[0] for one in times), min(one[-1] for one in times)
     gaps = [b - a for one in times for a, b in pairwise(one) if start <= a and b <= end]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.evals.simulator import Constant, EngineModel, Sample, SimulatedBackend, fit
-from pasta_async.evals.simulator.__main__ import check_answers, check_samples, main
+from pasta_async.evals.simulator.__main__ import check_samples, main
+from pasta_async.evals.simulator.answers import answer_seconds, check_answers, fit_client
 from pasta_async.evals.simulator.measuring import take_samples
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
@@ -68,15 +70,15 @@ async def test_more_engines_share_the_answers():
 
 
 async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
-    async def prefilled(*, shares_running: bool) -> int:
-        backend = SimulatedBackend(REAL, shares_running=shares_running)
+    async def prefilled(*, embedded: bool) -> int:
+        backend = SimulatedBackend(replace(REAL, embedded=embedded))
         async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
             ids = await engine.ask_library(CASES[0].fresh(), plain=False)
             return (
                 await engine.client.generate(ids, sampling=Sampling(max_tokens=10**9))
             ).usage.prefilled_tokens
 
-    assert await prefilled(shares_running=True) < await prefilled(shares_running=False)
+    assert await prefilled(embedded=True) < await prefilled(embedded=False)
 
 
 async def test_the_constants_of_an_engine_are_found_by_timing_it():
@@ -101,6 +103,32 @@ def test_no_constant_is_negative_and_too_few_samples_are_refused():
     assert found.step.value > 0.005
     with pytest.raises(InvalidRequest, match="two lengths"):
         fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
+
+
+async def test_a_clients_work_delays_an_embedded_engine_and_else_only_what_the_client_sees():
+    working = replace(model(0.01), token=Constant(0.004, True), request=Constant(0.1, True))
+    for embedded, step in ((True, 0.014), (False, 0.01)):
+        block = await load(1, 1, "sequential", replace(working, embedded=embedded), answers=1)
+        (answer,) = block.answers
+        assert answer.first_token == pytest.approx(0.1 + 0.014)
+        assert answer.seconds == pytest.approx(answer.first_token + step * (answer.tokens - 1))
+    # four answers' tokens take it longer than a step: it falls behind
+    (answer, *_) = (await load(1, 4, "sequential", working, answers=4)).answers
+    assert answer.seconds == pytest.approx(4 * 0.004 * answer.tokens, rel=0.1)
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+async def test_a_clients_work_is_found_from_whole_answers(embedded: bool):
+    work = (Constant(0.003, True), Constant(0.02, True))
+    real = replace(REAL, embedded=embedded, token=work[0], request=work[1])
+
+    async def simulate(other: EngineModel) -> list[float]:
+        return await answer_seconds(SimulatedBackend(other), DOCUMENTS, at_once=3, answers=3)
+
+    found = await fit_client(replace(REAL, embedded=embedded), await simulate(real), simulate)
+    rows = await check_answers(SimulatedBackend(real), SimulatedBackend(found), DOCUMENTS, at_once=5)
+    assert all(abs(float(row["error"][:-1])) <= 2 for row in rows)
+    assert (found.token.value, found.request.value) == pytest.approx((0.003, 0.02), rel=0.05)
 
 
 async def test_whole_answers_are_compared_with_a_simulation_of_them():

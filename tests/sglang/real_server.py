@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
 
-FLAGS = ("--enable-deterministic-inference", "--skip-server-warmup", "--enable-custom-logit-processor")
-"""Requests' own seeds count; no test request at the start; answers may be forced."""
+FLAGS = (
+    *("--enable-deterministic-inference", "--skip-server-warmup"),
+    *("--enable-custom-logit-processor", "--enable-cache-report"),
+)
+"""Requests' own seeds count; no test request at the start; answers may be forced; its own endpoint tells
+what was cached."""
 
 
 class RealServer(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 
 from pasta_async import Client, Sampling
 from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -29,6 +30,14 @@ WRITTEN = (
     '<promise topic="outcome" tokens="20"/><async>Nobody won.</async><sync/> Both were long.'
 )
 DOCUMENT = parse(WRITTEN)
+LISTED = parse(
+    "Two wars:\n\n"
+    + "\n".join(
+        f'{number}. <promise topic="{topic}" tokens="30"/><async>{topic}: {" and then" * 15}</async>'
+        for number, topic in enumerate(("Causes", "Outcome"), 1)
+    )
+    + "<sync/>\n\nBoth were long."
+)
 FORKS: tuple[Literal["stream"], Literal["cut"]] = ("stream", "cut")
 
 
@@ -69,6 +78,28 @@ async def test_free_and_dictated_requests_share_batches_and_the_kv_is_that_of_th
     assert first[: len(one)] == one and warm == two
     # what follows is what follows a prompt that ends with the dictated tokens
     assert second[len(two) :] == await decode(backend, [*prompt, *two], [], 20 - len(two))
+
+
+async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_engine(
+    backend: SGLangBackend, local: LocalBackend, server: RealServer
+):
+    methods = [method for method in METHODS.values() if method.talks_to != "sglang"]
+    case = Case(0, "Well?", LISTED)
+    found = list[list[Played]]()
+    for inner, url in ((backend, server.url), (local, "local:")):
+        async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
+            found.append([await play(engine, method, case) for method in methods])
+    real, embedded = (
+        [(row.method, row.tokens, row.critical_path, row.requests) for row in rows] for rows in found
+    )
+    assert real == embedded
+    rows = {row.method: row for row in found[0]}
+    assert rows["skeleton"].requests == rows["by hand"].requests == 1 + 3
+    assert rows["apar"].requests == 1 + 2
+    assert all(row.tokens > row.critical_path for row in rows.values() if row.method != "sequential")
+    # forks and joins find the prompt that they share; prompts of their own share their first words
+    assert rows["plan-then-fork"].cached_tokens > rows["by hand"].cached_tokens
+    assert all(row.tokens > rows["sequential"].tokens for name, row in rows.items() if name != "sequential")
 
 
 def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: RealServer, tmp_path: Path):

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.evals import speed
+from pasta_async.evals.command import run_command
+from pasta_async.evals.journal import Journal
+from pasta_async.evals.load import __main__ as load
+from pasta_async.evals.methods import __main__ as methods
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    Main = Callable[[Sequence[str]], None]
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (load.main, "--backend local: --documents none --at-once 0"),
+        (load.main, "--backend local: --documents none --rates -1"),
+        (load.main, "--backend local: --documents none --rates inf"),
+        (methods.main, "--backend local: --documents none --first 0"),
+        (speed.main, "--passes many"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
+    main: Main, arguments: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    assert "1 or more" in (told := capsys.readouterr().err) or "above 0" in told or "invalid" in told
+
+
+def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("no JSON\n")
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
+    nowhere = "http://127.0.0.1:9"
+    for arguments, told in (
+        (f"--backend local: --documents {tmp_path / 'missing.jsonl'}", "missing.jsonl"),
+        (f"--backend local: --documents {documents} --out {rows}", "holds no results"),
+        (f"--backend {nowhere} --documents {documents}", nowhere),
+        (f"--backend local:{tmp_path / 'nowhere'} --documents {documents}", "nowhere"),
+        (f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}", "no engine model"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_command(partial(load.main, arguments.split()))
+        assert told in str(ended.value.code)
+
+
+def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
+    for content in ("no JSON\n", "[1]\n", "{}\nno JSON\n"):
+        (tmp_path / "rows.jsonl").write_text(content)
+        with pytest.raises(Exception, match="holds no results"):
+            Journal(tmp_path / "rows.jsonl", {})
