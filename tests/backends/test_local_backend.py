@@ -257,7 +257,7 @@ async def test_a_slow_reader_pauses_itself_and_nobody_else(backend: LocalBackend
 async def test_a_loop_that_falls_behind_while_its_reader_waits_goes_on(
     backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a busy machine: the engine fills the buffer, and pauses, before the reader gets its first piece."""
+    """As on a busy machine: the engine fills the buffer, and pauses, before the reader gets a piece."""
     loop, paused = asyncio.get_running_loop(), threading.Event()
     step_until_nothing_moves = Stepper.run
 
