@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,8 @@ from pasta_async.training.corpus.store import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pydantic.fields import FieldInfo
 
     from pasta_async.training.recipe.step import Step
 
@@ -45,11 +48,18 @@ def check_flags(steps: Sequence[Step]) -> None:
         module, name = SETTINGS[step.module]
         settings: type[BaseModel] = getattr(import_module(module), name)
         try:
-            settings.model_validate({key: _given(value) for key, value in step.flags.items()})
+            settings.model_validate(
+                {key: _given(value, settings.model_fields.get(key)) for key, value in step.flags.items()}
+            )
         except ValidationError as error:
             raise InvalidRequest(f"{step.name} ({step.module}): {explain(error)}") from None
 
 
-def _given(value: Any) -> Any:
-    """A value as the command line gives it: tables are JSON there."""
-    return json.dumps(value) if isinstance(value, dict) else value
+def _given(value: Any, field: FieldInfo | None) -> Any:
+    """A value as `read_command_line` gives it: several words make a list, tables are JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, Path):
+        value = str(value)
+    several = field is not None and getattr(field.annotation, "__origin__", None) is tuple
+    return [value] if several and not isinstance(value, list) else value
