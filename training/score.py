@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.preference.judge import Judge
 
-__all__ = ["ScoreSettings", "Summary", "main", "score"]
+__all__ = ["ScoreSettings", "Summary", "main", "open_judge", "score"]
 
 _OWN = re.compile(r"[\w.]+:\w+")
 
@@ -114,7 +114,7 @@ async def score(settings: ScoreSettings) -> Summary:
     prompts = await asyncio.to_thread(read_samples, settings.samples)
     answers = len({(prompt.id, sample.text) for prompt in prompts for sample in prompt.samples})
     async with AsyncExitStack() as stack:
-        judge = await _judge(settings, stack)
+        judge = await open_judge(settings, stack)
         bar: tqdm[NoReturn] = stack.enter_context(tqdm(total=answers, unit=" answers", disable=None))
         scoring = Scoring(judge, on_progress=lambda: _advance(bar))
         scores = await scoring.run(prompts, settings.in_flight)
@@ -133,7 +133,12 @@ def _advance(bar: tqdm[NoReturn]) -> None:
     bar.update()
 
 
-async def _judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
+async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
+    """The judge that the settings name; what it opens is closed by the stack.
+
+    Raises:
+        InvalidRequest: There is no such judge, or its journal beside `settings.out` is another one's.
+    """
     if settings.judge == "task":
         return TaskJudge()
     if not settings.remote:
