@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from pasta_async.lang import parse
 from pasta_async.results import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["Results", "Source", "read_results"]
 
@@ -114,11 +115,26 @@ def _measured(
             runs = [Run(**row) for row in rows]
             compare(runs)
             return runs
-        return [Played(**row) for row in rows] if kind == "methods" else [Block.of(row) for row in rows]
+        if kind == "methods":
+            played = [Played(**row) for row in rows]
+            _complete((one.prompt, one.number, one.method) for one in played)
+            return played
+        blocks = [Block.of(row) for row in rows]
+        _complete((one.mode, one.level, one.method) for one in blocks)
+        return blocks
     except (TypeError, KeyError, ValueError) as error:
         raise InvalidRequest(
             f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
         ) from error
+
+
+def _complete(measured: Iterable[tuple[Any, Any, str]]) -> None:
+    """Raise ValueError if some method is missing somewhere."""
+    methods = defaultdict[tuple[Any, Any], set[str]](set)
+    for one, other, method in measured:
+        methods[one, other].add(method)
+    if len({*map(frozenset, methods.values())}) > 1:
+        raise ValueError("not every method was measured everywhere")
 
 
 def _answer(path: Path, found: dict[str, Any]) -> tuple[Generation, Generation | None]:

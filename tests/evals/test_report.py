@@ -105,8 +105,9 @@ def test_two_results_of_a_kind_need_two_labels(files: dict[str, Path]) -> None:
         read_results([f"a={files['alpaca']}", f"a={files['fast']}"])
 
 
-def test_a_run_that_was_broken_off_is_not_reported(files: dict[str, Path], tmp_path: Path) -> None:
-    lines = files["speed"].read_text().splitlines()
+@pytest.mark.parametrize("kind", ["speed", "methods", "load"])
+def test_a_run_that_was_broken_off_is_not_reported(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    lines = files[kind].read_text().splitlines()
     (tmp_path / "part.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(InvalidRequest, match="it goes on"):
         read_results([str(tmp_path / "part.jsonl")])
