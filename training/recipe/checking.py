@@ -33,7 +33,7 @@ SETTINGS: dict[str, tuple[str, str]] = {
     f"{_TRAINING}.score": (f"{_TRAINING}.score", "ScoreSettings"),
     f"{_TRAINING}.prefer": (f"{_TRAINING}.prefer", "PreferSettings"),
     f"{_TRAINING}.recipe.draw": (f"{_TRAINING}.recipe.draw", "DrawSettings"),
-    "pasta_async.evals.frontier": ("pasta_async.evals.frontier.__main__", "FrontierSettings"),
+    "pasta_async.evals.frontier": ("pasta_async.evals.frontier.measuring", "FrontierSettings"),
 }
 """Where the settings of each command are."""
 
