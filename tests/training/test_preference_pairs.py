@@ -90,7 +90,7 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     pairs = choose_pairs(prompts, scores, math.inf)
     assert [pair.id for pair in pairs.pairs] == ["fine"]
     assert pairs.counts == {
-        **{"prompts": 5, "samples": 11, "failed": 1, "inexact": 1, "malformed": 2},
+        **{"prompts": 5, "samples": 11, "failed": 1, "unscored": 0, "inexact": 1, "malformed": 2},
         **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1},
     }
     assert str(pairs).startswith("1 pairs of 5 prompts (left out: 2 tied, 1 with fewer than two usable")
@@ -113,8 +113,10 @@ def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
     prompt = prompt_of(codec, "p", WORDS[:3])
     scores = scored(prompt, [(1.0, 0.1), (1.0, 0.9), (1.0, 0.3)])
     few = {key: score for key, score in scores.items() if key != ("p", 1)}
-    with pytest.raises(InvalidRequest, match="1 samples have no score, the first of 'p', number 1"):
-        choose_pairs([prompt], few, 1.0)
+    partial = choose_pairs([prompt], few, 1.0)  # a judge may have failed
+    assert partial.counts["unscored"] == 1 and numbers(partial) == (2, 0, 2)
+    with pytest.raises(InvalidRequest, match="2 samples have no score, the first of 'p', number 1"):
+        choose_pairs([prompt], {("p", 0): scores["p", 0]}, 1.0)
     other = Score(id="q", number=0, speedup=1, quality=1)
     with pytest.raises(InvalidRequest, match="1 scores have no sample, the first of 'q', number 0"):
         choose_pairs([prompt], {**scores, ("q", 0): other}, 1.0)

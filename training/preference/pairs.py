@@ -44,9 +44,9 @@ class Pairs:
 
     pairs: list[Pair] = field(default_factory=list[Pair])
     counts: Counter[str] = field(default_factory=Counter[str])
-    """prompts and samples that were read; of the samples failed, inexact and malformed ones; of the prompts
-    those with fewer than two usable samples (few), without a well-formed one (no_best), with a best and a
-    worst that tie (ties)."""
+    """prompts and samples that were read; of the samples failed, unscored, inexact and malformed ones; of
+    the prompts those with fewer than two usable samples (few), without a well-formed one (no_best), with a
+    best and a worst that tie (ties)."""
 
     def __str__(self) -> str:
         """One line."""
@@ -54,8 +54,8 @@ class Pairs:
         return (
             f"{len(self.pairs)} pairs of {counts['prompts']} prompts (left out: {counts['ties']} tied, "
             f"{counts['few']} with fewer than two usable samples, {counts['no_best']} without a well-formed "
-            f"one); of {counts['samples']} samples {counts['failed']} failed, {counts['inexact']} are "
-            f"inexact, {counts['malformed']} malformed"
+            f"one); of {counts['samples']} samples {counts['failed']} failed, {counts['unscored']} have "
+            f"no score, {counts['inexact']} are inexact, {counts['malformed']} malformed"
         )
 
 
@@ -68,8 +68,8 @@ def choose_pairs(
 ) -> Pairs:
     """Choose the best and the worst of each prompt's samples.
 
-    Samples that failed or are not exact take no part. Those that tie at the top, or at the bottom, are drawn
-    for; a prompt whose best ties with its worst is left out.
+    Samples that failed, are not exact or have no score take no part. Those that tie at the top, or at the
+    bottom, are drawn for; a prompt whose best ties with its worst is left out.
 
     Args:
         prompts: With their samples.
@@ -84,11 +84,12 @@ def choose_pairs(
     _check(prompts, scores)
     chosen = Pairs()
     for prompt in prompts:
-        chosen.counts.update(_count(prompt))
+        chosen.counts.update(_count(prompt, scores))
         usable = [
             sample
             for sample in prompt.samples
-            if sample.exact and sample.targets and (sample.well_formed or malformed == "last")
+            if sample.exact and sample.targets and (prompt.id, sample.number) in scores
+            if sample.well_formed or malformed == "last"
         ]
         order = {
             s.number: (s.well_formed, round(value(scores[prompt.id, s.number], weight), 9)) for s in usable
@@ -118,30 +119,30 @@ def _pair(
     return "pairs", Pair(prompt, best, worst, len(usable))
 
 
-def _count(prompt: SampledPrompt) -> dict[str, int]:
+def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
     sound = [sample for sample in prompt.samples if not sample.error]
     return {
         "prompts": 1,
         "samples": len(prompt.samples),
         "failed": len(prompt.samples) - len(sound),
+        "unscored": sum((prompt.id, sample.number) not in scores for sample in sound),
         "inexact": sum(not sample.exact for sample in sound),
         "malformed": sum(not sample.well_formed for sample in sound),
     }
 
 
 def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Score]) -> None:
-    """Every sample that did not fail has a score, and every score a sample."""
+    """Every score is of a sample, and most samples that did not fail have one."""
     if repeated := [name for name, times in Counter(prompt.id for prompt in prompts).items() if times > 1]:
         raise InvalidRequest(f"{len(repeated)} prompts occur more than once among the samples: {repeated[0]}")
-    known = {(prompt.id, sample.number) for prompt in prompts for sample in prompt.samples}
-    needed = {(p.id, sample.number) for p in prompts for sample in p.samples if not sample.error}
-    for places, what in (
-        (needed - scores.keys(), "samples have no score"),
-        (scores.keys() - known, "scores have no sample"),
-    ):
-        if places:
-            name, number = min(places)
-            raise InvalidRequest(
-                f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number "
-                f"{number}: score these samples with pasta_async.training.score"
-            )
+    samples = {(prompt.id, s.number): s for prompt in prompts for s in prompt.samples}
+    sound = {place for place, sample in samples.items() if not sample.error}
+    strange, missing = scores.keys() - samples.keys(), sound - scores.keys()
+    if not strange and 2 * len(missing) <= len(sound):
+        return
+    places, what = (strange, "scores have no sample") if strange else (missing, "samples have no score")
+    name, number = min(places)
+    raise InvalidRequest(
+        f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number {number}: "
+        "score these samples with pasta_async.training.score"
+    )
