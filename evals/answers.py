@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import PastaError
+from pasta_async.errors import PastaError, PromptTooLong
 from pasta_async.evals.progress import progress
 from pasta_async.evals.statistics import estimate
 
@@ -56,6 +56,8 @@ async def answer_all(
 ) -> list[Answer]:
     """Every prompt in both forms, in order of the prompts; what the journal has is not asked again.
 
+    A prompt that the model's context cannot hold has an empty answer in both.
+
     Args:
         client: What answers.
         prompts: What is asked.
@@ -72,8 +74,13 @@ async def answer_all(
 
     async def work() -> None:
         for index, form in due:
-            generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
-            found[index, form] = answer = _answer(index, form, generation)
+            try:
+                generation = await client.generate(
+                    prompts[index], sampling=sampling, baseline=form == "baseline"
+                )
+                found[index, form] = answer = _answer(index, form, generation)
+            except PromptTooLong:
+                found[index, form] = answer = Answer(index, form, "", "", 0, 0, 0, 0.0, well_formed=False)
             journal.append(asdict(answer))
             done()
 
@@ -93,7 +100,10 @@ async def answer_all(
 def theoretical(answers: Sequence[Answer]) -> Estimate:
     """The theoretical speed-up: geometric mean over the prompts of baseline's tokens / critical path."""
     pairs = zip(of_form(answers, "baseline"), of_form(answers, "parallel"), strict=True)
-    return estimate([max(1, plain.tokens) / max(1, forked.critical_path) for plain, forked in pairs])
+    ratios = [
+        plain.tokens / forked.critical_path for plain, forked in pairs if plain.tokens and forked.tokens
+    ]
+    return estimate(ratios or [1.0])
 
 
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:

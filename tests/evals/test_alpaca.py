@@ -177,6 +177,16 @@ def test_the_command_answers_once_and_judges_what_it_answered(
         main([*command[:-1], "61"])
 
 
+def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(tmp_path: Path) -> None:
+    questions = [Prompt("Again and again. " * 2000, "long"), Prompt("Follow the steps.", "short")]
+    prompts = written(tmp_path / "p.jsonl", questions)
+    main(["--prompts", str(prompts), "--out", str(tmp_path), "--max-tokens", "5"])
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()[1:]]
+    assert {(row["prompt"], row["form"], bool(row["tokens"])) for row in rows} == {
+        (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")
+    }
+
+
 def difficulties(path: Path, *rows: str) -> Path:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return path
