@@ -53,14 +53,14 @@ def run(options: argparse.Namespace) -> None:
     plan = Plan(recipe, out)
     steps = needed(plan.steps, options.only) if options.only else plan.steps
     ledger = Ledger(out, plan.steps)
-    if not options.no_check:
+    if not options.report:
         check_flags(steps)
     if options.dry_run:
         _show(steps, ledger)
         return
     if not options.report:
         execute(steps, ledger, out, options.jobs)
-        print(f"these {len(steps)} steps took {minutes(steps, ledger):.1f} minutes in all")
+        print(f"{len(steps)} steps are done; they took {minutes(steps, ledger):.1f} minutes")
     if report := write_run_report(plan, ledger):
         print(f"{report / 'index.html'}, with its plots and tables.md beside it")
 
@@ -91,7 +91,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--jobs", type=int, default=1, help="steps at a time (on a CPU: one for each core)")
     add("--dry-run", action="store_true", help="show every command, run none")
     add("--report", action="store_true", help="run nothing: report on what was measured so far")
-    add("--no-check", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 
 

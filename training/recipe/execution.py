@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from pasta_async.errors import InvalidRequest, TrainingError
+from pasta_async.training.recipe.ledger import KEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -28,8 +29,6 @@ __all__ = ["execute"]
 
 _LOOK = 0.5
 """Seconds between two looks at the steps that work."""
-_KEEP = 5.0
-"""Seconds of a step that a kill may leave out of the count."""
 _LEAVE = 60.0
 """Seconds that a step has to leave in, and that another run waits for one to do so."""
 
@@ -49,7 +48,12 @@ def execute(steps: Sequence[Step], ledger: Ledger, out: Path, jobs: int = 1) -> 
         KeyboardInterrupt: Ctrl-C or SIGTERM, which the steps at work were told, too. They have left.
     """
     due = [step for step in steps if not ledger.finished(step)]
-    with _alone(out) as lock, _terminable(), _overall(len(steps), len(steps) - len(due)) as show:
+    with (
+        _alone(out) as lock,
+        _terminable(),
+        ledger.running() as keep,
+        _overall(len(steps), len(steps) - len(due)) as show,
+    ):
         working: list[_Work] = []
         try:
             while due or working:
@@ -57,6 +61,7 @@ def execute(steps: Sequence[Step], ledger: Ledger, out: Path, jobs: int = 1) -> 
                     due.remove(step)
                     working.append(_Work(step, ledger, out / "logs" / f"{step.name}.log", lock))
                 time.sleep(_LOOK)
+                keep()
                 for work in [work for work in working if work.left()]:
                     working.remove(work)
                     work.finish()
@@ -107,7 +112,7 @@ class _Work:
         if self.process.poll() is not None:
             self.count()
             return True
-        if time.monotonic() - self._kept > _KEEP:
+        if time.monotonic() - self._kept > KEEP:
             self._kept = time.monotonic()
             self.count()
         return False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import contextmanager
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,11 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pasta_async.training.recipe.step import fingerprints
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from pasta_async.training.recipe.step import Step
 
-__all__ = ["Done", "Ledger"]
+__all__ = ["KEEP", "Done", "Ledger"]
+
+KEEP = 5.0
+"""Seconds of a step, or of a run, that a kill may leave out of the count."""
 
 
 class Done(BaseModel):
@@ -71,11 +76,43 @@ class Ledger:
 
     def write(self, step: Step, done: Done) -> None:
         """Keep how far it is."""
-        path = self._path(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.part")
-        draft.write_text(done.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
+        _write(self._path(step), done.model_dump_json(indent=1) + "\n")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, over all its starts: less than its steps' if some ran together."""
+        try:
+            return float(self._clock.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return 0.0
+
+    @contextmanager
+    def running(self) -> Generator[Callable[[], None]]:
+        """Count the run's wall time; call what this gives from time to time, lest a kill loses it."""
+        before, began = self.seconds, time.monotonic()
+        kept = began
+
+        def keep(every: float = KEEP) -> None:
+            nonlocal kept
+            if (now := time.monotonic()) - kept >= every:
+                kept = now
+                _write(self._clock, f"{before + now - began:.1f}\n")
+
+        try:
+            yield keep
+        finally:
+            keep(0)
+
+    @property
+    def _clock(self) -> Path:
+        return self.folder / "seconds"
 
     def _path(self, step: Step) -> Path:
         return self.folder / f"{step.name}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.part")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)

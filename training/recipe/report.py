@@ -91,7 +91,10 @@ def _times(plan: Plan, ledger: Ledger) -> Section:
         for model in plan.models
         if ledger.finished(model)
     ]
-    words = "Wall time of the steps, one after another, over all their starts."
+    words = (
+        f"The whole run took {ledger.seconds / 60:.0f} minutes of wall time, over all its starts. "
+        "Steps that ran beside others took longer than alone."
+    )
     tables = [("Steps", rows), ("From the start to one model, all that it needs", paths)]
     return Section("Time", [words], [], tables)
 
