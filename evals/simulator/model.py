@@ -116,8 +116,8 @@ class EngineModel:
         """
         try:
             rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            made = {name: Constant(**row) for name, row in rows.items() if isinstance(row, dict)}
-            return cls(**{**rows, **made})
+            plain = {name: rows.pop(name) for name in ("embedded", "step_tokens") if name in rows}
+            return cls(**plain, **{name: Constant(**row) for name, row in rows.items()})
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InvalidRequest(f"{path} holds no engine model: {error}") from error
 

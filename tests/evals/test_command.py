@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pasta_async.errors import InvalidRequest
 from pasta_async.evals import speed
 from pasta_async.evals.command import run_command
 from pasta_async.evals.journal import Journal
@@ -58,5 +59,5 @@ def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
 def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
     for content in ("no JSON\n", "[1]\n", "{}\nno JSON\n"):
         (tmp_path / "rows.jsonl").write_text(content)
-        with pytest.raises(Exception, match="holds no results"):
+        with pytest.raises(InvalidRequest, match="holds no results"):
             Journal(tmp_path / "rows.jsonl", {})

@@ -1,0 +1,55 @@
+"""Steps and their floor; the whole run is tested on the real server (tests/sglang)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.evals.hardware import Traffic, copy_bandwidth, decode_steps
+from pasta_async.evals.hardware.__main__ import main
+from pasta_async.evals.random_model import make_model
+from pasta_async.evals.simulator import Constant, EngineModel, SimulatedBackend
+from pasta_async.evals.simulator.measuring import take_samples
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODEL = EngineModel(*(Constant(value, True) for value in (0.01, 0.001, 2e-6, 1e-4, 0.003)))
+
+
+async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_floor():
+    backend = SimulatedBackend(MODEL)
+    traffic = Traffic(weights=4_000_000, token=1000, bandwidth=1e9)
+    steps = await decode_steps(backend, traffic, context=300, rounds=1, clock=backend.clock)
+    assert [(step.threads, step.context) for step in steps] == [(count, 300) for count in (1, 2, 4, 8)]
+    for step in steps:
+        assert step.seconds == pytest.approx(MODEL.seconds(step.threads, step.threads * 312, 0), rel=0.02)
+        assert step.floor == pytest.approx(0.004 + step.threads * 300 * 1e-6)
+    both = [
+        (await take_samples(backend, [(4, 300)], rounds=1, shared=shared, clock=backend.clock))[0].first_token
+        for shared in (True, False)
+    ]
+    assert both[1] - both[0] == pytest.approx(4 * 299 * MODEL.prefill.value, rel=0.1)
+
+
+def test_a_step_reads_all_weights_but_the_embeddings(tmp_path: Path):
+    make_model(tmp_path, ["Some words to make tokens of."], shape="tiny", vocabulary=300)
+    vocabulary = json.loads((tmp_path / "config.json").read_text())["vocab_size"]
+    traffic = Traffic.of(tmp_path, width=4, bandwidth=1e9)
+    file = (tmp_path / "model.safetensors").stat().st_size
+    assert traffic.weights == pytest.approx(file - 4 * 64 * vocabulary, rel=0.02)
+    assert traffic.token == 4 * 2 * 2 * 2 * 16  # keys and values of two layers, two heads of 16 numbers
+
+
+def test_memory_is_copied_at_some_speed():
+    assert 1e6 < copy_bandwidth("cpu", size=2**20, rounds=2) < 1e13
+
+
+def test_a_server_without_its_models_folder_is_refused(tmp_path: Path):
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
+    with pytest.raises(InvalidRequest, match="needs --model"):
+        main(["--backend", "http://127.0.0.1:9", "--documents", str(documents), "--out", str(tmp_path)])
