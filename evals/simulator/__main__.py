@@ -109,6 +109,8 @@ async def _fit_answers(
         simulated = SimulatedBackend(other, tokenizer=tokenizer)
         return await answer_seconds(simulated, known, at_once=FITTED_ANSWERS, answers=answers)
 
+    if tokenizer is None:
+        print("\ntokens of answers are counted as words: name the model's folder with --tokenizer")
     measured = await answer_seconds(
         backend, known, at_once=FITTED_ANSWERS, answers=options.answers, clock=clock
     )
@@ -172,7 +174,8 @@ async def _run(options: argparse.Namespace) -> None:
             blocks = await measure(engine, cases, methods, loads, answers=options.answers, journal=journal)
     target = options.target or default_target(blocks)
     print(f"SIMULATED: {options.gpus} engines; constants, ms: {', '.join(_told(model))}")
-    print("assumed besides: KV memory does not end, and an answer stays on one engine, whichever it is")
+    print("assumed besides: KV memory does not end, an answer stays on one engine, whichever it is, and each")
+    print("engine has a client process of its own")
     print(f"\nlatency target {target:.3g} s\n\n{markdown_table(summarise(figures(blocks, target)))}")
 
 

@@ -28,8 +28,8 @@ class SimulatedBackend:
     """Engines with continuous batching and a prefix cache each; every request has to be forced.
 
     Each step takes what the model says for the requests that are in it. Prompts are computed a part at a time
-    beside the decoding. Requests of one answer go to one engine, told by the answer's name. All are one
-    client's.
+    beside the decoding. Requests of one answer go to one engine, told by the answer's name; each has
+    a client process of its own.
 
     Args:
         model: How long steps take, and the client's work.
@@ -53,8 +53,7 @@ class SimulatedBackend:
         self._tokenizer = tokenizer or WordTokenizer()
         self._chat = Chat(self._tokenizer)
         self._tags = frozenset(self._tokenizer.tags or ())
-        self._client = _Client(self.clock)
-        self._engines = [_Engine(model, self.clock, self._client, max_running) for _ in range(engines)]
+        self._engines = [_Engine(model, self.clock, max_running) for _ in range(engines)]
         self._info = ModelInfo(
             name="simulated",
             context_length=2**31,
@@ -89,9 +88,9 @@ class SimulatedBackend:
         """
         if not request.forced:
             raise InvalidRequest("a simulated engine writes nothing of its own: force it (ForcedBackend)")
-        sent = self._client.work(self.model.request.value)
-        await self.clock.sleep(sent + self.model.round_trip.value - self.clock.time())
         engine = self._engines[zlib.crc32(request.answer.encode()) % len(self._engines)]
+        sent = engine.client.work(self.model.request.value)
+        await self.clock.sleep(sent + self.model.round_trip.value - self.clock.time())
         job = _Job(request, {*request.stop_ids, *self._info.end_ids})
         engine.add(job)
         try:
@@ -168,8 +167,9 @@ class _Job:
 class _Engine:
     """One engine: a batch, a queue, a prefix cache, and a task while there is anything to do."""
 
-    def __init__(self, model: EngineModel, clock: Clock, client: _Client, max_running: int) -> None:
-        self._model, self._clock, self._client = model, clock, client
+    def __init__(self, model: EngineModel, clock: Clock, max_running: int) -> None:
+        self._model, self._clock = model, clock
+        self.client = _Client(clock)
         self._max_running = max_running
         self._cache = PrefixTree()
         self._waiting: deque[_Job] = deque()
@@ -212,12 +212,12 @@ class _Engine:
                 if not job.missing:
                     self._cache.add(job.ids)
                     decoding.append(job)
-            due = self._client.work(self._model.token.value * len(decoding))
+            due = self.client.work(self._model.token.value * len(decoding))
             for job in decoding:
                 if job in self._running and job.write(due):
                     self._running.remove(job)
                     self._keep(job)
-            if self._model.embedded and (wait := self._client.free - self._clock.time()) > 0:
+            if self._model.embedded and (wait := self.client.free - self._clock.time()) > 0:
                 await self._clock.sleep(wait)
 
     def _parts(self, budget: int) -> list[tuple[_Job, int]]:
