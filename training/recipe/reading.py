@@ -41,7 +41,8 @@ def recipe_path(name: Path | str, beside: Path | None = None) -> Path:
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
-    `extends = "OTHER.toml"` lays it over another one: tables are joined, other values replaced.
+    `extends = "OTHER.toml"` lays it over another one: tables are joined, other values replaced. A value that
+    begins with `./` is a path from the recipe's folder, others are from the working directory.
 
     Args:
         path: Of the file.
@@ -69,10 +70,24 @@ def _read(path: Path, below: tuple[Path, ...]) -> Table:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path} cannot be read as a recipe: {error}") from error
+    table = _located(table, path.parent)
     other = table.pop("extends", None)
     if other is None:
         return table
     return _joined(_read(recipe_path(str(other), path.parent), (*below, path.resolve())), table)
+
+
+def _located(table: Table, folder: Path) -> Table:
+    """Values that begin with `./` as paths from a folder."""
+
+    def located(value: Any) -> Any:
+        if isinstance(value, dict):
+            return _located(cast("Table", value), folder)
+        if isinstance(value, list):
+            return [located(one) for one in cast("list[Any]", value)]
+        return str(folder / value) if isinstance(value, str) and value.startswith("./") else value
+
+    return {key: located(value) for key, value in table.items()}
 
 
 def _joined(under: Table, over: Table) -> Table:
