@@ -24,7 +24,8 @@ class Judge(Protocol):
         Cancelling it ends its requests.
 
         Raises:
-            PastaError: This answer could not be judged.
+            BackendError: This answer could not be judged; others may be.
+            PastaError: No answer can be.
         """
         ...
 

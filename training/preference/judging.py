@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from pasta_async.errors import PastaError
+from pasta_async.errors import BackendError, PastaError
 from pasta_async.evals.statistics import geometric_mean
 from pasta_async.training.patience import Patience
 from pasta_async.training.preference.scoring import Score, value
@@ -49,7 +49,7 @@ class Scoring:
         The same answer to a prompt is judged once. Cancelling it cancels what is under way.
 
         Raises:
-            PastaError: The judge is of no use.
+            PastaError: The judge is of no use, or not for these prompts.
         """
         qualities: dict[tuple[str, str], float] = {}
         different = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
@@ -60,7 +60,7 @@ class Scoring:
                 try:
                     qualities[id_, text] = await self.judge.quality(prompt, text)
                     self._patience.succeeded()
-                except PastaError as error:
+                except BackendError as error:
                     self._patience.failed(error)
                     self.failures.append(f"{type(error).__name__}: {error}")
                 self.on_progress()

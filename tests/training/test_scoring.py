@@ -1,0 +1,273 @@
+"""Scores for stage 2: known judges give known qualities, bad ones are survived, and nothing is paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from judge_server import (
+    failing,
+    first_is_better,
+    forbidding,
+    judging,
+    no_trouble,
+    not_json,
+    rate_limited,
+    silent,
+    talkative,
+)
+
+from pasta_async import InvalidRequest
+from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
+from pasta_async.training.corpus.store import write_lines
+from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
+from pasta_async.training.preference.scoring import Score, read_scores, value
+from pasta_async.training.score import ScoreSettings, Summary, main, score
+from pasta_async.training.synthetic import grade
+from pasta_async.training.synthetic.records import draw_records, example_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from judge_server import Judge, Trouble
+
+
+def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:
+    values: dict[str, Any] = {"seed": number, "written": text, "finish": "end", "well_formed": True}
+    values |= {"tokens": 20, "threads": (), "ids": (), "parents": (), "targets": (), "exact": True}
+    return Sample.model_validate(
+        {"number": number, "text": text, "critical_path": critical_path, **values, **changed}
+    )
+
+
+def prompt_of(name: str, *texts: str, **changed: Any) -> SampledPrompt:
+    return SampledPrompt(
+        id=name,
+        messages=({"role": "user", "content": f"What is {name}?"},),
+        samples=tuple(sample_of(text, number, 10 + number, **changed) for number, text in enumerate(texts)),
+        baseline=Plain(text=f"plain {name}", tokens=30),
+    )
+
+
+PROMPTS = (
+    prompt_of("a", "good a", "bad a", "good a"),
+    prompt_of("b", "plain b", "bad b", "good b"),
+    prompt_of("c", "good c", "good c"),
+)
+
+
+def settings(folder: Path, judge: str, prompts: tuple[SampledPrompt, ...] = PROMPTS, **more: Any) -> Any:
+    write_lines(folder / "samples.jsonl", prompts)
+    given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": judge}
+    named = {} if judge == "task" else {"judge_model": "some-judge", "retries": 1}
+    return ScoreSettings.model_validate({**given, **named, **more})
+
+
+def scored(folder: Path, judge: str, **more: Any) -> tuple[Summary, dict[tuple[str, int], float]]:
+    summary = asyncio.run(score(settings(folder, judge, **more)))
+    return summary, {key: one.quality for key, one in read_scores(folder / "scores.jsonl").items()}
+
+
+def first_request(trouble: Trouble) -> Any:
+    return lambda number, _: trouble if number == 0 else None
+
+
+def of_answer(text: str, trouble: Trouble) -> Any:
+    return lambda _, prompt: trouble if text in prompt else None
+
+
+# A model that compares -----------------------------------------------------------------------------------
+
+
+def test_a_judge_who_knows_the_better_answers_gives_known_qualities(tmp_path: Path) -> None:
+    with judging(_known) as (judge, url):
+        summary, qualities = scored(tmp_path, url)
+    expected = {("a", 0): 0.9, ("a", 1): 0.1, ("a", 2): 0.9, ("b", 0): 0.5, ("b", 1): 0.1, ("b", 2): 0.9}
+    assert qualities == pytest.approx({**expected, ("c", 0): 0.9, ("c", 1): 0.9})
+    assert summary.standing.mean_quality == pytest.approx(5 * 0.9 / 8 + 0.2 / 8 + 0.5 / 8)
+    assert (
+        judge.asked.total() == len(judge.asked) == summary.requests == 2 * 5
+    )  # both orders, no answer twice
+    assert all("What is" in question for question in judge.asked)
+
+
+def _known(first: str, second: str) -> float:
+    """Good beats plain beats bad."""
+    ranks = ["good", "plain", "bad"]
+    return 0.9 if ranks.index(first.split()[0]) < ranks.index(second.split()[0]) else 0.1
+
+
+def test_a_judge_who_goes_by_position_decides_nothing(tmp_path: Path) -> None:
+    with judging(first_is_better) as (_, url):
+        _, qualities = scored(tmp_path, url)
+    assert {*qualities.values()} == {0.5}
+
+
+def test_a_judge_without_a_doubt_is_believed(tmp_path: Path) -> None:
+    with judging(lambda first, _: float(first.startswith("good"))) as (_, url):
+        _, qualities = scored(tmp_path, url, prompts=(prompt_of("a", "good a"),))
+    assert qualities == {("a", 0): 1.0}
+
+
+@pytest.mark.parametrize("trouble", [rate_limited, failing, not_json, talkative])
+def test_a_judge_that_fails_once_is_asked_again(trouble: Trouble, tmp_path: Path) -> None:
+    with judging(_known) as (judge, url):
+        judge.trouble = first_request(trouble)
+        summary, qualities = scored(tmp_path, url)
+    assert len(qualities) == 8
+    assert not summary.failures
+    assert judge.asked.total() == 11
+
+
+@pytest.mark.parametrize("trouble", [failing, not_json, talkative, silent])
+def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_path: Path) -> None:
+    with judging(_known) as (judge, url):
+        judge.trouble = of_answer("bad b", trouble)
+        summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=0.5)
+        assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
+        assert sum(summary.failures.values()) == 1
+        assert summary.standing.scored == 7
+        before = judge.asked.total()
+        judge.trouble = no_trouble
+        again, qualities = scored(tmp_path, url)
+    assert len(qualities) == 8
+    assert again.resumed == 8
+    assert again.requests == judge.asked.total() - before == 2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "message"),
+    [
+        (forbidding, BackendStatusError, "401"),
+        (talkative, BackendProtocolError, "must serve logprobs"),
+        (not_json, BackendProtocolError, "no JSON"),
+    ],
+)
+def test_a_judge_of_no_use_ends_the_run(
+    trouble: Trouble, error: type[BackendError], message: str, tmp_path: Path
+) -> None:
+    with judging(_known) as (judge, url):
+        judge.trouble = lambda _number, _text: trouble
+        with pytest.raises(error, match=message):
+            scored(tmp_path, url, in_flight=2)
+        assert judge.asked.total() < 9
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_an_interrupted_run_pays_for_no_reply_again(tmp_path: Path) -> None:
+    with judging(_known) as (judge, url):
+        arrived = threading.Event()
+        judge.trouble = lambda number, _: _held(arrived) if number == 5 else None
+
+        async def interrupted() -> None:
+            task = asyncio.create_task(score(settings(tmp_path, url, in_flight=1)))
+            await asyncio.to_thread(arrived.wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(interrupted())
+        judge.trouble = no_trouble
+        summary, qualities = scored(tmp_path, url)
+        assert len(qualities) == 8
+        assert summary.resumed == 5
+        assert summary.requests == 5
+        assert sorted(judge.asked.values()) == [1] * 9 + [2]  # the one under way
+        with pytest.raises(InvalidRequest, match="results of something else"):
+            scored(tmp_path, url, judge_model="another")
+
+
+def _held(arrived: threading.Event) -> Trouble:
+    def trouble(judge: Judge, handler: Any) -> None:
+        arrived.set()
+        silent(judge, handler)
+
+    return trouble
+
+
+# The task's own program ----------------------------------------------------------------------------------
+
+
+def test_the_tasks_program_gives_the_share_that_is_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts: list[SampledPrompt] = []
+    expected: dict[tuple[str, int], float] = {}
+    for record in draw_records(5, seed=2):
+        right = record.document.text
+        texts = (right, right.replace(".", ".\n", 1), right[: len(right) // 2], "")
+        prompts.append(prompt_of(record.id, *texts))
+        expected |= {(record.id, n): grade(example_of(record), text) for n, text in enumerate(texts)}
+    made = settings(tmp_path, "task", tuple(prompts))
+    main(["--samples", str(made.samples), "--out", str(made.out), "--judge", "task"])
+    scores = read_scores(made.out)
+    assert {key: one.quality for key, one in scores.items()} == expected
+    assert {one.quality for one in scores.values()} > {0.0, 1.0}
+    assert {one.speedup for one in scores.values()} == {30 / path for path in (10, 11, 12, 13)}
+    assert "20 of 20 samples of 5 prompts scored, 100.0% well-formed" in capsys.readouterr().out
+
+
+def test_prompts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="'a' is no record of the synthetic task"):
+        scored(tmp_path, "task", in_flight=1)
+
+
+class ByLength:
+    """Somebody's own judge."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        return min(1.0, len(text) / 10)
+
+
+def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
+    _, qualities = scored(tmp_path, f"{__name__}:ByLength")
+    assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
+    with pytest.raises(InvalidRequest, match=r"--judge nowhere\.to:find: No module"):
+        scored(tmp_path, "nowhere.to:find")
+
+
+# Scores --------------------------------------------------------------------------------------------------
+
+
+def test_another_weight_of_quality_is_a_sum_over_what_is_stored() -> None:
+    one = Score(id="a", number=0, speedup=1.5, quality=0.5)
+    assert [value(one, weight) for weight in (0, 1, 4, math.inf)] == [1.5, 2.0, 3.5, 0.5]
+
+
+def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
+    (prompt,) = (prompt_of("a", "good a", "good a"),)
+    broken = sample_of("good", 2, error="ThreadFailed: it broke", finish="interrupted", exact=False)
+    prompts = (prompt.model_copy(update={"samples": (*prompt.samples, broken)}),)
+    with judging(_known) as (_, url):
+        summary, qualities = scored(tmp_path, url, prompts=prompts)
+    assert {*qualities} == {("a", 0), ("a", 1)}
+    assert summary.standing.samples == 3
+    assert summary.standing.scored == 2
+
+
+def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None:
+    with judging(_known) as (_, url):
+        summary, _ = scored(tmp_path, url)
+    standing = summary.standing
+    assert standing.ties == {"1": 0, "2": 0, "4": 0, "8": 0, "inf": 1}  # c: as good, not as fast
+    assert standing.quality_spread == pytest.approx((0.8 + 0.8 + 0) / 3)
+    spreads = (30 / 10 - 30 / 12, 30 / 10 - 30 / 12, 30 / 10 - 30 / 11)
+    assert standing.speedup_spread == pytest.approx(sum(spreads) / 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--judge", "nobody"], "package.module:name, not 'nobody'"),
+        (["--judge", "http://127.0.0.1:1/v1"], "--judge-model"),
+    ],
+)
+def test_a_judge_must_be_named(
+    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--samples", str(tmp_path / "s"), "--out", str(tmp_path / "o"), *given])
+    assert message in capsys.readouterr().err
