@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequest
 from pasta_async.training.recipe.schema import BASELINE
+from pasta_async.training.recipe.serving import SERVED
 from pasta_async.training.recipe.step import Step
 from pasta_async.training.trainer.settings import TrainerSettings
 
@@ -67,6 +68,7 @@ class Plan:
         *,
         reads: Iterable[object] = (),
         trains: bool = False,
+        decodes: bool = False,
         alone: bool = False,
     ) -> Step:
         """A step; the one of that name, if there is one already."""
@@ -76,7 +78,11 @@ class Plan:
         output = self.out / name
         files = tuple(path for path in (Path(str(one)) for one in reads if one) if path.exists())
         processes = self.recipe.processes if trains else 1
-        step = Step(name, module, flags, output, output / result, tuple(needs), files, processes, alone)
+        serving = self.recipe.serving.model_dump() if decodes and self.recipe.serving else {}
+        alone = alone or bool(serving)
+        step = Step(
+            name, module, flags, output, output / result, tuple(needs), files, processes, alone, serving
+        )
         self.steps.append(step)
         if trains:
             self.models.append(step)
@@ -172,7 +178,7 @@ class Plan:
             out=self.out / name / "samples.jsonl",
         )
         needs = [model, baseline, prompts]
-        drawn = self._step(name, f"{_TRAINING}.sample", "samples.jsonl", flags, needs)
+        drawn = self._step(name, f"{_TRAINING}.sample", "samples.jsonl", flags, needs, decodes=True)
         name = f"scores/{where}"
         out = self.out / name / "scores.jsonl"
         flags = _set("stage2.score", stage.score, samples=drawn.result, out=out)
@@ -220,12 +226,19 @@ class Plan:
             flags = _set("evaluation.flags", table, backend=self._backend(model), **own, out=self.out / name)
             needs, reads = [model, *baseline], [table.get("prompts")]
             step = self._step(
-                name, "pasta_async.evals.frontier", "result.json", flags, needs, reads=reads, alone=True
+                name,
+                "pasta_async.evals.frontier",
+                "result.json",
+                flags,
+                needs,
+                reads=reads,
+                decodes=True,
+                alone=True,
             )
             baseline = baseline or [step]
 
     def _backend(self, model: Step) -> str:
-        return f"{self.recipe.backend}{model.result}"
+        return f"{SERVED if self.recipe.serving else self.recipe.backend}{model.result}"
 
 
 def needed(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:

@@ -14,6 +14,7 @@ __all__ = [
     "Evaluation",
     "Flags",
     "Recipe",
+    "Serving",
     "Stage1",
     "Stage2",
     "Variant",
@@ -101,6 +102,14 @@ class Stage2(_Table):
         return self
 
 
+class Serving(_Table):
+    """How models are served while samples are drawn and answers measured (`training.recipe.serving`)."""
+
+    command: str = Field(description="of a server, with {model}, {port} and {gpu}, its first GPU")
+    gpus: int = Field(default=1, ge=1, description="of each server; two are up at the same time")
+    port: int = Field(default=31000, ge=1, description="of the first server; the second has the next one")
+
+
 class Evaluation(_Table):
     """How every model is measured."""
 
@@ -115,6 +124,7 @@ class Recipe(_Table):
     backend: Literal["local:", "sglang:"] = Field(
         default="local:", description="decodes the samples and the answers that are measured"
     )
+    serving: Serving | None = Field(default=None, description="or: servers do, one for each model")
     base: Base
     data: Data
     stage1: Stage1
@@ -134,6 +144,8 @@ class Recipe(_Table):
                 )
             if variant.annotator == "given" and self.data.source is None:
                 raise ValueError(f"stage1.variants.{name}: only the records of `data.source` have given tags")
+        if self.serving is not None and self.evaluation.flags.get("timed") != 0:
+            raise ValueError("evaluation.flags.timed: a model that is served is not timed here; set it to 0")
         if self.stage2 is not None and self.stage2.start not in self.stage1.variants:
             known = ", ".join(self.stage1.variants)
             raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1 ({known})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,9 @@ class Step:
     processes: int = 1
     """Above 1 it is run behind torchrun."""
     alone: bool = False
-    """Whether it measures time, so that nothing else may run beside it."""
+    """Whether it measures time, or takes the whole machine, so that nothing else may run beside it."""
+    serving: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """How the models among its flags are served meanwhile (`training.recipe.serving`), if they are."""
 
     @property
     def arguments(self) -> list[str]:
@@ -54,8 +56,12 @@ class Step:
     @property
     def command(self) -> list[str]:
         """The whole command."""
-        run = [] if self.processes == 1 else _torchrun(self.processes)
-        return [sys.executable, *run, "-m", self.module, *self.arguments]
+        run = ["-m", self.module, *self.arguments]
+        if self.processes > 1:
+            run = [*_torchrun(self.processes), *run]
+        if self.serving:
+            run = ["-m", "pasta_async.training.recipe.serving", *as_flags(self.serving), "--", *run[1:]]
+        return [sys.executable, *run]
 
     @property
     def shown(self) -> str:
