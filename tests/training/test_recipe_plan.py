@@ -1,0 +1,204 @@
+"""Recipes: how they are read, what is refused, and which steps they come to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pasta_async import InvalidRequest
+from pasta_async.training.recipe.checking import check_flags
+from pasta_async.training.recipe.plan import Plan, needed
+from pasta_async.training.recipe.reading import PACKAGED, read_recipe, recipe_path
+from pasta_async.training.recipe.step import as_flags
+from pasta_async.training.run import main
+
+OUT = Path("runs/x")
+
+
+def recipe_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+SMALL = """
+[base]
+model = "there"
+[data.source]
+data = "answers.jsonl"
+[stage1.variants.own]
+annotator = "given"
+"""
+
+
+def plan(name: str, *settings: str) -> Plan:
+    return Plan(read_recipe(recipe_path(name), settings), OUT)
+
+
+def flags(made: Plan, name: str) -> dict[str, Any]:
+    return dict(next(step for step in made.steps if step.name == name).flags)
+
+
+def names(made: Plan) -> list[str]:
+    return [step.name for step in made.steps]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGED.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_packaged_recipe_can_be_planned(path: Path) -> None:
+    made = Plan(read_recipe(path), OUT)
+    seen: set[str] = set()
+    for step in made.steps:
+        assert {need.name for need in step.needs} <= seen
+        assert step.result.is_relative_to(OUT / step.name)
+        seen.add(step.name)
+    assert len(seen) == len(made.steps)
+    assert f"evaluation/{made.models[-1].name}" in seen
+    assert made.models[0].name == "stage1/baseline"
+    check_flags(made.steps)
+
+
+def test_a_recipe_lies_over_the_one_it_extends(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, 'extends = "pasta-tiny"\n[data.synthetic]\ncount = 7\n')
+    over = recipe_file(tmp_path, 'extends = "mine.toml"\n[stage2]\nrounds = 1\n', "over.toml")
+    tiny, recipe = read_recipe(recipe_path("pasta-tiny")), read_recipe(over)
+    assert recipe.data.synthetic == {**(tiny.data.synthetic or {}), "count": 7}
+    assert (recipe.stage2, tiny.stage2) != (None, None)
+    assert recipe.stage2 is not None
+    assert recipe.stage2.rounds == 1
+    assert recipe.stage1 == tiny.stage1
+    assert path.exists()
+
+
+def test_values_of_the_command_line_come_last() -> None:
+    recipe = read_recipe(
+        recipe_path("pasta-tiny"), ["stage1.train.lr=2e-4", "stage2.quality_weights=[0.5, inf]", "title=a b"]
+    )
+    assert recipe.stage1.train["lr"] == 2e-4
+    assert recipe.stage2 is not None
+    assert recipe.stage2.quality_weights == (0.5, math.inf)
+    assert recipe.title == "a b"
+
+
+def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    under = SMALL + '[stage1.train]\nchat_template = "./mine.jinja"\n'
+    recipe_file(tmp_path / "sub", under, "under.toml")
+    recipe = read_recipe(recipe_file(tmp_path, 'extends = "sub/under.toml"\n'))
+    assert recipe.stage1.train["chat_template"] == str(tmp_path / "sub/mine.jinja")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SMALL + "[stage3]\n", "stage3: Extra inputs"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'nobody'\n", "stage1.variants.other.annotator"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'looks'\n", "looks annotates `data.synthetic` alone"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "`data.annotator` is missing"),
+        (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "it is no variant"),
+        (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other' is no variant of stage 1 .own."),
+        (SMALL + "[stage2]\nstart = 'own'\nprompts = 5\nquality_weights = [1, 1.0]\n", "different"),
+        (SMALL + "[base.pretrain]\nsteps = 1\n", "and not both"),
+        (SMALL.replace("[data.source]", "[data.other]"), "data.other: Extra inputs"),
+        ("extends = 'mine.toml'\n", "extends itself"),
+        ("extends = 'nowhere'\n", "the package has llama-8b, pasta-tiny, smoke"),
+        ("base = ", "cannot be read as a recipe"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        read_recipe(recipe_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["stage1.train.lr"], "write key=value"),
+        (["title.deep=1"], "title is no table"),
+        (["stage1.train.epoch=1"], "stage1/baseline .*finetune.: epoch: Extra inputs"),
+        (["stage2.train.lr=-1"], "round1/lambda1 .*prefer.: lr: Input should be greater than 0"),
+        (["stage2.sample.n=many"], "samples/round1 .*: n: Input should be a valid integer"),
+        (["stage1.train.out=here"], "stage1.train: out is set by the plan"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[str], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        check_flags(plan("pasta-tiny", *settings).steps)
+
+
+def test_the_baseline_is_trained_on_the_same_data_and_as_long() -> None:
+    made = plan("pasta-tiny", "stage1.train.epochs=3")
+    own, baseline = (flags(made, f"stage1/{name}") for name in ("looks", "baseline"))
+    assert (own["form"], baseline["form"]) == ("both", "plain")
+    assert baseline["epochs"] == 2 * own["epochs"] == 6  # two examples of each answer, or one
+    same = {name: value for name, value in own.items() if name not in ("out", "form", "epochs")}
+    assert same.items() <= baseline.items()
+
+
+def test_rounds_sample_from_the_model_before_with_fresh_prompts() -> None:
+    made = plan("pasta-tiny")
+    weights = ["1", "2", "4", "8", "inf"]
+    for weight in weights:
+        first, second = (flags(made, f"round{number}/lambda{weight}") for number in (1, 2))
+        assert first["quality_weight"] == second["quality_weight"] == weight
+        assert first["samples"] == OUT / "samples/round1/samples.jsonl"
+        assert first["model"] == OUT / "stage1/looks/model"
+        assert second["samples"] == OUT / f"samples/round2/lambda{weight}/samples.jsonl"
+        assert second["model"] == OUT / f"round1/lambda{weight}/model"
+        drawn = flags(made, f"samples/round2/lambda{weight}")
+        assert drawn["backend"] == f"local:{OUT}/round1/lambda{weight}/model"
+        assert drawn["baseline"] == f"local:{OUT}/stage1/baseline/model"
+    assert [name for name in names(made) if name.startswith("samples/round1")] == ["samples/round1"]
+    seeds = [flags(made, name)["seed"] for name in ("data/plain", "prompts/round1", "prompts/round2")]
+    assert len(set(seeds)) == 3
+
+
+def test_prompts_of_other_data_are_drawn_apart() -> None:
+    made = plan("llama-8b", "stage2.prompts=100")
+    assert [flags(made, f"prompts/round{number}")["skip"] for number in (1, 2)] == [0, 100]
+
+
+def test_only_what_one_model_needs() -> None:
+    made = plan("pasta-tiny")
+    path = [step.name for step in needed(made.steps, ["evaluation/round2/lambda4"])]
+    assert path == [
+        *("base", "data/looks", "stage1/baseline", "stage1/looks", "evaluation/stage1/baseline"),
+        *("prompts/round1", "samples/round1", "scores/round1", "round1/lambda4"),
+        *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
+        "evaluation/round2/lambda4",
+    ]
+    with pytest.raises(InvalidRequest, match="no step 'lambda4'"):
+        needed(made.steps, ["lambda4"])
+
+
+def test_flags_as_a_command_line() -> None:
+    given = {"lr": 1e-5, "weight": math.inf, "recompute": True, "drop_long": False, "against": ["a", "b"]}
+    words = "--lr 1e-05 --weight inf --recompute --no-drop-long --against a b"
+    assert as_flags(given) == words.split()
+    assert as_flags({"template_kwargs": {"a": False}}) == ["--template-kwargs", '{"a": false}']
+
+
+def test_processes_train_behind_torchrun() -> None:
+    made = plan("llama-8b")
+    trained = {step.name for step in made.steps if "torch.distributed.run" in step.command}
+    assert trained == {step.name for step in made.models}
+    assert "--nproc-per-node 8" in made.models[0].shown
+
+
+def test_a_dry_run_shows_every_command_and_makes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["llama-8b", "--out", str(tmp_path / "run"), "--dry-run"])
+    shown = capsys.readouterr().out.splitlines()
+    made = Plan(read_recipe(recipe_path("llama-8b")), tmp_path / "run")
+    assert shown == [line for step in made.steps for line in (f"# {step.name}", step.shown)]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_does_not_fit_ends_the_command_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="there is no recipe nowhere; the package has"):
+        main(["nowhere", "--out", str(tmp_path)])

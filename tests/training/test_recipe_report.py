@@ -1,0 +1,127 @@
+"""The report of a run: plots, tables, the best point, what dominates what."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pasta_async.evals.frontier.models import Measured, best, dominated_by
+from pasta_async.training.recipe.ledger import Ledger
+from pasta_async.training.recipe.plan import Plan
+from pasta_async.training.recipe.reading import read_recipe, recipe_path
+from pasta_async.training.recipe.report import write_run_report
+from pasta_async.training.run import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PNG = b"\x89PNG"
+
+
+def about(value: float, width: float = 1.0) -> dict[str, float]:
+    return {"value": value, "low": value - width, "high": value + width}
+
+
+def figures(score: float, speedup: float | None, tokens: float) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "prompts": 50,
+        "score": about(score),
+        "right": about(score - 10),
+        "text_tokens": tokens,
+        "tokens": tokens + 9,
+        "critical_path": 30.0,
+        "promises": 2.0,
+        "parallel": about(80),
+        "synced": about(40),
+        "malformed": about(0, 0),
+    }
+    if speedup is not None:
+        own |= {
+            "theoretical_speedup": about(speedup, 0.1),
+            "length_matched_speedup": about(speedup * 0.9, 0.1),
+            "difference": about(score - 90),
+        }
+    return own
+
+
+def result(score: float, speedup: float | None, tokens: float = 60.0) -> dict[str, Any]:
+    own = figures(score, speedup, tokens)
+    timed = {"wall_clock": {"prompts": 40, "speedup": about(speedup * 0.8, 0.1)}} if speedup else {}
+    where = {"time": "now", "cpu": "a fast one", "cores": 2, "load": 0.5}
+    by_family = {"describe": own, "chain": own}
+    return {"backend": "local:x", "environment": where, "all": own, "by_family": by_family, **timed}
+
+
+FOUND = {
+    "stage1/baseline": (90.0, None),
+    "stage1/looks": (80.0, 1.5),
+    "stage1/ceiling": (91.0, 1.8),
+    "stage1/points": (70.0, 1.4),
+    "round1/lambda1": (79.0, 1.9),
+    "round1/lambda8": (90.0, 1.6),
+    "round2/lambda1": (84.0, 2.2),
+    "round2/lambda8": (89.5, 1.7),
+    "round2/lambdainf": (92.0, 1.3),
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A run of which some models were measured."""
+    plan = Plan(read_recipe(recipe_path("pasta-tiny")), tmp_path)
+    ledger = Ledger(tmp_path, plan.steps)
+    for step in plan.steps:
+        model = step.name.removeprefix("evaluation/")
+        if model in FOUND:
+            done = ledger.begin(step)
+            step.result.parent.mkdir(parents=True, exist_ok=True)
+            step.result.write_text(json.dumps(result(*FOUND[model])))
+            done.finished, done.seconds = True, 90.0
+            ledger.write(step, done)
+    return tmp_path
+
+
+def test_the_report_of_what_was_measured_so_far(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["pasta-tiny", "--out", str(measured), "--report"])
+    report = measured / "report"
+    assert str(report / "index.html") in capsys.readouterr().out
+    for name in ("frontier", "frontier-wall-clock", "frontier-length-matched", "rounds", "lengths"):
+        assert (report / f"{name}.png").read_bytes().startswith(PNG)
+    page = (report / "index.html").read_text()
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page)  # it needs nothing else
+    tables = (report / "tables.md").read_text()
+    assert "It is round 2, λ = 8 (round2/lambda8): speed-up 1.70 (1.60 to 1.80)" in tables
+    assert "| stage 1: looks | round 1, λ = 8; round 2, λ = 1; round 2, λ = 8 |" in tables
+    assert "| stage 1: ceiling | none |" in tables
+    assert "| round 2, λ = ∞ | 92.0 (91.0 to 93.0) | +2.0 (+1.0 to +3.0) |" in tables
+    assert "| round2/lambda4 |" not in tables
+    assert (
+        "| all | 45 | 8 | 12 |" in tables
+    )  # nine models were measured, 90 seconds each; one is the baseline
+
+
+def test_there_is_no_report_before_there_is_something_to_compare(tmp_path: Path) -> None:
+    plan = Plan(read_recipe(recipe_path("pasta-tiny")), tmp_path)
+    assert write_run_report(plan, Ledger(tmp_path, plan.steps)) is None
+
+
+def model(score: float, speedup: float, elected: bool = True) -> Measured:
+    return Measured("m", "round 1", "1", result(score, speedup), elected)
+
+
+def test_the_best_point_is_the_fastest_that_is_as_good_as_the_baseline() -> None:
+    fast, good, better = model(85, 3), model(89.5, 2), model(95, 1.5)
+    assert best([fast, good, better]) is good
+    assert best([fast, model(99, 4, elected=False), better]) is better
+    assert best([fast, worse := model(80, 4)]) is fast
+    assert best([worse, fast]) is fast
+    assert best([model(99, 4, elected=False)]) is None
+
+
+def test_to_dominate_is_to_be_ahead_in_one_and_behind_in_none() -> None:
+    own = model(80, 2)
+    equal, faster, slower = model(80, 2), model(80, 2.1), model(90, 1.9)
+    assert dominated_by(own, [own, equal, faster, slower]) == [faster]
