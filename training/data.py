@@ -1,4 +1,4 @@
-"""Batches of plain answers, drawn on the fly from a seed."""
+"""Training batches, drawn on the fly from a seed."""
 
 # torch, transformers and tokenizers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pasta_async.lang.document import Document, Text
-from pasta_async.training.packing import Trie, pack_plain
+from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.synthetic.names import make_name
 
@@ -82,10 +82,11 @@ class Batches:
     def _draw(self, rng: random.Random, pool: int) -> Trie:
         if rng.random() < 0.6 * (1 - pool / max(1, self.copy_pools)):
             return self._copying(rng)
+        pasta = rng.random() < 0.5
         example = sample(rng.choice(FAMILIES), rng.getrandbits(40), "train", self.codec.count)
         system = rng.choice(_SYSTEM) if rng.random() < 0.05 else ""
-        prompt = self.codec.prompt(example.prompt, pasta=False, system=system)
-        return pack_plain(self.codec, prompt, example.document)
+        prompt = self.codec.prompt(example.prompt, pasta, system)
+        return (pack_views if pasta else pack_plain)(self.codec, prompt, example.document)
 
     def _copying(self, rng: random.Random) -> Trie:
         text = " ".join(make_name(rng, held_out=False) for _ in range(rng.randint(4, 12)))

@@ -1,7 +1,8 @@
-"""Train a small Llama from scratch on plain answers: `python -m pasta_async.training.pretrain`.
+"""Train a small Llama from scratch on the synthetic task: `python -m pasta_async.training.pretrain`.
 
-It is the base model of the synthetic task: it answers well, and has never seen a tag. A run is seeded, and
-one that was interrupted goes on from its checkpoint exactly as if nothing had happened.
+It is the base model of the shipped one. It learns both forms, PASTA-LANG and the plain baseline, so that it
+brings what a large base model has anyway: it can follow markup. A run is seeded, and one that was interrupted
+goes on from its checkpoint exactly as if nothing had happened.
 """
 
 # torch, transformers and tokenizers leave some of their types open.
@@ -40,7 +41,7 @@ class Config(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="the folder of the trained model; its checkpoint is OUT/checkpoint.pt")
-    steps: int = Field(default=4500, ge=1, description="optimizer steps")
+    steps: int = Field(default=6500, ge=1, description="optimizer steps")
     tokens: int = Field(default=1024, ge=256, description="tokens of a micro-batch, padding counted")
     micro_batches: int = Field(default=4, ge=1, description="micro-batches of an update")
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate")
