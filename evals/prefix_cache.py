@@ -19,7 +19,7 @@ async def empty_prefix_cache(url: str) -> None:
     """
     where = f"{url.rstrip('/')}/flush_cache"
     try:
-        async with httpx.AsyncClient(timeout=30) as http:
+        async with httpx.AsyncClient(timeout=300) as http:
             (await http.post(where)).raise_for_status()
     except httpx.HTTPError as error:
         raise BackendError(

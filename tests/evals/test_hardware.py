@@ -32,7 +32,7 @@ async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_flo
         (await take_samples(backend, [(1, 300)], rounds=1, shared=shared, clock=backend.clock))[0].first_token
         for shared in (True, False)
     ]
-    assert both[1] - both[0] == pytest.approx(299 * MODEL.prefill.value)
+    assert both[1] - both[0] == pytest.approx(299 * MODEL.prefill.value, rel=0.02)
 
 
 def test_a_step_reads_all_weights_but_the_embeddings(tmp_path: Path):
