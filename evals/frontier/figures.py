@@ -40,16 +40,9 @@ def outcome(
         own = _own([answers[i] for i in places], [grades[i] for i in places])
         if baseline is None:
             return own
-        plain, plain_grades = ([values[i] for i in places] for values in baseline)
-        return (
-            own
-            | _compared([(answers[i], plain[k]) for k, i in enumerate(places)])
-            | {
-                "difference": estimate(
-                    [100 * (grades[i] - plain_grades[k]) for k, i in enumerate(places)], fmean
-                )
-            }
-        )
+        plain, plain_grades = baseline
+        difference = estimate([100 * (grades[i] - plain_grades[i]) for i in places], fmean)
+        return {**own, **_compared([(answers[i], plain[i]) for i in places]), "difference": difference}
 
     return {
         "all": figures(lambda prompt: True),

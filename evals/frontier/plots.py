@@ -62,8 +62,8 @@ def _group(
         axes.plot([x, x], [model.score["low"], model.score["high"]], color=colour, lw=1.6, alpha=0.55)
         draw_name(axes, model.short, (x, y), theme.ink if model.round == 0 else colour)
     points = [(speed["value"], model.score["value"]) for model, speed in own]
-    joined = "-" if own and own[0][0].round else ""
-    axes.plot(*zip(*points, strict=True), f"o{joined}", color=colour, ms=8, lw=1.4, zorder=3, label=name)
+    line, label = ("o-", f"{name}, by \N{GREEK SMALL LETTER LAMDA}") if own[0][0].round else ("o", name)
+    axes.plot(*zip(*points, strict=True), line, color=colour, ms=8, lw=1.4, zorder=3, label=label)
 
 
 def rounds(found: Sequence[Measured]) -> Drawing:
@@ -72,14 +72,14 @@ def rounds(found: Sequence[Measured]) -> Drawing:
     Args:
         found: Models that stand for election: that of stage 1, then those of the rounds.
     """
-    start = next(model for model in found if model.round == 0)
+    start = [model for model in found if model.round == 0]
     weights = list(dict.fromkeys(model.short for model in found if model.round))
 
     def draw(theme: Theme) -> Figure:
         figure = Figure(figsize=(8.2, 4.0))
         left, right = figure.subplots(1, 2)
         for number, weight in enumerate(weights):
-            path = [start, *(model for model in found if model.round and model.short == weight)]
+            path = [*start, *(model for model in found if model.round and model.short == weight)]
             turns = [model.round for model in path]
             colour, label = theme.colour(number), f"\N{GREEK SMALL LETTER LAMDA} = {weight}"
             left.plot(turns, [m.speedup["value"] for m in path], "o-", color=colour, label=label)
@@ -117,7 +117,7 @@ def lengths(found: Sequence[Measured], baseline: float) -> Drawing:
         right.axvline(1, color=theme.soft, lw=1, ls=(0, (2, 3)))
         left.set_yticks(range(len(found)), [model.label for model in found], color=theme.ink)
         left.set(title="Text tokens (dashed: sequential)", ylim=(len(found) - 0.4, -0.6))
-        right.set_title("Speed-up: lengths matched, and not (hollow)")
+        right.set_title("Speed-up, lengths matched (hollow: not)")
         right.xaxis.set_major_formatter(TIMES)
         for axes in (left, right):
             axes.grid(visible=False, axis="y")

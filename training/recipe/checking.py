@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -62,4 +62,4 @@ def _given(value: Any, field: FieldInfo | None) -> Any:
     if isinstance(value, Path):
         value = str(value)
     several = field is not None and getattr(field.annotation, "__origin__", None) is tuple
-    return [value] if several and not isinstance(value, list) else value
+    return (value,) if several and not isinstance(value, list) else cast("Any", value)

@@ -275,5 +275,7 @@ def _baseline_flags(train: Flags, baseline: Flags) -> Flags:
     A model of both forms has two examples of each answer in an epoch, the baseline has one.
     """
     epochs = train.get("epochs", TrainerSettings.model_fields["epochs"].default)
-    longer = {"epochs": 2 * epochs} if train.get("form") == "both" else {}
+    longer: Flags = {}
+    if train.get("form") == "both" and isinstance(epochs, int | float):
+        longer = {"epochs": 2 * epochs}
     return {**train, **longer, "form": "plain", **baseline}

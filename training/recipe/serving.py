@@ -72,7 +72,7 @@ def serving(command: str, model: str, port: int, gpu: int, patience: float) -> G
 
 def _healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=10).status_code == httpx.codes.OK
+        return httpx.get(f"{url}/health", timeout=10).is_success
     except httpx.HTTPError:
         return False
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--patience", type=float, default=1800, help="seconds that a server may take to load")
     parser.add_argument("run", nargs=argparse.REMAINDER, help="-- MODULE ARGUMENTS")
     options = parser.parse_args(arguments)
-    module, *words = options.run[options.run[:1] == ["--"] :]
+    words: list[str] = options.run[options.run[:1] == ["--"] :]
     models = list(dict.fromkeys(word for word in words if word.startswith(SERVED)))
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 for number, word in enumerate(models)
             }
-            status = _run([sys.executable, "-m", module, *(urls.get(word, word) for word in words)])
+            status = _run([sys.executable, "-m", *(urls.get(word, word) for word in words)])
     except PastaError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:

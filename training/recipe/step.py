@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,8 +102,8 @@ def _flag(name: str, value: Any) -> Iterator[str]:
         yield f"--{name}" if value else f"--no-{name}"
         return
     yield f"--{name}"
-    for one in value if isinstance(value, (list, tuple)) else [value]:  # pyright: ignore[reportUnknownVariableType]
-        yield json.dumps(one) if isinstance(one, dict) else str(one)
+    several = cast("list[Any]", value) if isinstance(value, list) else [value]
+    yield from (json.dumps(one) if isinstance(one, dict) else str(one) for one in several)
 
 
 def _torchrun(processes: int) -> Sequence[str]:
