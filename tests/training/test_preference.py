@@ -1,0 +1,292 @@
+"""Stage 2 as a whole: what is minimised, what is learned, and that a run goes on exactly."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_folders import ANSWERS, base_folder
+from preference_files import prompt_of, write_files
+from safetensors.torch import load_file
+
+from pasta_async.errors import InvalidRequest
+from pasta_async.training.corpus import Record, write_records
+from pasta_async.training.corpus.store import write_lines
+from pasta_async.training.finetune import FinetuneSettings, finetune
+from pasta_async.training.prefer import PreferSettings, main, prefer
+from pasta_async.training.preference.bonbon import BonBon, best_of_n_target
+from pasta_async.training.preference.pairs import Pair
+from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference.scoring import Score
+from pasta_async.training.sample import SampleSettings, sample
+from pasta_async.training.trainer import reference
+from pasta_async.training.trainer.base_model import BaseModel
+from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.tree import pack_row
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.training.preference.samples import Sample
+    from pasta_async.training.trainer.tree import Row
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SPEEDS = (1.5, 3.0, 1.0, 2.0, 2.5)
+"""Of the samples, so that `ANSWERS[1]` is the best and `ANSWERS[2]` the worst."""
+
+
+def ready(folder: Path, prompts: int = 5, kind: str = "llama") -> tuple[Path, ModelCodec]:
+    """A model folder, and samples and scores for it."""
+    base = base_folder(folder / "base", kind, tags=True)
+    write_tokenizer(base, folder / "tokenizer")
+    codec = ModelCodec(folder / "tokenizer")
+    names = [f"p{number}" for number in range(prompts)]
+    sampled = [prompt_of(codec, name, ANSWERS) for name in names]
+    write_files(folder, sampled, {name: [(speed, 0.5) for speed in SPEEDS] for name in names})
+    return base, codec
+
+
+def settings(folder: Path, **changes: Any) -> PreferSettings:
+    files = {"samples": folder / "samples.jsonl", "scores": folder / "scores.jsonl"}
+    values = {"model": folder / "base", "out": folder / "run", "quality_weight": 1, **files}
+    values |= {"batch": 2, "row_tokens": 1024, "steps": 4, "lr": 2e-4, "track": "none"}
+    return PreferSettings.model_validate({**values, "export_dtype": "float32", **changes})
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: line[key] for key in line if "second" not in key} for line in found]
+
+
+def alone(model: Any, sample: Sample) -> torch.Tensor:
+    """The log-probability of a sample, each of its threads' sequences computed by itself."""
+    total, counted = torch.zeros(()), set[int]()
+    for target in reversed(sample.targets):
+        if target in counted:
+            continue
+        path = [target]
+        while sample.parents[path[-1]] >= 0:
+            path.append(sample.parents[path[-1]])
+        path.reverse()
+        ids = torch.tensor([[sample.ids[index] for index in path]])
+        scores = model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+        for place, index in enumerate(path):
+            if index in sample.targets and index not in counted:
+                counted.add(index)
+                total = total + scores[place - 1, sample.ids[index]]
+    assert len(counted) == sample.tokens
+    return total
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Path) -> None:
+    base, codec = ready(tmp_path, kind=kind)
+    samples = prompt_of(codec, "p", ANSWERS).samples
+    pairs = [Pair("a", samples[0], samples[2], 4), Pair("b", samples[4], samples[1], 2)]
+    known = {0: (-150.0, -61.5), 1: (-70.25, -99.0)}
+    alpha = 0.3
+    task = BonBon(pairs, alpha)
+    task.compare_with(known)
+    model = BaseModel(base, (), codec.tag_ids, "sdpa").loaded()
+    examples = [task.example(number) for number in range(2)]
+    row = pack_row([tree for example in examples for tree in example.trees], 1024, codec.end)
+    ours, reported = task.loss(log_probabilities(model, row).split([2, 2]), examples)
+
+    theirs = torch.zeros(())
+    margins: list[float] = []
+    for pair, (best, worst), target in zip(
+        pairs, known.values(), (3 * (1 + 1 / 2 + 1 / 3), 1.0), strict=True
+    ):
+        likely = alone(model, pair.best)
+        margin = (likely - best) - (alone(model, pair.worst) - worst)
+        margins.append(margin.item())
+        theirs = theirs - alpha * likely + (1 - alpha) * (margin - target) ** 2
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
+    assert reported["margin"].item() == pytest.approx(sum(margins), rel=1e-5)
+    assert reported["accuracy"].item() == sum(margin > 0 for margin in margins)
+    assert (reported["best_ratio"] - reported["worst_ratio"]).item() == pytest.approx(sum(margins), rel=1e-4)
+    params, scale = list(model.parameters()), theirs.item()
+    for a, b in zip(
+        torch.autograd.grad(ours / scale, params), torch.autograd.grad(theirs / scale, params), strict=True
+    ):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_margins_move_to_the_target(tmp_path: Path) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path, steps=30, batch=5, alpha=0.0, lr=5e-4))
+    curve = lines(tmp_path / "run")
+    target = best_of_n_target(5)
+    assert curve[0]["margin"] == pytest.approx(0, abs=1e-2)
+    assert curve[0]["loss"] == pytest.approx(target**2, rel=1e-2)
+    assert curve[-1]["margin"] == pytest.approx(target, rel=0.1)
+    assert curve[-1]["accuracy"] == 1
+    assert curve[-1]["loss"] < 0.02 * curve[0]["loss"]
+    assert curve[0]["nll"] > curve[-1]["nll"]
+
+
+def test_a_run_goes_on_exactly_and_computes_references_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path))
+    parts = tmp_path / "parts"
+    assert not prefer(settings(tmp_path, out=parts, stop_at=2))
+    computed: list[int] = []
+
+    def counted(model: Any, row: Row) -> torch.Tensor:
+        computed.append(row.trees)
+        return log_probabilities(model, row)
+
+    monkeypatch.setattr(reference, "log_probabilities", counted)
+    assert prefer(settings(tmp_path, out=parts))
+    assert not computed
+    assert lines(parts) == lines(tmp_path / "run")
+    whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    with pytest.raises(InvalidRequest, match="quality_weight"):
+        prefer(settings(tmp_path, out=parts, quality_weight=8))
+    with pytest.raises(InvalidRequest, match="alpha"):
+        prefer(settings(tmp_path, out=parts, alpha=0.5))
+    (parts / "reference.json").write_text("{")  # a file that is broken is made again
+    assert prefer(settings(tmp_path, out=parts))
+    assert sum(computed) == 10 and json.loads((parts / "reference.json").read_text())["scores"]
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path))
+    two = settings(tmp_path, out=tmp_path / "two", threads=1)
+    flags: list[str] = []
+    for name in two.model_fields_set:
+        flags += [f"--{name.replace('_', '-')}", str(getattr(two, name))]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*start, "-m", "pasta_async.training.prefer", *flags],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("5 pairs of 5 prompts") == 1
+    ours, theirs = (
+        json.loads((out / "reference.json").read_text())["scores"] for out in (tmp_path / "run", two.out)
+    )
+    assert ours.keys() == theirs.keys()
+    for number, scores in ours.items():
+        assert theirs[number] == pytest.approx(scores, abs=1e-3)
+    for one, other in zip(lines(tmp_path / "run"), lines(two.out), strict=True):
+        assert other == pytest.approx(one, rel=1e-3, abs=5e-3)
+
+
+def test_adapters_compare_with_the_model_without_them(tmp_path: Path) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path, lora_rank=2, lr=1e-2, steps=8, batch=5))
+    curve = lines(tmp_path / "run")
+    assert curve[0]["margin"] == pytest.approx(0, abs=1e-2)
+    assert curve[-1]["loss"] < curve[0]["loss"]
+
+
+def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
+    _, codec = ready(tmp_path)
+
+    def refused(reason: str, **changes: Any) -> None:
+        with pytest.raises(InvalidRequest, match=reason):
+            prefer(settings(tmp_path, **changes))
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+    refused("do not fit rows of 64", row_tokens=64)
+    sampled = read_samples(tmp_path / "samples.jsonl")
+
+    def with_ids(ids: tuple[int, ...]) -> None:
+        changes = {n: {"ids": ids[: len(s.ids)]} for n, s in enumerate(sampled[0].samples)}
+        prompts = [prompt_of(codec, prompt.id, ANSWERS, changes) for prompt in sampled]
+        write_lines(tmp_path / "samples.jsonl", prompts)
+
+    with_ids((3,) * 10 + (99999,) * 1000)
+    refused("has ids that the model lacks")
+    with_ids(tuple(range(300)) * 10)
+    refused("none of 5 samples holds its prompt")
+    (tmp_path / "scores.jsonl").write_text("")
+    refused("25 samples have no score")
+
+
+def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ready(tmp_path)
+    flags = ["--model", str(tmp_path / "base"), "--out", str(tmp_path / "run")]
+    flags += ["--samples", str(tmp_path / "samples.jsonl"), "--scores", str(tmp_path / "scores.jsonl")]
+    with pytest.raises(SystemExit) as left:
+        main([*flags, "--quality-weight", "nan"])
+    assert left.value.code == 2
+    assert "--quality-weight: Input should be greater than or equal to 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="InvalidRequest: there is nothing to prefer: 0 pairs of 5 prompts"):
+        main([*flags, "--quality-weight", "inf"])
+
+
+LEARNED = (
+    'Two: <promise topic="a" tokens="10"/><async>one</async><promise topic="b" tokens="10"/>'
+    "<async>one</async> so.",
+    "One outcome.",
+)
+
+
+async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
+    """A model that answers in parallel or not, as chance has it, learns either from the same samples."""
+    base_folder(tmp_path / "base", hidden_size=48)
+    records = [
+        Record(id=f"{n}-{kind}", messages=({"role": "user", "content": f"Tell {n}"},), written=written)
+        for n in range(8)
+        for kind, written in enumerate(LEARNED)
+    ]
+    write_records(tmp_path / "data.jsonl", records)
+    common: dict[str, Any] = {"row_tokens": 512, "track": "none", "export_dtype": "float32"}
+    first = {"model": tmp_path / "base", "data": [tmp_path / "data.jsonl"], "out": tmp_path, "lr": 1e-2}
+    assert finetune(FinetuneSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
+
+    async def drawn(model: Path, out: str, seed: int = 0) -> float:
+        """Draw samples; the share of those in parallel."""
+        values = {"backend": f"local:{model}", "prompts": [tmp_path / "prompts.jsonl"], "seed": seed}
+        await sample(
+            SampleSettings.model_validate({**values, "out": tmp_path / out, "n": 6, "max_tokens": 400})
+        )
+        prompts = read_samples(tmp_path / out)
+        samples = [each for prompt in prompts for each in prompt.samples]
+        assert sum(each.exact for each in samples) > 0.9 * len(samples)
+        return sum("<promise" in each.written for each in samples) / len(samples)
+
+    write_records(
+        tmp_path / "prompts.jsonl", {record.messages[0]["content"]: record for record in records}.values()
+    )
+    before = await drawn(tmp_path / "model", "samples.jsonl")
+    assert 0.2 < before < 0.8
+    assert sum(each.well_formed for p in read_samples(tmp_path / "samples.jsonl") for each in p.samples) > 40
+    scores = [
+        Score(
+            id=p.id,
+            number=s.number,
+            speedup=1.0 + ("<promise" in s.written),
+            quality="<promise" not in s.written,
+        )
+        for p in read_samples(tmp_path / "samples.jsonl")
+        for s in p.samples
+    ]
+    write_lines(tmp_path / "scores.jsonl", scores)
+    shares: dict[str, float] = {}
+    for weight in ("0", "inf"):
+        out = tmp_path / weight
+        second = {"model": tmp_path / "model", "out": out, "quality_weight": weight, "lr": 1e-3}
+        assert prefer(settings(tmp_path, **common, **second, batch=8, steps=20))
+        shares[weight] = await drawn(out / "model", f"{weight}.jsonl", seed=1)
+    assert shares["0"] > 0.9
+    assert shares["inf"] < 0.1
