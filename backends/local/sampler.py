@@ -31,6 +31,12 @@ class Chooser:
         """Whether the likeliest token is taken."""
         return self.sampling.temperature == 0
 
+    @property
+    def cuts(self) -> bool:
+        """Whether unlikely tokens are left out."""
+        sampling = self.sampling
+        return sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
+
     def draw(self) -> float:
         """The next number, in [0, 1)."""
         return self._random.random()
@@ -59,10 +65,10 @@ def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int]
     """
     logits = logits.float()
     tokens = logits.argmax(-1)
-    rows = [row for row, chooser in enumerate(choosers) if not chooser.greedy]
-    if rows:
-        chosen = [choosers[row] for row in rows]
-        tokens[rows] = _draw(logits[rows], _parameters(chosen, logits))
+    drawing = [row for row, chooser in enumerate(choosers) if not chooser.greedy]
+    for draw, cuts in ((_draw_cut, True), (_draw, False)):
+        if rows := [row for row in drawing if choosers[row].cuts == cuts]:
+            tokens[rows] = draw(logits[rows], _parameters([choosers[row] for row in rows], logits))
     for row, chooser in enumerate(choosers):
         if (token := chooser.dictated()) is not None:
             tokens[row] = token
@@ -81,6 +87,13 @@ def _parameters(choosers: Sequence[Chooser], logits: torch.Tensor) -> _Parameter
 
 
 def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
+    """Invert the whole distribution at the drawn number: no order is needed, and sorting costs most."""
+    total = (logits / p.temperature).softmax(-1, dtype=torch.float64).cumsum(-1)
+    place = torch.searchsorted(total, p.draw * total[:, -1:], right=True)
+    return place.clamp_(max=logits.shape[-1] - 1)[:, 0]  # rounding may pass the last one
+
+
+def _draw_cut(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
     """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number."""
     ordered, ids = logits.sort(stable=True, dim=-1, descending=True)
     probabilities = (ordered / p.temperature).softmax(-1, dtype=torch.float64)

@@ -354,9 +354,10 @@ def _drawn(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / count
 
 
-def test_draws_follow_the_distribution() -> None:
+@pytest.mark.parametrize("cut", [{}, {"top_k": 4}], ids=["whole", "sorted"])
+def test_draws_follow_the_distribution(cut: dict[str, Any]) -> None:
     logits = torch.tensor([0.5, 2.0, 1.0, -1.0])
-    seen = _drawn(logits, 4000, temperature=1.5)
+    seen = _drawn(logits, 4000, temperature=1.5, **cut)
     assert torch.allclose(seen, (logits / 1.5).softmax(-1), atol=0.03)
 
 
@@ -369,6 +370,7 @@ def test_draws_follow_the_distribution() -> None:
         ({"min_p": 0.3}, {1, 2}),  # at least 0.3 x 0.55
         ({"top_k": 3, "top_p": 0.7}, {1, 2}),  # after top_k: 0.58 + 0.26
         ({"temperature": 1e-6}, {1}),
+        ({}, {0, 1, 2, 3}),
         ({"top_k": 100, "min_p": 1.0}, {1}),
     ],
 )
