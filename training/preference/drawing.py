@@ -80,7 +80,9 @@ class Draw:
         """
         info = await self.client.connect()
         self._resume()
-        everything = [(record, number) for record in records for number in (None, *range(self.n))]
+        # Baselines first: few at a time beside the samples, they would cost another model as much as these.
+        everything: list[tuple[Record, int | None]] = [(record, None) for record in records]
+        everything += [(record, number) for record in records for number in range(self.n)]
         due = [one for one in everything if _key(*one) not in self._samples and _key(*one) not in self._plain]
         self.totals["resumed"] = len(everything) - len(due)
         self.on_progress()
@@ -124,6 +126,7 @@ class Draw:
                     record.messages,
                     sampling=self.sampling.model_copy(update={"seed": seed}),
                     chat_template_kwargs=self.template_kwargs,
+                    whole_chunks=True,  # nobody watches
                 )
             except PastaError as failure:
                 error, generation = self._failed(failure), failure.partial
