@@ -1,0 +1,25 @@
+"""Draw, and die when some answers are there: `killed_sampling.py JOURNAL ANSWERS`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draws import WRITTEN, draw
+
+from pasta_async.backends.scripted import ScriptedBackend
+
+if TYPE_CHECKING:
+    from pasta_async.training.preference.drawing import Draw
+
+
+def die(run: Draw) -> None:
+    if run.totals["answers"] == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    draw(ScriptedBackend(WRITTEN), Path(sys.argv[1]), after_each=die)

@@ -1,0 +1,359 @@
+"""Samples for stage 2: what is stored is what was decoded, and nothing is drawn twice."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from draws import PROMPTS, WRITTEN, draw, records
+from finetune_folders import ANSWERS
+
+import pasta_async
+from pasta_async import Client, InvalidRequest, Limits, Sampling
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.scripted import Fault, ScriptedBackend, WordTokenizer
+from pasta_async.errors import BackendError, BackendStatusError, ThreadFailed
+from pasta_async.lang import parse, views
+from pasta_async.training import sample as sampling
+from pasta_async.training.corpus import write_records
+from pasta_async.training.packing import Trie, pack_views
+from pasta_async.training.preference.drawing import answer_seed
+from pasta_async.training.preference.recording import Recording, trie_of
+from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.synthetic.records import draw_records
+from pasta_async.training.trainer.base_model import BaseModel
+from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.vocabulary import ModelCodec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from pasta_async.lang.views import Segment
+    from pasta_async.protocol import DecodeRequest, Piece
+    from pasta_async.training.preference.samples import Sample
+
+SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
+
+
+class Words:
+    """A scripted model's tokenizer, as documents are packed with it."""
+
+    def __init__(self, tokenizer: WordTokenizer) -> None:
+        self.end = tokenizer.end_id
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def segments(self, parts: Iterable[Segment]) -> list[int]:
+        tags = {self._tokenizer.decode([tag]): tag for tag in self._tokenizer.tags or ()}
+        return [
+            token
+            for part in parts
+            for token in ([tags[part.text]] if part.is_tag else self._tokenizer.encode(part.text))
+        ]
+
+
+def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
+    """What a trie holds, whatever the order in which it was built: each token's path, whether a target."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(trie.ids, trie.parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    assert len(trie.targets) == len(set(trie.targets))
+    return {(path, index in set(trie.targets)) for index, path in enumerate(found)}
+
+
+# What was decoded ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fork", ["stream", "cut"])
+@pytest.mark.parametrize("written", ANSWERS)
+async def test_the_tokens_are_those_of_the_views_whichever_way_main_was_asked(
+    written: str, fork: Any
+) -> None:
+    backend = ScriptedBackend(written)
+    recording = Recording(backend)
+    async with Client(recording) as client:
+        with recording.noted() as exchanges:
+            answer = await client.generate("Tell", fork=fork)
+    trie = trie_of(exchanges)
+    assert isinstance(backend.tokenizer, WordTokenizer)
+    prompt = await backend.encode_chat([{"role": "user", "content": "Tell"}], {})
+    packed = pack_views(Words(backend.tokenizer), prompt, answer.document)
+    assert paths(trie) == paths(packed)
+    assert len(trie.targets) == answer.usage.completion_tokens
+
+
+async def test_both_ways_of_asking_give_the_same_tokens_in_the_same_order() -> None:
+    tokenizer = WordTokenizer()
+    found: list[Trie] = []
+    for fork in ("stream", "cut"):
+        recording = Recording(ScriptedBackend(ANSWERS[0], tokenizer=tokenizer))
+        async with Client(recording) as client:
+            with recording.noted() as exchanges:
+                await client.generate("Tell", fork=fork)
+        found.append(trie_of(exchanges))
+    stream, cut = found
+    assert (stream.ids, stream.parents, stream.targets) == (cut.ids, cut.parents, cut.targets)
+
+
+async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:
+    backend = ScriptedBackend(WRITTEN)
+    recording = Recording(backend)
+    async with Client(recording, limits=Limits(chunk_tokens=2)) as client:
+        with recording.noted() as exchanges:
+            answer = await client.generate("Tell")
+    trie = trie_of(exchanges)
+    assert isinstance(backend.tokenizer, WordTokenizer)
+    assert backend.tokenizer.tags
+    closing = [node for node, token in enumerate(trie.ids) if token == backend.tokenizer.tags.close_async]
+    assert len(closing) == 2
+    assert not {*closing} & {*trie.targets}
+    assert len(trie.targets) == answer.usage.completion_tokens
+
+
+class Listening(LocalBackend):
+    """Adds up the log-probabilities of what it decodes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.total = 0.0
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        async with aclosing(super().decode(request)) as pieces:
+            async for piece in pieces:
+                self.total += sum(piece.logprobs or ())
+                yield piece
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("temperature", "max_tokens"), [(1.0, 1024), (1.6, 200)])
+async def test_training_sees_the_probabilities_that_were_sampled_from(
+    temperature: float, max_tokens: int
+) -> None:
+    """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
+    codec, backend = ModelCodec(SHIPPED), Listening()
+    model = BaseModel(SHIPPED, (), codec.tag_ids, "sdpa").loaded().eval()
+    recording = Recording(backend)
+    usual = unusual = promises = 0
+    async with Client(recording) as client:
+        for seed, record in enumerate(draw_records(5, seed=3)):
+            backend.total = 0.0
+            chosen = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
+            with recording.noted() as exchanges:
+                answer = await client.generate(record.messages, sampling=chosen)
+            trie = trie_of(exchanges)
+            assert len(trie.targets) == answer.usage.completion_tokens
+            row = pack_row([Tree.of(trie)], -len(trie) % 16 + len(trie), codec.end)
+            with torch.inference_mode():
+                seen = log_probabilities(model, row).item()
+            assert seen == pytest.approx(backend.total, abs=2e-2)
+            if answer.finish != "end" or answer.diagnostics:
+                continue
+            packed = pack_views(codec, codec.prompt(record.messages), answer.document)
+            same = paths(trie) == paths(packed)
+            assert same == canonical(codec, exchanges, answer.document)
+            usual, unusual = usual + same, unusual + (not same)
+            promises += len(answer.document.promises)
+    if temperature == 1.0:
+        assert usual and promises, "no answer to compare with"
+
+
+def canonical(codec: ModelCodec, exchanges: Any, document: Any) -> bool:
+    """Whether every thread wrote its part in the tokens that the tokenizer makes of it."""
+    written = [exchange.output for exchange in exchanges if exchange.output]
+    encoded = [codec.segments(view.target) + [codec.end] * view.ends_answer for view in views(document)]
+    return sorted(written) == sorted(encoded)
+
+
+# What is drawn -------------------------------------------------------------------------------------------
+
+
+def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
+    backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
+    prompts, run = draw(backend, tmp_path / "j.jsonl", plain=plain)
+    samples = [sample for prompt in prompts for sample in prompt.samples]
+    assert [prompt.id for prompt in prompts] == [*PROMPTS]
+    assert [sample.number for sample in samples] == [0, 1, 2] * 3
+    seeds = [answer_seed(7, prompt, number) for prompt in PROMPTS for number in range(3)]
+    assert [sample.seed for sample in samples] == seeds
+    assert len({*seeds}) == 9
+    for sample in samples:
+        assert sample.exact
+        assert sample.well_formed
+        assert not sample.error
+        assert sample.text == parse(WRITTEN).text
+        assert sample.written == WRITTEN
+        assert sample.tokens == len(sample.targets) == sum(one.tokens for one in sample.threads)
+        assert [one.topic for one in sample.threads] == ["", "causes", "outcome"]
+        assert sample.critical_path < sample.tokens
+    assert {prompt.baseline.text for prompt in prompts} == {"Both of them were one."}
+    assert prompts[0].baseline.tokens == 7
+    assert run.totals == {"answers": 12, "resumed": 0, "tokens": 9 * samples[0].tokens + 3 * 7}
+    asked = [request for request in plain.requests if request.sampling.temperature == 0]
+    assert len(asked) == len(plain.requests) == 3
+
+
+def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
+    backend = ScriptedBackend(WRITTEN, honours_seeds=False)
+    prompts, _ = draw(backend, tmp_path / "j.jsonl")
+    assert {sample.seed for prompt in prompts for sample in prompt.samples} == {None}
+    assert {request.seed for request in backend.requests} == {None}
+
+
+def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
+    """Main keeps its promise itself, after the thread had begun: that sample is not trained on."""
+    written = 'See <promise topic="causes" tokens="10"/><async>something else</async> here.'
+    inline = Fault(0, 7, kind="garbage", text="<async>the causes</async>")
+    backend = ScriptedBackend(written, faults=[inline], latency=1.0, thread_latency={1: 0.1})
+    prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1, together=1, clock=backend.clock)
+    (sample,) = prompts[0].samples
+    assert [thread.finish for thread in sample.threads] == ["end", "superseded"]
+    assert sample.text == "See the causes here."
+    assert not sample.exact
+    (said,) = (play.ids for play in backend.played if play.request.thread)
+    assert backend.tokenizer.decode(said[:2]) == "something else"
+    assert not {*said[:2]} & {*sample.ids}
+    assert sample.tokens == len(sample.targets) + len(said)
+
+
+def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Path) -> None:
+    backend = ScriptedBackend(WRITTEN, tokenizer=WordTokenizer(tags=False))
+    prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"))
+    assert all(sample.well_formed and not sample.exact for sample in prompts[0].samples)
+
+
+# What goes wrong -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_fails_keeps_what_it_has_and_harms_no_other(tmp_path: Path) -> None:
+    backend = ScriptedBackend(WRITTEN, faults=[Fault(2, 3, skip=4)])
+    prompts, run = draw(backend, tmp_path / "j.jsonl", together=1)
+    failed = [sample for prompt in prompts for sample in prompt.samples if sample.error]
+    (sample,) = failed
+    assert "thread 2 after 3 tokens" in sample.error
+    assert run.failures == [sample.error]
+    assert sample.finish == "interrupted"
+    assert sample.tokens > 3
+    assert sample.text.startswith("Both: The causes were many.")
+    assert not sample.exact
+    assert not sample.well_formed
+    again, rerun = draw(backend, tmp_path / "j.jsonl", together=1)
+    assert rerun.totals["answers"] == 1
+    assert all(sample.exact for prompt in again for sample in prompt.samples)
+
+
+def test_a_prompt_whose_baseline_fails_is_left_out_until_it_is_there(tmp_path: Path) -> None:
+    plain = ScriptedBackend("Plainly.", faults=[Fault(0, 1, skip=1)])
+    prompts, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain, together=1)
+    assert [prompt.id for prompt in prompts] == ["one", "three"]
+    prompts, run = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain)
+    assert [prompt.id for prompt in prompts] == [*PROMPTS]
+    assert run.totals["answers"] == 1
+
+
+def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:
+    long = records("one", "many words " * 80, "three")
+    prompts, run = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)
+    assert [prompt.id for prompt in prompts] == ["one", "three"]
+    assert len(run.failures) == 13
+    assert all(reason.startswith("PromptTooLong: ") for reason in run.failures)
+
+
+@pytest.mark.parametrize(
+    ("error", "most"),
+    [(None, 10), (BackendStatusError("wrong key", status=401), 1)],
+    ids=["dead", "refusing"],
+)
+def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
+    error: BackendError | None, most: int, tmp_path: Path
+) -> None:
+    backend = ScriptedBackend(WRITTEN, faults=[Fault(0, 0, skip=6, times=1000, error=error)])
+    with pytest.raises(ThreadFailed):
+        draw(backend, tmp_path / "j.jsonl", n=20, together=1)
+    answers = {request.answer for request in backend.requests}
+    healthy = ScriptedBackend(WRITTEN)
+    _, run = draw(healthy, tmp_path / "j.jsonl", n=20)
+    assert run.totals["resumed"] == len(answers) - most > 0
+    assert run.totals["answers"] == 3 * 21 - run.totals["resumed"]
+
+
+def test_a_killed_run_goes_on_and_draws_nothing_twice(tmp_path: Path) -> None:
+    journal = tmp_path / "j.jsonl"
+    program = Path(__file__).with_name("killed_sampling.py")
+    killed = subprocess.run([sys.executable, program, journal, "5"], check=False, cwd=program.parent)
+    assert killed.returncode == -9
+    with journal.open("a") as file:
+        file.write('{"prompt": "cut whi')  # as if killed in the middle of a line
+    prompts, run = draw(ScriptedBackend(WRITTEN), journal)
+    assert run.totals["resumed"] == 5
+    assert run.totals["answers"] == 12 - 5
+    whole, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "other.jsonl")
+    for one, other in zip(prompts, whole, strict=True):
+        assert one.baseline == other.baseline
+        for mine, theirs in zip(one.samples, other.samples, strict=True):  # ids are the processes' own
+            assert (mine.seed, mine.written, mine.parents) == (theirs.seed, theirs.written, theirs.parents)
+            assert mine.exact
+
+
+def _timeless(sample: Sample) -> Sample:
+    """Without what differs between two runs: seconds, and what happened to be cached by then."""
+    return sample.model_copy(update={"threads": tuple(one.text for one in sample.threads)})
+
+
+# The command line ----------------------------------------------------------------------------------------
+
+
+def flags(folder: Path, **given: object) -> list[str]:
+    values = {"prompts": folder / "prompts.jsonl", "out": folder / "samples.jsonl", "n": 2, "max_tokens": 48}
+    return [word for k, v in {**values, **given}.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+
+
+def test_the_real_engine_draws_the_same_alone_and_in_company(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
+    folder = shutil.copytree(SHIPPED, tmp_path / "model")
+    alone, together = flags(tmp_path), flags(tmp_path, out=tmp_path / "b.jsonl")
+    sampling.main([*alone, "--backend", f"local:{folder}", "--together", "1"])
+    assert "6 samples of 3 prompts" in capsys.readouterr().out
+    sampling.main([*together, "--backend", f"local:{folder}", "--together", "9"])
+    first, second = read_samples(tmp_path / "samples.jsonl"), read_samples(tmp_path / "b.jsonl")
+    for one, other in zip(first, second, strict=True):
+        assert one.baseline == other.baseline
+        assert [_timeless(sample) for sample in one.samples] == [_timeless(s) for s in other.samples]
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(
+        SystemExit, match=r"samples\.journal\.jsonl holds results of something else \(weights"
+    ):
+        sampling.main([*alone, "--backend", f"local:{folder}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"prompts": "nowhere.jsonl"}, "cannot be read"), ({"backend": "ftp:x"}, "names no backend")],
+)
+def test_bad_input_ends_it_before_anything_is_drawn(
+    given: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    write_records(tmp_path / "prompts.jsonl", records())
+    with pytest.raises(SystemExit, match=message):
+        sampling.main(flags(tmp_path, **given))
+    assert not list(tmp_path.glob("samples*"))
+
+
+def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
+    with pytest.raises(InvalidRequest, match=r"samples\.jsonl:1: messages: .*the user's"):
+        read_samples(path)
