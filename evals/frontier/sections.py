@@ -55,7 +55,8 @@ def _frontier(found: Sequence[Measured], baseline: dict[str, Any]) -> Section:
             drawing = plots.frontier(shown, baseline["all"]["score"], speedup, axis)
             section.plots.append(Plot(name, says, drawing))
     section.tables.append(("95% intervals in brackets", [_baseline_row(baseline), *map(_row, found)]))
-    section.tables.append(("Who is beaten in both", [*_beaten(found)]))
+    if beaten := [*_beaten(found)]:
+        section.tables.append(("Who is beaten in both", beaten))
     return section
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pasta_async.training.recipe.ledger import Ledger
     from pasta_async.training.recipe.step import Step
 
-__all__ = ["execute"]
+__all__ = ["Work", "execute"]
 
 _LOOK = 0.5
 """Seconds between two looks at the steps that work."""
@@ -54,12 +54,12 @@ def execute(steps: Sequence[Step], ledger: Ledger, out: Path, jobs: int = 1) -> 
         ledger.running() as keep,
         _overall(len(steps), len(steps) - len(due)) as show,
     ):
-        working: list[_Work] = []
+        working: list[Work] = []
         try:
             while due or working:
                 for step in _startable(due, [work.step for work in working], jobs):
                     due.remove(step)
-                    working.append(_Work(step, ledger, out / "logs" / f"{step.name}.log", lock))
+                    working.append(Work(step, ledger, out / "logs" / f"{step.name}.log", lock))
                 time.sleep(_LOOK)
                 keep()
                 for work in [work for work in working if work.left()]:
@@ -82,7 +82,7 @@ def _startable(due: Sequence[Step], working: Sequence[Step], jobs: int) -> list[
     return ready[: 1 - len(working)] if not working else []
 
 
-class _Work:
+class Work:
     """A step at work, in a process of its own."""
 
     def __init__(self, step: Step, ledger: Ledger, log: Path, lock: int) -> None:
@@ -136,7 +136,7 @@ class _Work:
         self.count()
 
 
-def _end(working: Sequence[_Work]) -> None:
+def _end(working: Sequence[Work]) -> None:
     """Ask steps to leave, as a scheduler would; insist when one does not, or at a second Ctrl-C."""
     for work in working:
         work.process.terminate()

@@ -47,6 +47,7 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     Args:
         path: Of the file.
         settings: `key=value` with a dotted key and a value as in TOML (or a bare string); they come last.
+            Without a value, the key is taken out.
 
     Raises:
         InvalidRequest: The file cannot be read, or something in it does not fit; with its place.
@@ -56,7 +57,7 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
         key, equals, value = setting.partition("=")
         if not equals:
             raise InvalidRequest(f"--set {setting}: write key=value")
-        _set(table, key.strip().split("."), _value(value.strip()), setting)
+        _set(table, key.strip().split("."), value.strip(), setting)
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
@@ -99,12 +100,15 @@ def _joined(under: Table, over: Table) -> Table:
     return joined
 
 
-def _set(table: Table, keys: Sequence[str], value: object, setting: str) -> None:
+def _set(table: Table, keys: Sequence[str], value: str, setting: str) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidRequest(f"--set {setting}: {key} is no table")
-    table[keys[-1]] = value
+    if value:
+        table[keys[-1]] = _value(value)
+    else:
+        table.pop(keys[-1], None)
 
 
 def _value(text: str) -> object:

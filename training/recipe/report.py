@@ -95,8 +95,10 @@ def _times(plan: Plan, ledger: Ledger) -> Section:
         f"The whole run took {ledger.seconds / 60:.0f} minutes of wall time, over all its starts. "
         "Steps that ran beside others took longer than alone."
     )
-    tables = [("Steps", rows), ("From the start to one model, all that it needs", paths)]
-    return Section("Time", [words], [], tables)
+    section = Section("Time", [words], [], [("Steps", rows)])
+    if paths:
+        section.tables.append(("From the start to one model, all that it needs", paths))
+    return section
 
 
 def _origin(baseline: dict[str, Any], found: Sequence[Measured]) -> Section:

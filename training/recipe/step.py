@@ -17,7 +17,17 @@ __all__ = ["FREE", "Step", "as_flags", "content_digest", "fingerprints"]
 
 FREE = frozenset(
     {
-        *("device", "attention", "recompute", "save_every", "keep", "log_every", "track", "threads"),
+        *(
+            "device",
+            "attention",
+            "recompute",
+            "save_every",
+            "keep",
+            "log_every",
+            "track",
+            "threads",
+            "stop_at",
+        ),
         *("ignore_memory", "in_flight", "retries", "timeout", "key_variable", "together"),
     }
 )

@@ -1,0 +1,118 @@
+"""Whole recipes, from nothing to the report: everything is connected, and goes on after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import local_models
+import pytest
+from annotator_server import running_annotator
+from judge_server import judging
+
+from pasta_async.training.corpus import plain_record, write_records
+from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.run import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.timeout(1200)
+"""A dozen processes that import torch, on a machine that may be busy."""
+
+HERE = Path(__file__).parent
+MEASURED = ["evaluation/stage1/looks", "evaluation/round2/lambda4"]
+
+
+def steps(out: Path) -> dict[str, dict[str, Any]]:
+    """What the run wrote of its steps."""
+    return {
+        str(path.relative_to(out / "steps").with_suffix("")): json.loads(path.read_text())
+        for path in (out / "steps").rglob("*.json")
+    }
+
+
+def set_each(*values: str) -> Sequence[str]:
+    return [word for value in values for word in ("--set", value)]
+
+
+def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
+    """The run is killed in the middle of stage 1; then the same command goes on."""
+    saving = set_each("stage1.variants.looks.train={epochs=8, save_every=1}")
+    command = ["smoke", "--out", str(tmp_path), "--only", *MEASURED, *saving]
+    killed = subprocess.run([sys.executable, str(HERE / "killed_recipe.py"), *command], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    before = steps(tmp_path)
+    assert [before[f"stage1/{name}"]["finished"] for name in ("baseline", "looks")] == [True, False]
+
+    subprocess.run([sys.executable, "-m", "pasta_async.training.run", *command], check=True)
+    after = steps(tmp_path)
+    assert all(step["finished"] for step in after.values())
+    assert [after[name]["starts"] for name in ("base", "stage1/baseline", "stage1/looks")] == [1, 1, 2]
+    assert after["stage1/looks"]["seconds"] > before["stage1/looks"]["seconds"]
+    log = (tmp_path / "logs/stage1/looks.log").read_text()
+    assert log.count("$ python -m pasta_async.training.finetune") == 2
+    for name in MEASURED:
+        assert json.loads((tmp_path / name / "result.json").read_text())["all"]["prompts"] == 5
+    report = (tmp_path / "report/tables.md").read_text()
+    assert "| stage 1: looks |" in report
+    assert "| round 2, λ = 4 |" in report
+
+    main([*command, "--dry-run"])  # nothing is left to do
+
+
+def llama(folder: Path) -> Path:
+    """A small random model with Llama 3's special tokens, and no chat template."""
+    tokenizer: Any = local_models.byte_level(tags=False)
+    names = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id")
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in names]})
+    tokenizer.bos_token, tokenizer.eos_token = "<|begin_of_text|>", "<|end_of_text|>"
+    tokenizer.chat_template = None
+    model = local_models.model(vocabulary=len(tokenizer), max_position_embeddings=2048)
+    return local_models.save(folder, model, tokenizer)
+
+
+def opinion(first: str, second: str) -> float:
+    """Of two different texts, a preference that is as good as drawn."""
+    return hashlib.sha256(f"{first}/{second}".encode()).digest()[0] / 255
+
+
+def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None:
+    """The same file; what is set is where things are, how much of them there is, and that this is a CPU."""
+    text = "The causes were many, and more.\n\nThe outcome of it all was one."
+    data, prompts, out = tmp_path / "data.jsonl", tmp_path / "prompts.jsonl", tmp_path / "run"
+    ask = [[{"role": "user", "content": f"Tell {number}"}] for number in range(8)]
+    write_records(data, [plain_record(messages, text) for messages in ask])
+    prompts.write_text('{"instruction": "What were the causes?"}\n{"instruction": "And the outcome?"}\n')
+    training = ("row_tokens=512", "dtype='auto'", "attention='auto'", "recompute=false", "threads=1")
+    short = {"stage1.train": ["epochs=20", "lr=3e-3"], "stage2.train": ["lr=1e-4"]}
+    with running_annotator() as annotator, judging(opinion) as (_, judge):
+        values = [
+            *("processes=1", "serving=", "stage2.prompts=4", "stage2.sample.n=4"),
+            f"base.model='{llama(tmp_path / 'base')}'",
+            *(f"data.source.data='{data}'", f"data.source.against=['{prompts}']"),
+            *(f"data.annotator.base_url='{annotator.url}'", "data.annotator.ask_from=0"),
+            *(f"{table}.{value}" for table, own in short.items() for value in (*training, *own)),
+            *("stage2.sample.max_tokens=200", "evaluation.flags.max_tokens=200"),
+            *(f"stage2.score.judge='{judge}'", f"evaluation.flags.judge='{judge}'"),
+            f"evaluation.flags.prompts='{prompts}'",
+        ]
+        main(["llama-8b", "--out", str(out), "--only", "evaluation/round2/lambdainf", *set_each(*values)])
+    assert annotator.prompts().total() == 8
+    samples = read_samples(out / "samples/round2/lambdainf/samples.jsonl")
+    assert [len(prompt.samples) for prompt in samples] == [4] * 4
+    first = read_samples(out / "samples/round1/samples.jsonl")
+    assert not {prompt.id for prompt in samples} & {prompt.id for prompt in first}
+    baseline, result = (
+        json.loads((out / f"evaluation/{name}/result.json").read_text())
+        for name in ("stage1/baseline", "round2/lambdainf")
+    )
+    assert baseline["all"]["score"]["value"] == 50
+    assert result["all"]["prompts"] == 2
+    assert result["judge"] == judge
+    assert (out / "report/frontier.png").exists()
