@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
-
 from pasta_async.training import run
 from pasta_async.training.recipe import execution
 
 
-def dying(work: Any) -> bool:
+def dying(self: execution.Work) -> bool:
     """As `left`, which is called for every step at work from time to time."""
-    if work.step.name == "stage1/looks" and any(work.step.output.glob("checkpoints/step-*")):
+    if self.step.name == "stage1/looks" and any(self.step.output.glob("checkpoints/step-*")):
         os.kill(os.getpid(), signal.SIGKILL)
-    return left(work)
+    return left(self)
 
 
 left = execution.Work.left
