@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+
 from pasta_async.training import run
 from pasta_async.training.recipe import execution
 
