@@ -213,7 +213,7 @@ def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
 def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     """Main keeps its promise itself, after the thread had begun: that sample is not trained on."""
     written = 'See <promise topic="causes" tokens="10"/><async>something else</async> here.'
-    inline = Fault(0, 7, kind="garbage", text="<async>the causes</async>")
+    inline = Fault(0, 7, kind="garbage", text="<async>the causes</async>", skip=1)
     backend = ScriptedBackend(written, faults=[inline], latency=1.0, thread_latency={1: 0.1})
     prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1, together=1, clock=backend.clock)
     (sample,) = prompts[0].samples

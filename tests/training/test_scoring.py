@@ -30,6 +30,7 @@ from pasta_async.training.synthetic import grade
 from pasta_async.training.synthetic.records import draw_records, example_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from judge_server import Judge, Trouble
@@ -71,11 +72,11 @@ def scored(folder: Path, judge: str, **more: Any) -> tuple[Summary, dict[tuple[s
     return summary, {key: one.quality for key, one in read_scores(folder / "scores.jsonl").items()}
 
 
-def first_request(trouble: Trouble) -> Any:
+def first_request(trouble: Trouble) -> Callable[[int, str], Trouble | None]:
     return lambda number, _: trouble if number == 0 else None
 
 
-def of_answer(text: str, trouble: Trouble) -> Any:
+def of_answer(text: str, trouble: Trouble) -> Callable[[int, str], Trouble | None]:
     return lambda _, prompt: trouble if text in prompt else None
 
 
