@@ -14,6 +14,8 @@ from pydantic import Field
 
 from pasta_async.backends.local.config import read_config
 from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.lang.document import Document, Text
+from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference.bonbon import BonBon
 from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
 from pasta_async.training.preference.samples import read_samples
@@ -26,6 +28,7 @@ from pasta_async.training.trainer.settings import TrainerSettings, read_command_
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pasta_async.training.packing import Trie
     from pasta_async.training.preference.samples import SampledPrompt
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
@@ -53,6 +56,9 @@ class PreferSettings(TrainerSettings):
     )
     malformed: Malformed = Field(
         default="last", description="malformed samples: worse than all others, or left out"
+    )
+    keep_plain: bool = Field(
+        default=False, description="for a model of both forms: plain answers stay as likely as they are"
     )
     drop_long: bool = Field(
         default=False, description="leave out pairs that do not fit a row or the model, and count them"
@@ -93,9 +99,19 @@ def prefer(settings: PreferSettings) -> bool:
     def make_task(codec: ModelCodec) -> BonBon:
         _check_ids(chosen.pairs, rows)
         _check_prompts(prompts, codec)
-        return BonBon(chosen.pairs, settings.alpha, settings.beta)
+        kept = _plain_answers(chosen.pairs, prompts, codec) if settings.keep_plain else None
+        return BonBon(chosen.pairs, settings.alpha, settings.beta, kept)
 
     return train(settings, make_task, drop_long=settings.drop_long)
+
+
+def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec) -> list[Trie]:
+    """The baseline's answer to each pair's prompt, in the plain form."""
+    known = {prompt.id: prompt for prompt in prompts}
+    return [
+        pack_plain(codec, codec.prompt(one.messages, pasta=False), Document((Text(one.baseline.text),)))
+        for one in (known[pair.id] for pair in pairs)
+    ]
 
 
 def _check_ids(pairs: Sequence[Pair], rows: int) -> None:

@@ -121,6 +121,32 @@ def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Pat
         assert (a - b).abs().max() < 1e-5
 
 
+def test_what_is_kept_costs_the_square_of_its_ratio(tmp_path: Path) -> None:
+    base, codec = ready(tmp_path)
+    samples = prompt_of(codec, "p", ANSWERS).samples
+    pairs = [Pair("a", samples[0], samples[2], 4)]
+    task, keeping = BonBon(pairs, 0.0), BonBon(pairs, 0.0, kept=[samples[1].trie])
+    task.compare_with({0: (-150.0, -61.5)})
+    keeping.compare_with({0: (-150.0, -61.5, -80.0)})
+    model = BaseModel(base, (), codec.tag_ids, "sdpa").loaded()
+    row = pack_row(list(keeping.example(0).trees), 1024, codec.end)
+    ours = log_probabilities(model, row)
+    plain, _ = task.loss([ours[:2]], [task.example(0)])
+    kept, reported = keeping.loss([ours], [keeping.example(0)])
+    ratio = (alone(model, samples[1]) + 80.0).item()
+    assert reported["kept_ratio"].item() == pytest.approx(ratio, rel=1e-4)
+    assert (kept - plain).item() == pytest.approx(ratio**2, rel=1e-4)
+    assert task.fingerprint != keeping.fingerprint
+
+
+def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path, keep_plain=True, steps=40, batch=5, alpha=0.0, lr=5e-4))
+    curve = lines(tmp_path / "run")
+    assert curve[-1]["margin"] > 0.7 * best_of_n_target(5)
+    assert abs(curve[-1]["kept_ratio"]) < 0.1 * best_of_n_target(5)
+
+
 def test_margins_move_to_the_target(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path, steps=30, batch=5, alpha=0.0, lr=5e-4))

@@ -20,6 +20,7 @@ from pasta_async.training.trainer.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pasta_async.training.packing import Trie
     from pasta_async.training.preference.pairs import Pair
 
 __all__ = ["BonBon", "best_of_n_target"]
@@ -50,39 +51,47 @@ class BonBon:
         pairs: Of answers that the model at the start has drawn.
         alpha: Share of the first term.
         beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
+        kept: For each pair an answer that is to stay as likely as it was, or None at all: the second term
+            gets the square of its ratio.
     """
 
     reported: tuple[str, ...] = REPORTED
     """Log-ratio of the best less that of the worst, how often it is positive, each of them, and the negative
-    log-likelihood of a token of the best."""
+    log-likelihood of a token of the best; with kept answers their ratio."""
 
-    def __init__(self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0) -> None:
+    def __init__(
+        self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] | None = None
+    ) -> None:
         self._pairs = pairs
         self._alpha = alpha
         self._beta = beta
+        self._kept = kept
         self._reference: Mapping[int, tuple[float, ...]] = {}
-        self.fingerprint: str = _fingerprint(pairs)
+        self.fingerprint: str = _fingerprint(pairs) + ("" if kept is None else "+kept")
+        if kept is not None:
+            self.reported = (*REPORTED, "kept_ratio")
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def compare_with(self, reference: Mapping[int, tuple[float, ...]]) -> None:
-        """Take the log-probabilities of best and worst under the model at the start, by number."""
+        """Take the log-probabilities of an example's answers under the model at the start, by number."""
         self._reference = reference
 
     def example(self, index: int) -> Example:
-        """A pair: best, worst; their reference log-probabilities and the target.
+        """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities.
 
         Raises:
             InvalidRequest: What is stored of a sample makes no sense.
         """
         pair = self._pairs[index]
+        kept = () if self._kept is None else (self._kept[index],)
         try:
-            trees = (Tree.of(pair.best.trie), Tree.of(pair.worst.trie))
+            trees = tuple(Tree.of(trie) for trie in (pair.best.trie, pair.worst.trie, *kept))
         except ValueError as error:
             raise InvalidRequest(f"samples of {pair.id}: {error}") from error
         target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
-        return Example(trees, (*self._reference.get(index, (math.nan, math.nan)), target))
+        return Example(trees, (target, *self._reference.get(index, (math.nan,) * len(trees))))
 
     def weight(self, example: Example) -> float:
         """One: the loss is a mean over pairs."""
@@ -95,12 +104,12 @@ class BonBon:
         ours = torch.stack(list(logprobs))
         constants = ours.new_tensor([example.constants for example in examples])
         targets = ours.new_tensor([len(example.trees[0].labels) for example in examples])
-        ratios = ours - constants[:, :2]
-        margins = ratios[:, 0] - ratios[:, 1]
-        squares = (margins - constants[:, 2]).square()
+        ratios = ours - constants[:, 1:]
+        margins, kept = ratios[:, 0] - ratios[:, 1], ratios[:, 2:].sum(1)
+        squares = (margins - constants[:, 0]).square() + kept.square()
         loss = (-self._alpha * ours[:, 0] + (1 - self._alpha) * squares).sum()
-        values = (margins, margins > 0, ratios[:, 0], ratios[:, 1], -ours[:, 0] / targets)
-        return loss, dict(zip(REPORTED, (each.sum() for each in values), strict=True))
+        values = (margins, margins > 0, ratios[:, 0], ratios[:, 1], -ours[:, 0] / targets, kept)
+        return loss, {name: each.sum() for name, each in zip(self.reported, values, strict=False)}
 
 
 def _fingerprint(pairs: Sequence[Pair]) -> str:
