@@ -43,7 +43,7 @@ def set_each(*values: str) -> Sequence[str]:
 
 def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
     """The run is killed in the middle of stage 1; then the same command goes on."""
-    saving = set_each("stage1.variants.looks.train={epochs=8, save_every=1}")
+    saving = set_each("stage1.variants.looks.train={epochs=3, save_every=1}")
     command = ["smoke", "--out", str(tmp_path), "--only", *MEASURED, *saving]
     killed = subprocess.run([sys.executable, str(HERE / "killed_recipe.py"), *command], check=False)
     assert killed.returncode == -signal.SIGKILL
