@@ -17,7 +17,8 @@ from pasta_async.evals.simulator.measuring import take_samples
 if TYPE_CHECKING:
     from pathlib import Path
 
-MODEL = EngineModel(*(Constant(value, True) for value in (0.01, 0.001, 2e-6, 1e-4, 0.003)))
+STEP, SEQUENCE, CONTEXT, PREFILL, TRIP = (Constant(value, True) for value in (0.01, 0.001, 2e-6, 1e-4, 0.003))
+MODEL = EngineModel(STEP, SEQUENCE, CONTEXT, PREFILL, TRIP)
 
 
 async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_floor():
