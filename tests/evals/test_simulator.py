@@ -37,7 +37,9 @@ CASES = [Case(0, "many", DOCUMENTS["many"])]
 
 def model(step: float, sequence: float = 0.0, context: float = 0.0, prefill: float = 0.0, trip: float = 0.0):
     measured = (Constant(value, True) for value in (step, sequence, context, prefill, trip))
-    return EngineModel(**dict(zip(("step", "sequence", "context", "prefill", "round_trip"), measured, strict=True)))
+    return EngineModel(
+        **dict(zip(("step", "sequence", "context", "prefill", "round_trip"), measured, strict=True))
+    )
 
 
 REAL = model(0.01, 0.001, 2e-6, 1e-4, 0.003)
