@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,8 @@ class SimulatedBackend:
     """Engines with continuous batching and a prefix cache each; every request has to be forced.
 
     Each step takes what the model says for the requests that are in it. Prompts are computed a part at a time
-    beside the decoding. Requests of one answer go to one engine, told by the answer's name; each has
-    a client process of its own.
+    beside the decoding. Answers go to the engines in turn, all requests of one to the same; each engine
+    has a client process of its own.
 
     Args:
         model: How long steps take, and the client's work.
@@ -54,6 +53,7 @@ class SimulatedBackend:
         self._chat = Chat(self._tokenizer)
         self._tags = frozenset(self._tokenizer.tags or ())
         self._engines = [_Engine(model, self.clock, max_running) for _ in range(engines)]
+        self._engine_of: dict[str, _Engine] = {}
         self._info = ModelInfo(
             name="simulated",
             context_length=2**31,
@@ -88,7 +88,8 @@ class SimulatedBackend:
         """
         if not request.forced:
             raise InvalidRequest("a simulated engine writes nothing of its own: force it (ForcedBackend)")
-        engine = self._engines[zlib.crc32(request.answer.encode()) % len(self._engines)]
+        turn = self._engines[len(self._engine_of) % len(self._engines)]
+        engine = self._engine_of.setdefault(request.answer, turn)
         sent = engine.client.work(self.model.request.value)
         await self.clock.sleep(sent + self.model.round_trip.value - self.clock.time())
         job = _Job(request, {*request.stop_ids, *self._info.end_ids})
