@@ -116,8 +116,9 @@ class EngineModel:
         """
         try:
             rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            plain = {name: rows.pop(name) for name in ("embedded", "step_tokens") if name in rows}
-            return cls(**plain, **{name: Constant(**row) for name, row in rows.items()})
+            plain: dict[str, Any] = {n: rows.pop(n) for n in ("embedded", "step_tokens") if n in rows}
+            constants: dict[str, Any] = {name: Constant(**row) for name, row in rows.items()}
+            return cls(**plain, **constants)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InvalidRequest(f"{path} holds no engine model: {error}") from error
 
@@ -145,7 +146,8 @@ def fit(samples: Sequence[Sample]) -> EngineModel:
     columns = [(1.0, float(s.at_once * s.context)) for s in alone]
     rest = [max(value, 1e-9) for value in rest]
     round_trip, prefill = least_squares(columns, rest, rest)
-    return EngineModel(*(Constant(value, True) for value in (step, sequence, context, prefill, round_trip)))
+    found = [Constant(value, True) for value in (step, sequence, context, prefill, round_trip)]
+    return EngineModel(found[0], found[1], found[2], found[3], found[4])
 
 
 def least_squares(

@@ -49,7 +49,7 @@ class RealServer(NamedTuple):
         httpx.post(f"{self.url}/flush_cache", params={"timeout": 10}).raise_for_status()
 
 
-async def until(server: RealServer, count: int, polls: int = 30) -> None:
+async def until(server: RealServer, count: int, polls: int = 100) -> None:
     """Wait until the server runs so many requests; one that is not aborted takes longer to end."""
     for _ in range(polls):
         if await asyncio.to_thread(server.running) == count:
