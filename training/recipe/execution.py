@@ -86,8 +86,8 @@ class Work:
     """A step at work, in a process of its own."""
 
     def __init__(self, step: Step, ledger: Ledger, log: Path, lock: int) -> None:
-        self.step = step
-        self.log = log
+        self.step: Step = step
+        self.log: Path = log
         self._ledger = ledger
         self._done = ledger.begin(step)
         self._before, self._began = self._done.seconds, time.monotonic()
@@ -97,7 +97,7 @@ class Work:
         with log.open("ab") as said:
             said.write(f"\n$ {step.shown}\n".encode())
             said.flush()
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 step.command,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
