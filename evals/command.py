@@ -1,12 +1,11 @@
-"""What the commands have in common: numbers that make sense, and errors in a line."""
+"""What the benchmarks' command lines have in common."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +30,6 @@ def _checked(text: str, value: float, least: float, what: str) -> float:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command: what its user can mend ends it with a line, not with a traceback."""
-    try:
+    """Run a benchmark's command, which ends as all commands do."""
+    with ending():
         main()
-    except PastaError as error:
-        sys.exit(f"error: {error}")

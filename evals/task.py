@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client, Sampling
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.evals.answers import answer_all, of_form, theoretical
 from pasta_async.evals.command import count
 from pasta_async.evals.journal import Journal
@@ -127,10 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--out", type=Path, required=True, help="folder; a run that was interrupted goes on from what it has")
     add("--max-tokens", type=count, default=1024, help="of an answer, tags counted")
     add("--together", type=count, default=4, help="answers at the same time")
-    try:
-        result = asyncio.run(_run(parser.parse_args(arguments)))
-    except PastaError as error:
-        sys.exit(f"task: {error}")
+    options = parser.parse_args(arguments)
+    with ending(resumes=True):
+        result = asyncio.run(_run(options))
     print(markdown_table(table(result)))
 
 

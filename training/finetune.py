@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field, Json
 
+from pasta_async.cli.ending import ending
 from pasta_async.errors import InvalidRequest, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
@@ -120,10 +120,8 @@ def fingerprint(records: Sequence[Record], *settings: object) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
     settings = read_command_line(FinetuneSettings, "pasta_async.training.finetune", __doc__, argv)
-    try:
+    with ending(resumes=True):
         finished = finetune(settings)
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     print(f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on")
 
 

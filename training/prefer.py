@@ -6,14 +6,14 @@ weight of quality against speed says.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from pasta_async.backends.local.config import read_config
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.cli.ending import ending
+from pasta_async.errors import InvalidRequest
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference.bonbon import BonBon
@@ -68,10 +68,8 @@ class PreferSettings(TrainerSettings):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
     settings = read_command_line(PreferSettings, "pasta_async.training.prefer", __doc__, argv)
-    try:
+    with ending(resumes=True):
         finished = prefer(settings)
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     if is_first():
         print(
             f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on"

@@ -9,11 +9,10 @@ is done again, with all that depends on it.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.training.recipe.checking import check_flags
 from pasta_async.training.recipe.execution import execute
 from pasta_async.training.recipe.ledger import Ledger
@@ -32,13 +31,8 @@ __all__ = ["main", "run"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
     options = _options(arguments)
-    try:
+    with ending(resumes=True):
         run(options)
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -22,7 +21,8 @@ from tqdm import tqdm
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import backend_names
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.cli.ending import ending
+from pasta_async.errors import InvalidRequest
 from pasta_async.evals.journal import Journal
 from pasta_async.training.corpus import read_records
 from pasta_async.training.corpus.store import write_lines
@@ -99,13 +99,8 @@ class Summary(BaseModel):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
     settings = read_command_line(SampleSettings, "pasta_async.training.sample", __doc__, argv)
-    try:
+    with ending(resumes=True):
         print(asyncio.run(sample(settings)))
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
 
 
 async def sample(settings: SampleSettings) -> Summary:

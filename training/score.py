@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-import sys
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
@@ -21,7 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tqdm import tqdm
 
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.cli.ending import ending
+from pasta_async.errors import InvalidRequest
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.preference.judge import TaskJudge
 from pasta_async.training.preference.judge_pairwise import PairwiseJudge
@@ -96,13 +96,8 @@ class Summary(BaseModel):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
     settings = read_command_line(ScoreSettings, "pasta_async.training.score", __doc__, argv)
-    try:
+    with ending(resumes=True):
         print(asyncio.run(score(settings)))
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
 
 
 async def score(settings: ScoreSettings) -> Summary:

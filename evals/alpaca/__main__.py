@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.alpaca as about
 from pasta_async import Client, Sampling
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED, JudgeServer, Options, judge, package_version
 from pasta_async.evals.alpaca.outcome import outcome, tables
 from pasta_async.evals.alpaca.questions import OFFICIAL, fingerprint, read_difficulty, read_questions
@@ -40,10 +40,8 @@ _WHY = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Answer, judge, write `result.json`, print its tables."""
     options = _options(arguments)
-    try:
+    with ending(resumes=True):
         result = _run(options)
-    except PastaError as error:
-        sys.exit(f"alpaca: {error}")
     if result:
         print("\n\n".join(map(markdown_table, tables(result))))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.frontier as about
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.evals.frontier.measuring import FrontierSettings, measure
 from pasta_async.evals.records import markdown_table
 from pasta_async.evals.statistics import told
@@ -42,13 +41,8 @@ def table(result: dict[str, Any]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
     settings = read_command_line(FrontierSettings, "pasta_async.evals.frontier", about.__doc__, arguments)
-    try:
+    with ending(resumes=True):
         result = asyncio.run(measure(settings))
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
     print(markdown_table(table(result)))
     if timed := result.get("wall_clock"):
         print(f"\nwall clock over {timed['prompts']} prompts: {told(timed['speedup'], '.2f')}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pasta_async.evals.report as about
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.evals.command import positive
 from pasta_async.evals.report.reading import read_results
 
@@ -29,10 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--title", default="Parallel decoding, measured")
     parser.add_argument("--target", type=positive, help="latency target of the goodput, in seconds")
     options = parser.parse_args(arguments)
-    try:
+    with ending():
         results = read_results(options.results)
-    except PastaError as error:
-        sys.exit(f"report: {error}")
     from pasta_async.evals.report.page import write_report  # draws, so it takes its time
     from pasta_async.evals.report.sections import sections
 

@@ -8,7 +8,6 @@ on where an interrupted one was.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
@@ -18,7 +17,7 @@ import anyio
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.training.annotate.journal import Journal
 from pasta_async.training.annotate.run import Rejected, Run, annotated, what_is_asked
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
@@ -73,13 +72,8 @@ class AnnotateSettings(SourceSettings):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
     settings = read_command_line(AnnotateSettings, "pasta_async.training.annotate", __doc__, argv)
-    try:
+    with ending(resumes=True):
         print(annotate(settings))
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        sys.exit(130)
 
 
 def annotate(settings: AnnotateSettings) -> Summary:

@@ -5,13 +5,12 @@ Prompts that would leak evaluation prompts into training are left out, and count
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.settings import SourceSettings
 from pasta_async.training.trainer.settings import read_command_line
@@ -29,11 +28,9 @@ class CorpusSettings(SourceSettings):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
     settings = read_command_line(CorpusSettings, "pasta_async.training.corpus", __doc__, argv)
-    try:
+    with ending():
         records, kept_out = settings.read()
         written = write_records(settings.out, records)
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     print(f"{written} records in {settings.out}; {kept_out.summary()}")
 
 

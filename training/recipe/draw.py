@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.cli.ending import ending
+from pasta_async.errors import InvalidRequest
 from pasta_async.training.corpus import read_records, write_records
 from pasta_async.training.trainer.settings import read_command_line
 
@@ -50,10 +50,8 @@ def draw(settings: DrawSettings) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
     settings = read_command_line(DrawSettings, "pasta_async.training.recipe.draw", __doc__, argv)
-    try:
+    with ending():
         drawn = draw(settings)
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     print(f"{drawn} records in {settings.out}")
 
 

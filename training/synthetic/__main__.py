@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.errors import PastaError
+from pasta_async.cli.ending import ending
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.synthetic import FAMILIES, Split
@@ -38,14 +37,12 @@ class SyntheticSettings(BaseModel):
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; what does not fit ends it with status 1 and the reason."""
     settings = read_command_line(SyntheticSettings, "pasta_async.training.synthetic", __doc__, argv)
-    try:
+    with ending(ValueError):
         count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
         records = draw_records(
             settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
         )
         written = write_records(settings.out, records)
-    except (PastaError, ValueError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
     print(f"{written} records in {settings.out}")
 
 
