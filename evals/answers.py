@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import PastaError, PromptTooLong
+from pasta_async.errors import PromptTooLong
 from pasta_async.evals.progress import progress
 from pasta_async.evals.statistics import estimate
+from pasta_async.evals.workers import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,30 +70,20 @@ async def answer_all(
     """
     found = {(row["prompt"], row["form"]): Answer(**row) for row in journal.rows}
     everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in forms]
-    due = iter([one for one in everything if one not in found])
+    due = [one for one in everything if one not in found]
 
-    async def work() -> None:
-        for index, form in due:
-            try:
-                generation = await client.generate(
-                    prompts[index], sampling=sampling, baseline=form == "baseline"
-                )
-                found[index, form] = answer = _answer(index, form, generation)
-            except PromptTooLong:
-                found[index, form] = answer = Answer(index, form, "", "", 0, 0, 0, 0.0, well_formed=False)
-            journal.append(asdict(answer))
-            done()
-
-    failures: list[BaseException] = []
-    with progress(len(everything) - len(found), "answers") as done:
+    async def answer(one: tuple[int, Form]) -> None:
+        index, form = one
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(together):
-                    tasks.create_task(work())
-        except* PastaError as failed:
-            failures += failed.exceptions
-    if failures:
-        raise failures[0]
+            generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
+            found[one] = _answer(index, form, generation)
+        except PromptTooLong:
+            found[one] = Answer(index, form, "", "", 0, 0, 0, 0.0, well_formed=False)
+        journal.append(asdict(found[one]))
+        done()
+
+    with progress(len(due), "answers") as done:
+        await for_each(due, answer, together)
     return [found[one] for one in everything]
 
 

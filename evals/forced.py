@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.errors import InvalidRequest, UnsupportedModel
 from pasta_async.lang import TAG_TOKENS, views
 from pasta_async.limits import Limits
@@ -30,7 +31,7 @@ FORCED_SAMPLING = Sampling(max_tokens=2**40)
 """What clients of a `ForcedBackend` need: the document ends a chunk and the answer, no limit does."""
 
 
-class ForcedBackend:
+class ForcedBackend(WrappingBackend):
     """Another backend whose answers are given documents, one for each prompt.
 
     The interpreter runs on it unchanged. Each request is matched with the document's views
@@ -51,7 +52,7 @@ class ForcedBackend:
         for prompt, document in documents.items():
             if any(promise.chunk is None for promise in document.promises):
                 raise InvalidRequest(f"the answer to {prompt!r:.80} has a promise without its chunk")
-        self.inner: Backend = backend
+        super().__init__(backend)
         self._documents = documents
         self._scores: dict[str, _Score] = {}  # by prompt, as text
         self._prompts: dict[tuple[int, ...], _Score] = {}
@@ -74,10 +75,6 @@ class ForcedBackend:
                     self._scores[prompt] = await _score(self.inner, tags, info.end_ids[:1], document)
         return info
 
-    async def encode(self, text: str) -> list[int]:
-        """As the inner backend does, cancellation included."""
-        return await self.inner.encode(text)
-
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """As the inner backend does, cancellation included.
 
@@ -97,10 +94,6 @@ class ForcedBackend:
         if prompt not in self._scores:
             raise InvalidRequest(f"there is no document to force for the prompt {prompt!r:.80}")
         self._prompts[tuple(ids)] = self._scores[prompt]
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """As the inner backend does, cancellation included."""
-        return await self.inner.detokenize(ids)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.

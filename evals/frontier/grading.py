@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from pasta_async.evals.workers import for_each
 from pasta_async.training.preference.samples import Plain, SampledPrompt
 from pasta_async.training.score import ScoreSettings, open_judge
 from pasta_async.training.synthetic import grade
@@ -45,21 +45,18 @@ async def compared(
         PastaError: The judge failed, or is of no use.
     """
     grades = [0.5] * len(prompts)
-    queue = iter(enumerate(zip(prompts, answers, baseline, strict=True)))
 
-    async def work() -> None:
-        for place, (prompt, answer, plain) in queue:
-            asked = SampledPrompt(
-                id=str(place),
-                messages=({"role": "user", "content": prompt.text},),
-                samples=(),
-                baseline=Plain(text=plain.text, tokens=plain.tokens),
-            )
-            grades[place] = await judge.quality(asked, answer.text)
+    async def grade(place: int) -> None:
+        plain = baseline[place]
+        asked = SampledPrompt(
+            id=str(place),
+            messages=({"role": "user", "content": prompts[place].text},),
+            samples=(),
+            baseline=Plain(text=plain.text, tokens=plain.tokens),
+        )
+        grades[place] = await judge.quality(asked, answers[place].text)
 
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, stack)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(settings.in_flight):
-                tasks.create_task(work())
+        await for_each(range(len(prompts)), grade, settings.in_flight)
     return grades

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.evals.methods.track import Track
+from pasta_async.evals.workers import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -90,7 +91,7 @@ async def drive(
     if mode == "open":
         await _arrive(one, _arrivals(len(cases), level, seed), engine)
     else:
-        await _take_turns(one, len(cases), int(level))
+        await for_each(range(len(cases)), one, int(level))
     ended = max(answer.arrived + answer.seconds for answer in answers)
     first = min(answer.arrived for answer in answers)
     return Block(mode, level, method.name, ended - first, tuple(sorted(answers, key=_arrival)))
@@ -113,19 +114,6 @@ async def _arrive(one: Callable[[int], Awaitable[None]], times: Sequence[float],
     async with asyncio.TaskGroup() as tasks:
         for number, seconds in enumerate(times):
             tasks.create_task(at(number, seconds))
-
-
-async def _take_turns(one: Callable[[int], Awaitable[None]], count: int, at_once: int) -> None:
-    """Keep so many under way until all are done."""
-    numbers = iter(range(count))
-
-    async def worker() -> None:
-        for number in numbers:
-            await one(number)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(at_once):
-            tasks.create_task(worker())
 
 
 def _arrival(answer: Answered) -> float:

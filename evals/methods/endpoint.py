@@ -12,13 +12,14 @@ import httpx
 
 from pasta_async import Client
 from pasta_async.backends.sglang.parameters import FORCE
+from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.errors import BackendError
 from pasta_async.evals.forced import FORCED_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Generator
 
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.protocol import Backend, DecodeRequest, Piece
 
     Ids = tuple[int, ...]
 
@@ -84,24 +85,12 @@ class Endpoint:
         await self._open.aclose()
 
 
-class _Dictated:
+class _Dictated(WrappingBackend):
     """Another backend that answers known prompts as it is told to."""
 
     def __init__(self, inner: Backend) -> None:
-        self.inner: Backend = inner
+        super().__init__(inner)
         self.targets: dict[Ids, Ids] = {}
-
-    async def connect(self) -> ModelInfo:
-        return await self.inner.connect()
-
-    async def encode(self, text: str) -> list[int]:
-        return await self.inner.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        return await self.inner.encode_chat(messages, template_kwargs)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self.inner.detokenize(ids)
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         return self.inner.decode(replace(request, forced=self.targets[request.ids]))

@@ -12,14 +12,15 @@ import httpx
 import openai
 import uvicorn
 
+from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.server import ServerSettings, create_app
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from starlette.types import ASGIApp
 
-    from pasta_async import Backend, DecodeRequest, Limits, Message, ModelInfo, Piece
+    from pasta_async import Backend, DecodeRequest, Limits, Piece
     from pasta_async.server.service import Service
 
 PROMPT = (
@@ -30,31 +31,19 @@ PATIENCE = 60
 """Seconds until a wait in vain is given up."""
 
 
-class WatchedBackend:
+class WatchedBackend(WrappingBackend):
     """Another backend, and what it decodes at the moment, to be waited for from any thread."""
 
     def __init__(self, inner: Backend) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._changed = threading.Condition()
         self.open = 0
         self.pieces: dict[str, int] = {}
         """Pieces of each answer."""
 
-    async def connect(self) -> ModelInfo:
-        return await self._inner.connect()
-
-    async def encode(self, text: str) -> list[int]:
-        return await self._inner.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        return await self._inner.encode_chat(messages, template_kwargs)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._inner.detokenize(ids)
-
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         self._note(1)
-        pieces = self._inner.decode(request)
+        pieces = self.inner.decode(request)
         try:
             async for piece in pieces:
                 self._note(0, request.answer)
@@ -62,9 +51,6 @@ class WatchedBackend:
         finally:
             await pieces.aclose()
             self._note(-1)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
     def _note(self, opened: int, answer: str | None = None) -> None:
         with self._changed:

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-import anyio
 from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import BackendError
+from pasta_async.evals.workers import for_each
 from pasta_async.lang import parse
 from pasta_async.training.annotate.checking import check_reply
 from pasta_async.training.annotate.examples import EXAMPLES
@@ -22,7 +22,7 @@ from pasta_async.training.corpus.tokens import text_speedup
 from pasta_async.training.patience import Patience
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from pasta_async.lang import Document
     from pasta_async.protocol import Message
@@ -103,23 +103,18 @@ class Run:
             BackendError: The endpoint cannot be reached or refuses everything.
         """
         outcomes: dict[int, Outcome] = {}
-        queue = iter(enumerate(records))
-        try:
-            async with anyio.create_task_group() as group:
-                for _ in range(min(in_flight, len(records))):
-                    group.start_soon(self._work, queue, outcomes)
-        except* BackendError as failures:
-            raise _first(failures) from None
-        return [outcomes[number] for number in range(len(records))]
 
-    async def _work(self, queue: Iterator[tuple[int, Record]], outcomes: dict[int, Outcome]) -> None:
-        for number, record in queue:
+        async def annotate(one: tuple[int, Record]) -> None:
+            number, record = one
             outcome = await self._annotate(record)
             accepted = isinstance(outcome, Record)
             kind = "accepted" if accepted else "rejected" if outcome.answered else "unanswered"
             self.totals[kind] += 1
             outcomes[number] = outcome
             self.on_progress()
+
+        await for_each(enumerate(records), annotate, min(in_flight, len(records)))
+        return [outcomes[number] for number in range(len(records))]
 
     async def _annotate(self, record: Record) -> Outcome:
         """One record: from the journal as far as it goes, then by asking."""
@@ -178,8 +173,3 @@ class Run:
 def _with_cut(reply: Reply, reasons: tuple[str, ...]) -> tuple[str, ...]:
     """The reasons, and first that the reply was cut, if it was."""
     return ("reply-cut: the reply reached its token limit", *reasons) if reply.finish == "length" else reasons
-
-
-def _first(failures: BaseExceptionGroup[BackendError]) -> BackendError:
-    error = failures.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import PastaError
+from pasta_async.evals.workers import for_each
 from pasta_async.training.corpus.record import digest
 from pasta_async.training.patience import Patience
 from pasta_async.training.preference.recording import trie_of
@@ -86,20 +86,14 @@ class Draw:
         due = [one for one in everything if _key(*one) not in self._samples and _key(*one) not in self._plain]
         self.totals["resumed"] = len(everything) - len(due)
         self.on_progress()
-        queue = iter(due)
 
-        async def work() -> None:
-            for record, number in queue:
-                await (self._draw_plain(record) if number is None else self._draw(record, number, info))
-                self.totals["answers"] += 1
-                self.on_progress()
+        async def draw(one: tuple[Record, int | None]) -> None:
+            record, number = one
+            await (self._draw_plain(record) if number is None else self._draw(record, number, info))
+            self.totals["answers"] += 1
+            self.on_progress()
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(together):
-                    tasks.create_task(work())
-        except* PastaError as failed:
-            raise failed.exceptions[0] from None
+        await for_each(due, draw, together)
         return [self._prompt(record) for record in records if _key(record, None) in self._plain]
 
     def _resume(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from pasta_async.errors import BackendError, PastaError
+from pasta_async.errors import BackendError
 from pasta_async.evals.statistics import geometric_mean
+from pasta_async.evals.workers import for_each
 from pasta_async.training.patience import Patience
 from pasta_async.training.preference.scoring import Score, value
 
@@ -53,24 +53,18 @@ class Scoring:
         """
         qualities: dict[tuple[str, str], float] = {}
         different = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
-        queue = iter(different.items())
 
-        async def work() -> None:
-            for (id_, text), prompt in queue:
-                try:
-                    qualities[id_, text] = await self.judge.quality(prompt, text)
-                    self._patience.succeeded()
-                except BackendError as error:
-                    self._patience.failed(error)
-                    self.failures.append(f"{type(error).__name__}: {error}")
-                self.on_progress()
+        async def judge(one: tuple[tuple[str, str], SampledPrompt]) -> None:
+            (id_, text), prompt = one
+            try:
+                qualities[id_, text] = await self.judge.quality(prompt, text)
+                self._patience.succeeded()
+            except BackendError as error:
+                self._patience.failed(error)
+                self.failures.append(f"{type(error).__name__}: {error}")
+            self.on_progress()
 
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(in_flight):
-                    tasks.create_task(work())
-        except* PastaError as failed:
-            raise failed.exceptions[0] from None
+        await for_each(different.items(), judge, in_flight)
         return [
             _score(prompt, sample, qualities[prompt.id, sample.text])
             for prompt in prompts

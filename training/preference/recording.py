@@ -9,14 +9,15 @@ from __future__ import annotations
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Generator, Iterable
 
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.protocol import Backend, DecodeRequest, Piece
 
 __all__ = ["Exchange", "Recording", "trie_of"]
 
@@ -30,7 +31,7 @@ class Exchange:
     output: list[int] = field(default_factory=list[int])
 
 
-class Recording:
+class Recording(WrappingBackend):
     """A backend that notes what passes through it, for whoever asks.
 
         recording = Recording(backend)
@@ -43,7 +44,7 @@ class Recording:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._notes: ContextVar[list[Exchange] | None] = ContextVar("notes", default=None)
 
     @contextmanager
@@ -61,30 +62,10 @@ class Recording:
         exchange = Exchange(request.thread, request.ids)
         if (notes := self._notes.get()) is not None:
             notes.append(exchange)
-        async with aclosing(self._backend.decode(request)) as pieces:
+        async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 exchange.output.extend(piece.ids)
                 yield piece
-
-    async def connect(self) -> ModelInfo:
-        """As the backend, which is also cancelled so."""
-        return await self._backend.connect()
-
-    async def encode(self, text: str) -> list[int]:
-        """As the backend, which is also cancelled so."""
-        return await self._backend.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """As the backend, which is also cancelled so."""
-        return await self._backend.encode_chat(messages, template_kwargs)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """As the backend, which is also cancelled so."""
-        return await self._backend.detokenize(ids)
-
-    async def aclose(self) -> None:
-        """Close the backend. Is cancelled as it is."""
-        await self._backend.aclose()
 
 
 def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> Trie:
