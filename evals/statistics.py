@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = [
     "estimate",
     "geometric_mean",
     "quantile",
+    "share",
     "told",
     "wilson",
 ]
@@ -116,3 +118,9 @@ def wilson(right: int, count: int, z: float = 1.96) -> Interval:
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     scale = 1 + z * z / count
     return Interval(max(0.0, (middle - margin) / scale), min(1.0, (middle + margin) / scale))
+
+
+def share(verdicts: Sequence[bool]) -> Estimate:
+    """How many of the verdicts hold, in percent, with Wilson's interval."""
+    low, high = wilson(sum(verdicts), len(verdicts))
+    return {"value": 100 * fmean(verdicts), "low": 100 * low, "high": 100 * high}

@@ -22,7 +22,7 @@ from pasta_async.evals.command import count
 from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.statistics import estimate, told, wilson
+from pasta_async.evals.statistics import estimate, share, told
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.answers import Answer
     from pasta_async.evals.prompts import Prompt
-    from pasta_async.evals.statistics import Estimate
 
 __all__ = ["main", "outcome", "table"]
 
@@ -77,16 +76,11 @@ def _figures(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, 
     pairs = zip(right["parallel"], right["baseline"], strict=True)
     return {
         "prompts": len(right["parallel"]),
-        "right": {form: _share(verdicts) for form, verdicts in right.items()},
+        "right": {form: share(verdicts) for form, verdicts in right.items()},
         "difference": estimate([100.0 * (forked - plain) for forked, plain in pairs], fmean),
         "theoretical_speedup": theoretical(answers),
         "malformed": fmean(not one.well_formed for one in of_form(answers, "parallel")),
     }
-
-
-def _share(verdicts: Sequence[bool]) -> Estimate:
-    low, high = wilson(sum(verdicts), len(verdicts))
-    return {"value": 100 * fmean(verdicts), "low": 100 * low, "high": 100 * high}
 
 
 async def _run(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.statistics import estimate, geometric_mean, wilson
+from pasta_async.evals.statistics import estimate, geometric_mean, share
 from pasta_async.lang import Sync, parse
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.answers import Answer
     from pasta_async.evals.prompts import Prompt
-    from pasta_async.evals.statistics import Estimate
     from pasta_async.evals.timing import Run
 
 __all__ = ["outcome", "wall_clock"]
@@ -55,14 +54,14 @@ def _own(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, Any]:
     return {
         "prompts": len(answers),
         "score": estimate([100 * grade for grade in grades], fmean),
-        "right": _share([grade == 1 for grade in grades]),
+        "right": share([grade == 1 for grade in grades]),
         "text_tokens": fmean(one.text_tokens for one in answers),
         "tokens": fmean(one.tokens for one in answers),
         "critical_path": fmean(one.critical_path for one in answers),
         "promises": fmean(one.promises for one in answers),
-        "parallel": _share([one.promises > 0 for one in answers]),
-        "synced": _share([_syncs(one) for one in answers]),
-        "malformed": _share([not one.well_formed for one in answers]),
+        "parallel": share([one.promises > 0 for one in answers]),
+        "synced": share([_syncs(one) for one in answers]),
+        "malformed": share([not one.well_formed for one in answers]),
     }
 
 
@@ -100,11 +99,6 @@ def wall_clock(runs: Sequence[Run], answers: Sequence[Answer], baseline: Sequenc
             form: fmean(seconds[prompt, form] for prompt in prompts) for form in ("parallel", "baseline")
         },
     }
-
-
-def _share(verdicts: Sequence[bool]) -> Estimate:
-    low, high = wilson(sum(verdicts), len(verdicts))
-    return {"value": 100 * fmean(verdicts), "low": 100 * low, "high": 100 * high}
 
 
 def _syncs(answer: Answer) -> bool:
