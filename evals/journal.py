@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,14 +21,16 @@ class Journal:
     Args:
         path: The file; missing folders are made.
         identity: What the rows are of. It is the first line; rows of something else are never mixed in.
+        durable: Force each row to the disk, which takes milliseconds: for what was paid for.
 
     Raises:
         InvalidRequest: The file holds rows of something else; the message says what differs.
     """
 
-    def __init__(self, path: Path | str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | str, identity: Mapping[str, Any], *, durable: bool = False) -> None:
         self.path: Path = Path(path)
         self.rows: list[dict[str, Any]] = []
+        self._durable = durable
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lines = self._whole_lines()
         if lines:
@@ -54,6 +57,8 @@ class Journal:
     def _write(self, row: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
         self._file.flush()
+        if self._durable:
+            os.fsync(self._file.fileno())
 
     def _whole_lines(self) -> list[bytes]:
         if not self.path.exists():

@@ -47,7 +47,7 @@ class PreferSettings(TrainerSettings):
         ge=0, description="lambda: a sample is worth speed-up + lambda * quality; inf: quality alone"
     )
     alpha: float = Field(
-        default=0.005, ge=0, le=1, description="share of the log-likelihood of the best in the loss"
+        default=0.998, ge=0, le=1, description="share of the log-likelihood of the best in the loss"
     )
     beta: float = Field(
         default=0.0,

@@ -149,7 +149,7 @@ class Run:
             prompt_tokens=said.prompt_tokens,
             completion_tokens=said.completion_tokens,
         )
-        await self.journal.append(reply)
+        await self.journal.keep(reply)
         self._patience.succeeded()
         self._add_tokens(reply)
         self.on_progress()
