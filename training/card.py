@@ -1,4 +1,4 @@
-"""Write the card of a model from its evaluation: `python -m pasta_async.training.card RESULTS MODEL`."""
+"""Write the card of a recipe's model: `python -m pasta_async.training.card RESULTS RUN STEP`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ One model writes both forms. Its chat template has a switch: `pasta=true` (the d
 
 ## How it was made
 
-    python -m pasta_async.training.pretrain --out runs/pasta-tiny
+    python -m pasta_async.training.run pasta-tiny --only evaluation/{step} --out runs/pasta-tiny
 
-{training}
-Every example is drawn from the seed while the model trains; no text from elsewhere is in it.
+A base model that knows both forms ({updates:,} updates on {tokens:,} tokens, padding counted), then stage 1
+on answers of an annotator that goes by looks, then stage 2: the model's own samples, and their scores. It is
+`{step}` of the recipe's sweep; docs/training.md has what each stage does, and why it is this one.
+All prompts and answers are drawn from seeds by a program; no text from elsewhere is in it.
 The files are the usual ones of Hugging Face: `LlamaForCausalLM`, weights as float16 (the results below are
 of exactly these weights, computed with as float32), {vocabulary:,} tokens, a context of {context:,}.
 
@@ -81,11 +83,21 @@ chain becomes a promise, so its chunk cannot see the step before). Compare with 
 """
 
 
-def card(rows: Sequence[Row], training: str, ablations: str, config: dict[str, int]) -> str:
-    """The card, in Markdown; `ablations` is what `ablate` printed, `config` the model's."""
+def card(rows: Sequence[Row], step: str, base: dict[str, int], ablations: str, config: dict[str, int]) -> str:
+    """The card, in Markdown.
+
+    Args:
+        rows: What `evaluate` found.
+        step: The step of the recipe that made the model.
+        base: The last row of the base model's metrics.
+        ablations: What `ablate` printed.
+        config: The model's.
+    """
     plain = [row for row in rows if row.form in ("parallel", "baseline")]
     return _HEAD.format(
-        training=training,
+        step=step,
+        updates=base["step"],
+        tokens=base["tokens"],
         vocabulary=config["vocab_size"],
         context=config["max_position_embeddings"],
         examples=_examples(),
@@ -143,15 +155,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="pasta_async.training.card", description=__doc__)
     parser.add_argument("results", type=Path, help="what evaluate wrote with --json")
-    parser.add_argument("model", type=Path, help="its folder, with the metrics.jsonl of its training")
+    parser.add_argument("run", type=Path, help="folder of the recipe's run")
+    parser.add_argument("step", help="the step that made the model: round2/lambda4")
     parser.add_argument("--ablations", type=Path, required=True, help="what ablate printed")
     args = parser.parse_args(argv)
     rows = [Row(**row) for row in json.loads(args.results.read_text())]
-    metrics = args.model / "metrics.jsonl"
-    last = json.loads(metrics.read_text().splitlines()[-1])
-    training = f"{last['step']:,} updates on {last['tokens']:,} tokens, padding counted.\n"
-    config = json.loads((args.model / "config.json").read_text())
-    (args.model / "README.md").write_text(card(rows, training, args.ablations.read_text(), config))
+    base = json.loads((args.run / "base" / "metrics.jsonl").read_text().splitlines()[-1])
+    model = args.run / args.step / "model"
+    config = json.loads((model / "config.json").read_text())
+    (model / "README.md").write_text(card(rows, args.step, base, args.ablations.read_text(), config))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import views
 from pasta_async.training import answers
 from pasta_async.training.answers import decode_pasta, decode_plain
+from pasta_async.training.card import main as write_card
 from pasta_async.training.decoding import greedy
 from pasta_async.training.evaluate import Row, table, visible_text, wilson
 from pasta_async.training.synthetic import FAMILIES, sample, score
@@ -20,6 +23,9 @@ from pasta_async.training.tokenizer import Codec, build_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from pasta_async.training.evaluate import Form
 
 CODEC = Codec(build_tokenizer())
 NO_MODEL: Any = None
@@ -122,3 +128,32 @@ def test_intervals_are_those_of_wilson() -> None:
     assert "| fair | names | parallel | 100 | 95.0% | 88.8% to 97.8% | 100.0% | 120.0 | 60.0 |" in table(
         [row]
     )
+
+
+def test_a_card_says_how_the_model_was_made_and_what_it_can(tmp_path: Path) -> None:
+    model = tmp_path / "round2" / "lambda4" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"vocab_size": 1065, "max_position_embeddings": 2048}')
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "metrics.jsonl").write_text(
+        '{"step": 1, "tokens": 9}\n{"step": 6500, "tokens": 24300000}\n'
+    )
+    forms: tuple[Form, ...] = ("parallel", "baseline")
+    rows = [Row("totals", "names", form, 50, 49, 50, 4000, 6000, 100) for form in forms]
+    (tmp_path / "results.json").write_text(json.dumps([asdict(row) for row in rows]))
+    (tmp_path / "ablations.md").write_text("| chunks hidden | 0.8% |")
+    write_card(
+        [
+            str(tmp_path / "results.json"),
+            str(tmp_path),
+            "round2/lambda4",
+            "--ablations",
+            str(tmp_path / "ablations.md"),
+        ]
+    )
+    card = (model / "README.md").read_text()
+    assert "pasta_async.training.run pasta-tiny --only evaluation/round2/lambda4" in card
+    assert "6,500 updates on 24,300,000 tokens" in card
+    assert "| names | parallel | 50 | 98.0% |" in card
+    assert "totals 1.50" in card
+    assert "| chunks hidden | 0.8% |" in card
