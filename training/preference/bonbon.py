@@ -51,8 +51,8 @@ class BonBon:
         pairs: Of answers that the model at the start has drawn.
         alpha: Share of the first term.
         beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
-        kept: For each pair an answer that is to stay as likely as it was, or None at all: the second term
-            gets the square of its ratio.
+        kept: For each pair an answer that is to stay as likely as it was, or None at all: the loss gets
+            the square of its ratio, whatever alpha is.
     """
 
     reported: tuple[str, ...] = REPORTED
@@ -106,8 +106,8 @@ class BonBon:
         targets = ours.new_tensor([len(example.trees[0].labels) for example in examples])
         ratios = ours - constants[:, 1:]
         margins, kept = ratios[:, 0] - ratios[:, 1], ratios[:, 2:].sum(1)
-        squares = (margins - constants[:, 0]).square() + kept.square()
-        loss = (-self._alpha * ours[:, 0] + (1 - self._alpha) * squares).sum()
+        squares = (margins - constants[:, 0]).square()
+        loss = (-self._alpha * ours[:, 0] + (1 - self._alpha) * squares + kept.square()).sum()
         values = (margins, margins > 0, ratios[:, 0], ratios[:, 1], -ours[:, 0] / targets, kept)
         return loss, {name: each.sum() for name, each in zip(self.reported, values, strict=False)}
 
