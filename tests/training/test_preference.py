@@ -121,11 +121,12 @@ def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Pat
         assert (a - b).abs().max() < 1e-5
 
 
-def test_what_is_kept_costs_the_square_of_its_ratio(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.998])
+def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, tmp_path: Path) -> None:
     base, codec = ready(tmp_path)
     samples = prompt_of(codec, "p", ANSWERS).samples
     pairs = [Pair("a", samples[0], samples[2], 4)]
-    task, keeping = BonBon(pairs, 0.0), BonBon(pairs, 0.0, kept=[samples[1].trie])
+    task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, kept=[samples[1].trie])
     task.compare_with({0: (-150.0, -61.5)})
     keeping.compare_with({0: (-150.0, -61.5, -80.0)})
     model = BaseModel(base, (), codec.tag_ids, "sdpa").loaded()
