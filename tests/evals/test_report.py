@@ -114,7 +114,7 @@ def test_a_run_that_was_broken_off_is_not_reported(files: dict[str, Path], tmp_p
 
 
 def test_what_cannot_be_read_ends_the_command_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"report: .*none\.json cannot be read"):
+    with pytest.raises(SystemExit, match=r"InvalidRequest: .*none\.json cannot be read"):
         main([str(tmp_path / "none.json")])
 
 
