@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pasta_async.training.tokenizer import Codec
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
-PROMPTS = 16
+PROMPTS = 48
 
 
 @pytest.fixture(scope="module")
