@@ -6,10 +6,8 @@ With arguments, one of them: `python -m pasta_async.evals speed --backend http:/
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, serving, speed
-from pasta_async.evals.command import run_command
 from pasta_async.evals.hardware import __main__ as hardware
 from pasta_async.evals.load import __main__ as load
 from pasta_async.evals.methods import __main__ as methods
@@ -35,7 +33,7 @@ def main() -> None:
         sys.exit(f"no benchmark {name!r}: there are {', '.join(_BENCHMARKS)}")
     for benchmark in _ALONE if name == "all" else [name]:
         print(f"## {benchmark}\n", flush=True)
-        run_command(partial(_BENCHMARKS[benchmark], arguments))
+        _BENCHMARKS[benchmark](arguments)
         print()
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async import DecodeRequest, Sampling
 from pasta_async.backends import open_backend
-from pasta_async.evals.command import count, run_command
+from pasta_async.cli.ending import ending
+from pasta_async.evals.command import count
 from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
@@ -117,6 +118,7 @@ async def _run(options: argparse.Namespace) -> list[Round]:
         await backend.aclose()
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write the raw figures."""
     form = argparse.RawDescriptionHelpFormatter
@@ -135,4 +137,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

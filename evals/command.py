@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from pasta_async.cli.ending import ending
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["count", "positive", "run_command"]
+__all__ = ["count", "positive"]
 
 
 def count(text: str) -> int:
@@ -27,9 +21,3 @@ def _checked(text: str, value: float, least: float, what: str) -> float:
     if not least <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not {what}")
     return value
-
-
-def run_command(main: Callable[[], None]) -> None:
-    """Run a benchmark's command, which ends as all commands do."""
-    with ending():
-        main()

@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.cli.ending import ending
 from pasta_async.errors import InvalidRequest
-from pasta_async.evals.command import run_command
 from pasta_async.evals.prompts import digest
 from pasta_async.training.corpus import Record, read_records, write_records
 
@@ -78,6 +78,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         raise InvalidRequest(f"{path} cannot be read as JSON lines: {error}") from error
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Join prompts and answers into a file of annotated records."""
     form = argparse.RawDescriptionHelpFormatter
@@ -93,4 +94,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

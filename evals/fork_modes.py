@@ -20,8 +20,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from pasta_async.cli.ending import ending
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.command import count, run_command
+from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
@@ -200,6 +201,7 @@ async def _run(options: argparse.Namespace) -> list[Answer]:
         return await measure(client, prompts, passes=options.passes, sampling=sampling, empty=empty)
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, write the raw figures."""
     options = _options(arguments)
@@ -228,4 +230,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

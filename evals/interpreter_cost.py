@@ -12,7 +12,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.command import count, run_command
+from pasta_async.cli.ending import ending
+from pasta_async.evals.command import count
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.thread_memory import ThreadMemory, measure_memory
 from pasta_async.evals.token_cost import TokenCost, measure_tokens
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print two tables, write the raw figures."""
     options = _options(arguments)
@@ -94,4 +96,4 @@ def _memory_row(cost: ThreadMemory) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

@@ -17,7 +17,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.command import count, run_command
+from pasta_async.cli.ending import ending
+from pasta_async.evals.command import count
 from pasta_async.lang import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def _save_weights(folder: Path, seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make a model folder."""
     form = argparse.RawDescriptionHelpFormatter
@@ -151,4 +153,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

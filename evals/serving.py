@@ -25,8 +25,9 @@ import httpx
 
 from pasta_async import Client, Limits
 from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.cli.ending import ending
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.command import count, positive, run_command
+from pasta_async.evals.command import count, positive
 from pasta_async.evals.statistics import quantile
 from pasta_async.evals.workload import document
 
@@ -41,6 +42,7 @@ _PROMPT = (
 _CHUNKS, _TOKENS = 4, 20
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print it."""
     parser = argparse.ArgumentParser(prog="serving", description="What the server costs.")
@@ -221,4 +223,4 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

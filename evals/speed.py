@@ -20,8 +20,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pasta_async.cli.ending import ending
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.command import count, run_command
+from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
@@ -92,6 +93,7 @@ async def measure(
     return runs
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, keep the raw figures."""
     options = _options(arguments)
@@ -105,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "passes": options.passes,
         "together": options.together,
     }
-    with opened_journal(options.out, measured) as journal:
+    with ending(resumes=bool(options.out)), opened_journal(options.out, measured) as journal:
         runs = asyncio.run(
             measure(
                 partial(cold_client, options.backend, documents),
@@ -156,4 +158,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

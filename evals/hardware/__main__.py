@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.hardware as about
+from pasta_async.cli.ending import ending
 from pasta_async.errors import InvalidRequest
 from pasta_async.evals import fork_modes, speed
-from pasta_async.evals.command import count, positive, run_command
+from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend, cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
@@ -138,6 +139,7 @@ def _measured(
     }
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write `table.md`, print it."""
     options = _options(arguments)
@@ -212,4 +214,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

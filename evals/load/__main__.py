@@ -18,7 +18,8 @@ from dataclasses import asdict
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from pasta_async.evals.command import count, positive, run_command
+from pasta_async.cli.ending import ending
+from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
@@ -79,6 +80,7 @@ async def measure(
     return blocks
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, keep the raw figures."""
     options = _options(arguments)
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "answers": options.answers,
         "seed": options.seed,
     }
-    with opened_journal(options.out, measured) as journal:
+    with ending(resumes=bool(options.out)), opened_journal(options.out, measured) as journal:
         blocks = asyncio.run(_run(options, documents, journal))
     target = options.target or default_target(blocks)
     found = figures(blocks, target)
@@ -152,4 +154,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

@@ -20,8 +20,9 @@ from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.cli.ending import ending
 from pasta_async.errors import InvalidRequest
-from pasta_async.evals.command import count, run_command
+from pasta_async.evals.command import count
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
@@ -126,6 +127,7 @@ def _seconds(rows: Sequence[Played], method: str) -> dict[int, float]:
     }
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print a table, keep the raw figures."""
     options = _options(arguments)
@@ -138,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "passes": options.passes,
         "methods": [method.name for method in methods],
     }
-    with opened_journal(options.out, measured) as journal:
+    with ending(resumes=bool(options.out)), opened_journal(options.out, measured) as journal:
         rows = asyncio.run(
             measure(
                 partial(cold_backend, options.backend),
@@ -190,4 +192,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

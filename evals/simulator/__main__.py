@@ -20,9 +20,10 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.cli.ending import ending
 from pasta_async.clock import REAL_CLOCK, RealClock
 from pasta_async.errors import InvalidRequest
-from pasta_async.evals.command import count, positive, run_command
+from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.load import figures, summarise
@@ -195,6 +196,7 @@ def _tokenizer(options: argparse.Namespace) -> Tokenizer | None:
     return CodecTokenizer.from_folder(folder) if folder else None
 
 
+@ending()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit and check an engine model, or run a load on one."""
     options = _options(arguments)
@@ -232,4 +234,4 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    main()

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+import os
+import signal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pasta_async.errors import InvalidRequest
 from pasta_async.evals import speed
-from pasta_async.evals.command import run_command
 from pasta_async.evals.journal import Journal
 from pasta_async.evals.load import __main__ as load
 from pasta_async.evals.methods import __main__ as methods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     Main = Callable[[Sequence[str]], None]
@@ -52,7 +52,7 @@ def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
         (f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}", "no engine model"),
     ):
         with pytest.raises(SystemExit) as ended:
-            run_command(partial(load.main, arguments.split()))
+            load.main(arguments.split())
         assert told in str(ended.value.code)
 
 
@@ -61,3 +61,28 @@ def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
         (tmp_path / "rows.jsonl").write_text(content)
         with pytest.raises(InvalidRequest, match="holds no results"):
             Journal(tmp_path / "rows.jsonl", {})
+
+
+def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "rows.jsonl"
+    command = [*"--backend local: --n 1 --passes 1 --families chain fair --out".split(), str(out)]
+    append = Journal.append
+
+    def press_ctrl_c_behind_an_answer(journal: Journal, row: Mapping[str, Any]) -> None:
+        append(journal, row)
+        if "environment" not in row:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr(Journal, "append", press_ctrl_c_behind_an_answer)
+        speed.main(command)
+    assert ended.value.code == 130
+    assert "interrupted; the same command goes on" in capsys.readouterr().err
+    measured = out.read_text()
+    assert len(measured.splitlines()) == 3
+
+    speed.main(command)
+    assert out.read_text().startswith(measured)
+    assert "| all | 2 |" in capsys.readouterr().out

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from pasta_async.errors import BackendConnectError, PastaError
+from pasta_async.cli.ending import ending
+from pasta_async.errors import BackendConnectError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -90,25 +91,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words: list[str] = options.run[options.run[:1] == ["--"] :]
     models = list(dict.fromkeys(word for word in words if word.startswith(SERVED)))
     signal.signal(signal.SIGTERM, _leave)
-    try:
-        with ExitStack() as stack:
-            urls = {
-                word: stack.enter_context(
-                    serving(
-                        options.command,
-                        word.removeprefix(SERVED),
-                        options.port + number,
-                        number * options.gpus,
-                        options.patience,
-                    )
+    with ending(), ExitStack() as stack:
+        urls = {
+            word: stack.enter_context(
+                serving(
+                    options.command,
+                    word.removeprefix(SERVED),
+                    options.port + number,
+                    number * options.gpus,
+                    options.patience,
                 )
-                for number, word in enumerate(models)
-            }
-            status = _run([sys.executable, "-m", *(urls.get(word, word) for word in words)])
-    except PastaError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+            )
+            for number, word in enumerate(models)
+        }
+        status = _run([sys.executable, "-m", *(urls.get(word, word) for word in words)])
     sys.exit(status)
 
 
