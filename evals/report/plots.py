@@ -202,7 +202,10 @@ def _load_axes(axes: Axes, found: Sequence[Figures], mode: str, what: str, title
 
 
 def _log_ticks(axes: Axes, low: float, high: float) -> None:
-    ticks = [tick for tick in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16) if low <= tick <= high]
+    doublings = [2.0**power for power in range(-9, 10)]
+    if high / low < 16:  # there is room for those between
+        doublings += [1.5 * tick for tick in doublings]
+    ticks = [tick for tick in sorted(doublings) if low <= tick <= high]
     for side in (axes.xaxis, axes.yaxis):
         side.set_ticks(ticks)
         side.set_major_formatter(TIMES)
