@@ -139,7 +139,7 @@ def _measured(
     }
 
 
-@ending()
+@ending(resumes=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write `table.md`, print it."""
     options = _options(arguments)
