@@ -16,7 +16,7 @@ __all__ = ["ending"]
 
 @contextmanager
 def ending(*also: type[Exception], resumes: bool = False) -> Generator[None]:
-    """Run a command in this.
+    """Run a command in this, or decorate its `main` with it.
 
     A `PastaError` ends the process with status 1 and its name and message on stderr, Ctrl-C with status 130.
 
