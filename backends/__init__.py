@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def open_backend(url: str | Sequence[str], **options: Any) -> Backend:
         options: Passed on to the backend's class.
 
     Raises:
-        InvalidRequest: The string has none of these forms; the message lists them. Or one is given twice.
+        InvalidRequestError: The string has none of these forms (the message lists them), or one comes twice.
     """
     if not isinstance(url, str):
         return _open_several(url, options)
@@ -62,7 +62,7 @@ def open_backend(url: str | Sequence[str], **options: Any) -> Backend:
         from pasta_async.backends.sglang import EngineBackend
 
         return EngineBackend(rest, **options)
-    raise InvalidRequest(f"{url!r} names no backend. The forms are:\n{_FORMS}")
+    raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
 
 
 def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
@@ -72,5 +72,5 @@ def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
 
     names = [url.rstrip("/") for url in urls]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidRequest(f"{', '.join(sorted(twice))} is named more than once")
+        raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
     return RoutedBackend({name: open_backend(url, **options) for name, url in zip(names, urls, strict=True)})

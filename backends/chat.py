@@ -12,7 +12,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -51,14 +51,14 @@ class ChatTemplate:
         """The conversation as text, up to where the answer begins.
 
         Raises:
-            InvalidRequest: The template refuses these messages or arguments.
+            InvalidRequestError: The template refuses these messages or arguments.
         """
         defaults = {**self._tokens, "add_generation_prompt": True, "tools": None, "documents": None}
         values = {**defaults, **kwargs, "messages": list(messages)}
         try:
             return self._template.render(values)
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
+            raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
 
 
 def free_marker(texts: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tokenizers import Tokenizer
 
 from pasta_async.backends.chat import ChatTemplate, free_marker, mark
-from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
@@ -70,19 +70,19 @@ class TextCodec:
         """Read a model folder: tokenizer.json, and where present tokenizer_config.json and a chat template.
 
         Raises:
-            UnsupportedModel: tokenizer.json is missing or malformed, or of a kind that is not supported.
+            UnsupportedModelError: tokenizer.json is missing or malformed, or of a kind that is not supported.
         """
         folder = Path(folder)
         config = _read(folder / "tokenizer_config.json") or {}
         tokenizer = _read(folder / "tokenizer.json")
         if tokenizer is None:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
             )
         try:
             codec = cls(tokenizer, config, find_template(folder, config))
         except (KeyError, TypeError, ValueError) as error:
-            raise UnsupportedModel(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
+            raise UnsupportedModelError(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
         ends = [_as_ids((_read(folder / name) or {}).get("eos_token_id")) for name in _END_FILES]
         codec.end_ids = tuple(dict.fromkeys([*(i for ids in ends for i in ids), *codec.end_ids]))
         return codec
@@ -101,8 +101,8 @@ class TextCodec:
         """Encode messages by the chat template, up to where the answer begins.
 
         Raises:
-            InvalidRequest: A message is malformed, the template refuses them, or there is none and they are
-                more than one user message.
+            InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
+                are more than one user message.
         """
         _check_messages(messages)
         marker = free_marker(text for message in messages for text in message.values())
@@ -113,7 +113,7 @@ class TextCodec:
         if self._template is not None:
             return self._encode_marked(self._template.render(marked, template_kwargs), marker)
         if len(messages) != 1 or messages[0]["role"] != "user":
-            raise InvalidRequest("this model has no chat template: give it one user message, or text")
+            raise InvalidRequestError("this model has no chat template: give it one user message, or text")
         return self._opening() + self._encode_marked(marked[0]["content"], marker)
 
     def detokenize(self, ids: Iterable[int]) -> str:
@@ -206,9 +206,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise UnsupportedModel(f"{path} does not hold a JSON object")
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
 
 
@@ -242,11 +242,11 @@ def _is_space(text: str) -> bool:
 
 def _check_messages(messages: Sequence[Message]) -> None:
     if not messages:
-        raise InvalidRequest("there are no messages")
+        raise InvalidRequestError("there are no messages")
     for i, message in enumerate(messages):
         content: Any = message.get("content")
         if not isinstance(content, str) or not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"message {i} needs a role and a content, both text")
+            raise InvalidRequestError(f"message {i} needs a role and a content, both text")
 
 
 def _build(raw: dict[str, Any], edit: Any) -> Tokenizer:

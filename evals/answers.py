@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import PromptTooLong
-from pasta_async.evals.progress import progress
+from pasta_async.errors import PromptTooLongError
 from pasta_async.evals.statistics import estimate
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async import Client, Generation, Sampling
-    from pasta_async.evals.journal import Journal
     from pasta_async.evals.statistics import Estimate
     from pasta_async.evals.timing import Form
+    from pasta_async.jobs import Journal
 
 __all__ = ["FORMS", "Answer", "answer_all", "of_form", "theoretical"]
 
@@ -77,7 +76,7 @@ async def answer_all(
         try:
             generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
             found[one] = _answer(index, form, generation)
-        except PromptTooLong:
+        except PromptTooLongError:
             found[one] = Answer(index, form, "", "", 0, 0, 0, 0.0, well_formed=False)
         journal.append(asdict(found[one]))
         done()

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async import DecodeRequest, Sampling
 from pasta_async.backends import open_backend
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.command import count
-from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

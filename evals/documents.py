@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.prompts import digest
 from pasta_async.training.corpus import Record, read_records, write_records
 
@@ -35,17 +35,17 @@ def read_documents(path: Path | str, first: int | None = None) -> dict[str, Docu
         first: Take so many of them only.
 
     Raises:
-        InvalidRequest: The file is unreadable, empty, or holds a prompt twice.
+        InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
     """
     documents: dict[str, Document] = {}
     for record in read_records(path):
         if len(documents) == first:
             break
         if record.prompt in documents:
-            raise InvalidRequest(f"{path}: the prompt {record.prompt!r:.80} stands there twice")
+            raise InvalidRequestError(f"{path}: the prompt {record.prompt!r:.80} stands there twice")
         documents[record.prompt] = record.document
     if not documents:
-        raise InvalidRequest(f"{path} holds no record")
+        raise InvalidRequestError(f"{path} holds no record")
     return documents
 
 
@@ -60,7 +60,7 @@ def _join(prompts: Path, answers: Path) -> Iterator[Record]:
 
     asked, said = _lines(prompts), _lines(answers)
     if len(asked) != len(said):
-        raise InvalidRequest(f"{prompts} has {len(asked)} prompts, {answers} {len(said)} answers")
+        raise InvalidRequestError(f"{prompts} has {len(asked)} prompts, {answers} {len(said)} answers")
     for number, (prompt, answer) in enumerate(zip(asked, said, strict=True)):
         yield Record(
             id=str(number),
@@ -75,7 +75,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path} cannot be read as JSON lines: {error}") from error
+        raise InvalidRequestError(f"{path} cannot be read as JSON lines: {error}") from error
 
 
 @ending()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.wrapping import WrappingBackend
-from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, views
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
@@ -45,13 +45,13 @@ class ForcedBackend(WrappingBackend):
         documents: By prompt: the text of the last message.
 
     Raises:
-        InvalidRequest: A document is not complete.
+        InvalidRequestError: A document is not complete.
     """
 
     def __init__(self, backend: Backend, documents: Mapping[str, Document]) -> None:
         for prompt, document in documents.items():
             if any(promise.chunk is None for promise in document.promises):
-                raise InvalidRequest(f"the answer to {prompt!r:.80} has a promise without its chunk")
+                raise InvalidRequestError(f"the answer to {prompt!r:.80} has a promise without its chunk")
         super().__init__(backend)
         self._documents = documents
         self._scores: dict[str, _Score] = {}  # by prompt, as text
@@ -65,7 +65,7 @@ class ForcedBackend(WrappingBackend):
         Cancelling it leaves the inner backend as it says there.
 
         Raises:
-            UnsupportedModel: The tags are not in its model's vocabulary, so no engine could write them.
+            UnsupportedModelError: The tags are not in its model's vocabulary, so no engine could write them.
         """
         info = await self.inner.connect()
         tags = tags_of(info)
@@ -79,7 +79,7 @@ class ForcedBackend(WrappingBackend):
         """As the inner backend does, cancellation included.
 
         Raises:
-            InvalidRequest: There is no document for this prompt.
+            InvalidRequestError: There is no document for this prompt.
         """
         ids = await self.inner.encode_chat(messages, template_kwargs)
         self.learn(ids, messages[-1]["content"])
@@ -89,17 +89,17 @@ class ForcedBackend(WrappingBackend):
         """Have answers to these ids be the document of a prompt.
 
         Raises:
-            InvalidRequest: There is no document for this prompt.
+            InvalidRequestError: There is no document for this prompt.
         """
         if prompt not in self._scores:
-            raise InvalidRequest(f"there is no document to force for the prompt {prompt!r:.80}")
+            raise InvalidRequestError(f"there is no document to force for the prompt {prompt!r:.80}")
         self._prompts[tuple(ids)] = self._scores[prompt]
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.
 
         Raises:
-            InvalidRequest: The context is not that of the document.
+            InvalidRequestError: The context is not that of the document.
         """
         forced = self._next(request)
         # one more than needed: an engine may look at the limit before it looks at the stop token
@@ -117,14 +117,14 @@ class ForcedBackend(WrappingBackend):
         """What the document has behind this context."""
         prompt = self._answers.setdefault(request.answer, request.ids)
         if prompt not in self._prompts:
-            raise InvalidRequest("a forced answer begins with a prompt that went through encode_chat")
+            raise InvalidRequestError("a forced answer begins with a prompt that went through encode_chat")
         score, written = self._prompts[prompt], request.ids[len(prompt) :]
         plain = request.thread == 0 and score.sync not in request.stop_ids  # nobody reads tags: the baseline
         parts = [score.plain] if plain else [part for part in score.parts if part.thread == request.thread]
         for part in reversed(parts):  # the latest that fits: an earlier one may be its beginning
             if rest := part.after(written):
                 return rest
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"thread {request.thread} has {len(written)} tokens in its context that are not the document's: "
             "give the client FORCED_LIMITS and FORCED_SAMPLING"
         )
@@ -179,10 +179,10 @@ def tags_of(info: ModelInfo) -> TagIds:
     """The ids of a model's tags.
 
     Raises:
-        UnsupportedModel: They, or an end-of-text token, are not in its vocabulary.
+        UnsupportedModelError: They, or an end-of-text token, are not in its vocabulary.
     """
     if info.tags is None or not info.end_ids:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{info.name} lacks the tag tokens or an end-of-text token, so documents cannot be forced on it: "
             "take a model folder whose tokenizer has them; python -m pasta_async.evals.random_model makes one"
         )

@@ -20,18 +20,18 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
 from pasta_async.evals.prefix_cache import empty_prefix_cache
-from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
 from pasta_async.evals.timing import SAMPLING
+from pasta_async.jobs import progress
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:

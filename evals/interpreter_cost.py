@@ -12,7 +12,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.command import count
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.thread_memory import ThreadMemory, measure_memory

@@ -91,7 +91,7 @@ def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
     """Time packed and unpacked steps in turns; a row of figures for each, and where it ran.
 
     Raises:
-        InvalidRequest: The kernel cannot train on that device.
+        InvalidRequestError: The kernel cannot train on that device.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)

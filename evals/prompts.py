@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.synthetic import Example, sample, score
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     named .json a list of such objects (AlpacaEval's forms).
 
     Raises:
-        InvalidRequest: There is none, or the file cannot be read.
+        InvalidRequestError: There is none, or the file cannot be read.
     """
     path = Path(path)
     try:
@@ -63,9 +63,9 @@ def read_prompts(path: Path | str) -> list[Prompt]:
         else:
             prompts = [Prompt(line, "file") for line in lines]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InvalidRequest(f"{path} cannot be read as prompts: {error!r}") from error
+        raise InvalidRequestError(f"{path} cannot be read as prompts: {error!r}") from error
     if not prompts:
-        raise InvalidRequest(f"{path} holds no prompt: write one in each line")
+        raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
     return prompts
 
 

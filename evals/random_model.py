@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.command import count
 from pasta_async.lang import TAG_TOKENS
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.journal import Journal
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def opened_journal(path: Path | str | None, measured: Mapping[str, Any]) -> Gene
     Its first line says what is measured, a line with `environment` where and when it was begun or gone on.
 
     Raises:
-        InvalidRequest: The file holds something else.
+        InvalidRequestError: The file holds something else.
     """
     if path is None:
         yield None

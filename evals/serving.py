@@ -25,7 +25,7 @@ import httpx
 
 from pasta_async import Client, Limits
 from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.statistics import quantile

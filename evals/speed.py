@@ -20,17 +20,17 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forced import FORCED_SAMPLING
-from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import Prompt, digest, held_out, read_prompts
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.evals.speedups import summarise
 from pasta_async.evals.timing import SAMPLING, Run, time_answers, warm_up
+from pasta_async.jobs import progress
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pasta_async import Client, Sampling
     from pasta_async.clock import Clock
-    from pasta_async.evals.journal import Journal
+    from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
     Opened = Callable[[], AbstractAsyncContextManager[Client]]

@@ -16,13 +16,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client, Sampling
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.answers import answer_all, of_form, theoretical
 from pasta_async.evals.command import count
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.records import environment, markdown_table
 from pasta_async.evals.statistics import estimate, share, told
+from pasta_async.jobs import Journal
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:

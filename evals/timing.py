@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from pasta_async import Client, Generation
     from pasta_async.clock import Clock
-    from pasta_async.evals.journal import Journal
     from pasta_async.evals.prompts import Prompt
+    from pasta_async.jobs import Journal
 
 __all__ = ["SAMPLING", "Form", "Run", "kept_runs", "time_answers", "warm_up"]
 

@@ -68,7 +68,7 @@ async def test_an_answer_that_stalls_times_out_with_what_there_is() -> None:
     backend = ScriptedBackend(ANSWER, latency=1.0, faults=[Fault(thread=1, after_tokens=3, kind="stall")])
     limits = pasta_async.Limits(timeout=60)
     async with pasta_async.Client(backend, limits=limits, clock=backend.clock) as client:
-        with pytest.raises(pasta_async.GenerationTimeout) as caught:
+        with pytest.raises(pasta_async.GenerationTimeoutError) as caught:
             await client.generate("The wars?")
     assert backend.clock.time() == 60
     assert caught.value.partial is not None

@@ -12,7 +12,7 @@ import anyio
 from pydantic import TypeAdapter, ValidationError
 
 from pasta_async.clock import REAL_CLOCK, within
-from pasta_async.errors import GenerationTimeout, InvalidRequest, PromptTooLong
+from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PromptTooLongError
 from pasta_async.interpreter import Machine, Runner, Slots
 from pasta_async.interpreter.restart import run_restarting
 from pasta_async.interpreter.thinking import OPEN as THINK
@@ -159,10 +159,10 @@ class Client:
                 but a chunk is known only when it is done, so a partial answer lacks those under way.
 
         Raises:
-            InvalidRequest: A value is bad; nothing was sent.
-            PromptTooLong: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
-            ThreadFailed: A thread failed. `partial` is the answer so far, as on every error.
-            GenerationTimeout: The time was up.
+            InvalidRequestError: A value is bad; nothing was sent.
+            PromptTooLongError: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
+            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error.
+            GenerationTimeoutError: The time was up.
             BackendError: The backend cannot be used.
 
         Cancelling it ends every thread and aborts every request before the cancellation goes on.
@@ -223,7 +223,7 @@ class Client:
         ids = _ids(question.prompt)
         messages = [] if ids else _messages(question.prompt)
         if question.fork not in ("stream", "cut"):
-            raise InvalidRequest(f'fork is "stream" or "cut"; got {question.fork!r}')
+            raise InvalidRequestError(f'fork is "stream" or "cut"; got {question.fork!r}')
         sampling, limits = start.sampling, start.limits
         info = await self.connect()  # loading a model is no part of the answer's time
         observer = observation.begin(info)
@@ -274,7 +274,7 @@ class Client:
         try:
             return await within(self._clock, limits.timeout, work)
         except TimeoutError as error:
-            raise GenerationTimeout(
+            raise GenerationTimeoutError(
                 f"encoding the prompt took longer than Limits.timeout = {limits.timeout:g} s"
             ) from error
 
@@ -346,17 +346,17 @@ def _messages(prompt: Prompt) -> list[Message]:
     try:
         messages = _MESSAGES.validate_python(prompt)
     except ValidationError as error:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             "the prompt is a text, or a list of messages with a role and a content, both text, or ids: "
             + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
         ) from error
     if not messages:
-        raise InvalidRequest("the prompt has no message")
+        raise InvalidRequestError("the prompt has no message")
     for index, message in enumerate(messages):
         if not {"role", "content"} <= message.keys():
-            raise InvalidRequest(f"message {index} needs a role and a content; got {message!r}")
+            raise InvalidRequestError(f"message {index} needs a role and a content; got {message!r}")
     if not any(message["content"].strip() for message in messages):
-        raise InvalidRequest("the prompt is empty")
+        raise InvalidRequestError("the prompt is empty")
     return messages
 
 
@@ -365,7 +365,7 @@ def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool, told: bo
     if baseline or (prompted is None and info.tags is None and not told):
         return "plain"
     if prompted is False and info.tags is None:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{info.name} has no tag tokens in its vocabulary, so prompted=False cannot work; "
             "leave `prompted` out, or ask for baseline=True"
         )
@@ -376,11 +376,13 @@ def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool, told: bo
 
 def _check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
     if len(ids) >= info.context_length:
-        raise PromptTooLong(
+        raise PromptTooLongError(
             f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
         )
     if limits.prompt_tokens is not None and len(ids) > limits.prompt_tokens:
-        raise PromptTooLong(f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed")
+        raise PromptTooLongError(
+            f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed"
+        )
 
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:

@@ -4,17 +4,17 @@
 
     PastaError
     ├── ParseError                 strict reading met something malformed
-    ├── InvalidRequest             a value was refused before any work started (also a ValueError)
-    │   └── PromptTooLong          the prompt has more tokens than the model, or a limit, takes
-    ├── GenerationTimeout          the answer's time limit passed (also a TimeoutError)
-    ├── ThreadFailed               one thread of an answer failed, with its cause
+    ├── InvalidRequestError             a value was refused before any work started (also a ValueError)
+    │   └── PromptTooLongError          the prompt has more tokens than the model, or a limit, takes
+    ├── GenerationTimeoutError          the answer's time limit passed (also a TimeoutError)
+    ├── ThreadFailedError               one thread of an answer failed, with its cause
     ├── TrainingError              a training run cannot go on
     └── BackendError               the place where tokens come from
         ├── BackendConnectError    nothing usable answers at that address
         ├── BackendStatusError     the server refused or failed (4xx, 5xx)
         ├── BackendProtocolError   the server's words made no sense, or broke off
-        ├── BackendLost            the server that had an answer is gone; others may take the answer
-        └── UnsupportedModel       the model folder cannot be used, and why
+        ├── BackendLostError            the server that had an answer is gone; others may take the answer
+        └── UnsupportedModelError       the model folder cannot be used, and why
 
 Every error that ends an answer carries what was generated so far in ``partial``.
 """
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendConnectError",
     "BackendError",
-    "BackendLost",
+    "BackendLostError",
     "BackendProtocolError",
     "BackendStatusError",
-    "GenerationTimeout",
-    "InvalidRequest",
+    "GenerationTimeoutError",
+    "InvalidRequestError",
     "ParseError",
     "PastaError",
-    "PromptTooLong",
-    "ThreadFailed",
+    "PromptTooLongError",
+    "ThreadFailedError",
     "TrainingError",
-    "UnsupportedModel",
+    "UnsupportedModelError",
 ]
 
 
@@ -59,15 +59,15 @@ class ParseError(PastaError):
         self.diagnostic = diagnostic
 
 
-class InvalidRequest(PastaError, ValueError):
+class InvalidRequestError(PastaError, ValueError):
     """A value was refused before any request was sent."""
 
 
-class PromptTooLong(InvalidRequest):
+class PromptTooLongError(InvalidRequestError):
     """The prompt has more tokens than the model's context, or `Limits.prompt_tokens`, takes."""
 
 
-class GenerationTimeout(PastaError, TimeoutError):
+class GenerationTimeoutError(PastaError, TimeoutError):
     """The answer took longer than ``Limits.timeout``."""
 
 
@@ -101,7 +101,7 @@ class BackendProtocolError(BackendError):
     retryable = True
 
 
-class BackendLost(BackendError):
+class BackendLostError(BackendError):
     """One of several servers is gone, and what it decoded with it; ``__cause__`` says how it went.
 
     An answer of which nothing was shown yet starts again on another server.
@@ -110,11 +110,11 @@ class BackendLost(BackendError):
     retryable = True
 
 
-class UnsupportedModel(BackendError):
+class UnsupportedModelError(BackendError):
     """The model cannot be used by this backend."""
 
 
-class ThreadFailed(PastaError):
+class ThreadFailedError(PastaError):
     """A thread of the answer failed; ``__cause__`` is its own error."""
 
     def __init__(self, message: str, *, thread: int) -> None:

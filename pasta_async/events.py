@@ -24,7 +24,7 @@ __all__ = [
     "TextDelta",
     "ThreadDelta",
     "ThreadDone",
-    "ThreadFailure",
+    "ThreadFailed",
     "ThreadStarted",
 ]
 
@@ -92,7 +92,7 @@ class ThreadDone:
 
 
 @dataclass(slots=True)
-class ThreadFailure:
+class ThreadFailed:
     """A request of a thread failed; `action` says what is done about it.
 
     "restart": its server was lost before any text was shown, so the whole answer starts again on another.
@@ -143,7 +143,7 @@ Event = (
     | PromiseOpened
     | ThreadStarted
     | ThreadDone
-    | ThreadFailure
+    | ThreadFailed
     | SyncWaiting
     | SyncJoined
     | DiagnosticFound

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from pasta_async.errors import ThreadFailed
+from pasta_async.errors import ThreadFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -128,7 +128,7 @@ class Observation:
 
 def error_type(error: BaseException) -> str:
     """The name that metrics, traces and logs give an error: its class, or that of what made a thread fail."""
-    if isinstance(error, ThreadFailed) and error.__cause__ is not None:
+    if isinstance(error, ThreadFailedError) and error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
 

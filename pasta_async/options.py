@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 __all__ = ["Options"]
 
 
 class Options(BaseModel):
-    """Frozen values; unknown fields and bad values raise `InvalidRequest`."""
+    """Frozen values; unknown fields and bad values raise `InvalidRequestError`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,4 +23,4 @@ class Options(BaseModel):
             told = (
                 f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
             )
-            raise InvalidRequest(f"{type(self).__name__}: {'; '.join(told)}") from error
+            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(told)}") from error

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.backends import backend_names
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.limits import Limits
 
 __all__ = ["Settings"]
@@ -26,7 +26,7 @@ class Settings(BaseSettings):
             told = (
                 f"PASTA_{e['loc'][0]}".upper() + f": {e['msg']}" for e in error.errors(include_input=False)
             )
-            raise InvalidRequest(f"settings from the environment: {'; '.join(told)}") from None
+            raise InvalidRequestError(f"settings from the environment: {'; '.join(told)}") from None
 
     backend: str = "local:"
     """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""

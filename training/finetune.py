@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from pydantic import Field, Json
 
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
 from pasta_async.training.packing import pack_plain, pack_views
@@ -84,7 +84,7 @@ class Supervised:
         """One answer in one form.
 
         Raises:
-            InvalidRequest: Its prompt does not fit the chat template, or the answer is malformed.
+            InvalidRequestError: Its prompt does not fit the chat template, or the answer is malformed.
         """
         place, form = divmod(index, len(self._forms))
         record, pasta = self._records[place], self._forms[form]
@@ -92,7 +92,7 @@ class Supervised:
             document = parse(record.written, strict=True)
             prompt = self._codec.prompt(record.messages, pasta)
         except PastaError as error:
-            raise InvalidRequest(f"{record.id}: {error}") from error
+            raise InvalidRequestError(f"{record.id}: {error}") from error
         if self._recount:
             document = recount(document, self._codec.count)
         pack = pack_views if pasta else pack_plain

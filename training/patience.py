@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import BackendError, BackendStatusError, ThreadFailed
+from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 
 if TYPE_CHECKING:
     from pasta_async.errors import PastaError
@@ -38,7 +38,7 @@ class Patience:
         Raises:
             PastaError: This error, if there is no use in asking for more.
         """
-        cause = error.__cause__ if isinstance(error, ThreadFailed) else error
+        cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
         if not isinstance(cause, BackendError):
             return  # it is the prompt's, or the answer took too long
         self._in_a_row += 1

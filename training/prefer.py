@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pasta_async.backends.local.config import read_config
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference.bonbon import BonBon
@@ -80,7 +80,7 @@ def prefer(settings: PreferSettings) -> bool:
     """Run stage 2; see `pasta_async.training.trainer.run.train`, whose errors it raises.
 
     Raises:
-        InvalidRequest: Also if samples and scores do not match each other or the model, or there is no pair.
+        InvalidRequestError: Also if samples and scores do not fit each other or the model, or form no pair.
     """
     prompts = read_samples(settings.samples)
     chosen = choose_pairs(
@@ -116,7 +116,7 @@ def _check_ids(pairs: Sequence[Pair], rows: int) -> None:
     for pair in pairs:
         for sample in (pair.best, pair.worst):
             if not 0 <= min(sample.ids) <= max(sample.ids) < rows:
-                raise InvalidRequest(
+                raise InvalidRequestError(
                     f"sample {sample.number} of {pair.id!r} has ids that the model lacks (it has {rows}): "
                     "another model has drawn it; train the one that did"
                 )
@@ -134,7 +134,7 @@ def _check_prompts(prompts: Sequence[SampledPrompt], codec: ModelCodec) -> None:
         seen += 1
         if seen == _LOOKED_AT:
             break
-    raise InvalidRequest(
+    raise InvalidRequestError(
         f"none of {seen} samples holds its prompt in the model's tokens: "
         "another model has drawn them; train the one that did"
     )

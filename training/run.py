@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.training.recipe.checking import check_flags
 from pasta_async.training.recipe.execution import execute
 from pasta_async.training.recipe.ledger import Ledger

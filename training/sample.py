@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import backend_names
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
-from pasta_async.evals.journal import Journal
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import Journal
 from pasta_async.training.corpus import read_records
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.preference.drawing import Draw
@@ -125,9 +125,9 @@ def _records(settings: SampleSettings) -> list[Record]:
     records = [record for path in settings.prompts for record in read_records(path)]
     ids = Counter(record.id for record in records)
     if repeated := [name for name, count in ids.items() if count > 1]:
-        raise InvalidRequest(f"the prompt {repeated[0]!r} is in more than one file")
+        raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
     if not records:
-        raise InvalidRequest(f"no prompts in {', '.join(map(str, settings.prompts))}")
+        raise InvalidRequestError(f"no prompts in {', '.join(map(str, settings.prompts))}")
     return records[: settings.limit or None]
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tqdm import tqdm
 
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.preference.judge import TaskJudge
 from pasta_async.training.preference.judge_pairwise import PairwiseJudge
@@ -132,7 +132,7 @@ async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
     """The judge that the settings name; what it opens is closed by the stack.
 
     Raises:
-        InvalidRequest: There is no such judge, or its journal beside `settings.out` is another one's.
+        InvalidRequestError: There is no such judge, or its journal beside `settings.out` is another one's.
     """
     if settings.judge == "task":
         return TaskJudge()
@@ -163,7 +163,7 @@ def _own(name: str) -> Judge:
     try:
         return getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
-        raise InvalidRequest(f"--judge {name}: {error}") from error
+        raise InvalidRequestError(f"--judge {name}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import BackendError, InvalidRequest, UnsupportedModel
+from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class LocalBackend:
         numbers = {"max_running": max_running, "step_tokens": step_tokens, "threads": threads}
         for name, value in {**numbers, "slots": slots, "context_length": context_length}.items():
             if value is not None and value < 1:
-                raise InvalidRequest(f"{name} must be at least 1, not {value}")
+                raise InvalidRequestError(f"{name} must be at least 1, not {value}")
         if dtype not in (None, "float32", "bfloat16", "float16"):
-            raise InvalidRequest(f"dtype must be float32, bfloat16 or float16, not {dtype!r}")
+            raise InvalidRequestError(f"dtype must be float32, bfloat16 or float16, not {dtype!r}")
         self._folder = _shipped() if path is None else Path(path)
         self._options = (device, dtype, slots, context_length, max_running, step_tokens)
         self._threads = threads
@@ -78,7 +78,7 @@ class LocalBackend:
         """Load the model, once. Cancelling it leaves the loading to the engine's thread.
 
         Raises:
-            UnsupportedModel: The folder is missing or cannot be used; the message says why.
+            UnsupportedModelError: The folder is missing or cannot be used; the message says why.
             BackendError: torch and the rest of the `local` extra are not installed, or the backend is closed.
         """
         return (await self._connected()).info
@@ -94,7 +94,7 @@ class LocalBackend:
         """Encode messages by the model's chat template, what stands in them as data. May be cancelled.
 
         Raises:
-            InvalidRequest: The template refuses them; or there is none, and they are not one user message.
+            InvalidRequestError: The template refuses them; or there is none, and there are several messages.
         """
         model = await self._connected()
         if sum(len(message.get("content", "")) for message in messages) > _LONG_TEXT:
@@ -112,7 +112,7 @@ class LocalBackend:
         slots then serve as cache until they are evicted.
 
         Raises:
-            InvalidRequest: Ids outside the vocabulary, none at all, more tokens than the context holds.
+            InvalidRequestError: Ids outside the vocabulary, none at all, more tokens than the context holds.
             BackendError: The engine failed, or the backend was closed.
         """
         model = await self._connected()
@@ -175,7 +175,7 @@ class _Model:
 
     def __init__(self, folder: Path, options: tuple[Any, ...], threads: int | None) -> None:
         if not folder.is_dir():
-            raise UnsupportedModel(f"there is no model folder {folder}")
+            raise UnsupportedModelError(f"there is no model folder {folder}")
         try:
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.session import Stepper
@@ -191,7 +191,7 @@ class _Model:
         _use_threads(threads or (1 if self.engine.weights < _SMALL else None))
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{folder}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
             )
         self.info = ModelInfo(
@@ -218,7 +218,7 @@ class _Model:
 def _shipped() -> Path:
     folder = Path(str(files("pasta_async") / "models" / _SHIPPED))
     if not folder.is_dir():
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"the model {_SHIPPED} is missing from this installation: name a folder, local:/path"
         )
     return folder
@@ -227,16 +227,20 @@ def _shipped() -> Path:
 def _check(request: DecodeRequest, info: ModelInfo) -> None:
     count = len(request.ids)
     if not count:
-        raise InvalidRequest("the context is empty: decoding needs at least one token")
+        raise InvalidRequestError("the context is empty: decoding needs at least one token")
     if min(request.ids) < 0 or max(request.ids) >= info.vocab_size:
         wrong = next(i for i in request.ids if not 0 <= i < info.vocab_size)
-        raise InvalidRequest(f"token id {wrong} is outside the vocabulary of {info.name} ({info.vocab_size})")
+        raise InvalidRequestError(
+            f"token id {wrong} is outside the vocabulary of {info.name} ({info.vocab_size})"
+        )
     if not all(0 <= token < info.vocab_size for token in request.forced):
-        raise InvalidRequest(f"a forced token is outside the vocabulary of {info.name} ({info.vocab_size})")
+        raise InvalidRequestError(
+            f"a forced token is outside the vocabulary of {info.name} ({info.vocab_size})"
+        )
     if request.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}")
+        raise InvalidRequestError(f"max_tokens must be at least 1, not {request.max_tokens}")
     if count + request.max_tokens > info.context_length:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{count} context tokens and max_tokens {request.max_tokens} exceed the context length of "
             f"{info.name} ({info.context_length}): shorten the prompt or lower max_tokens"
         )

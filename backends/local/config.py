@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pasta_async.errors import UnsupportedModel
+from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +68,9 @@ def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
         refusal: How a message goes on about what is not supported.
 
     Raises:
-        UnsupportedModel: The folder or file is missing or malformed, or the model needs something else than
-            Llama, Qwen2 or Qwen3 with full attention, unquantised weights, plain or Llama 3 rotary positions.
+        UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
+            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, plain or Llama 3
+            rotary positions.
     """
     return _Reader(folder, read_json(folder / "config.json"), refusal).config()
 
@@ -78,18 +79,18 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        UnsupportedModel: It is missing, is not JSON, or holds something else.
+        UnsupportedModelError: It is missing, is not JSON, or holds something else.
     """
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{path} is missing: name a checkpoint folder with config.json in it"
         ) from None
     except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
-        raise UnsupportedModel(f"{path} does not hold a JSON object")
+        raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
 
 
@@ -101,8 +102,8 @@ class _Reader:
         self.raw = raw
         self.refusal = refusal
 
-    def refuse(self, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.path}: {why}; {self.refusal}")
+    def refuse(self, why: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.path}: {why}; {self.refusal}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.raw.get(key)
@@ -113,13 +114,13 @@ class _Reader:
             or not math.isfinite(value)
             or value <= 0
         ):
-            raise UnsupportedModel(f"{self.path}: {key} must be a positive number, not {value!r}")
+            raise UnsupportedModelError(f"{self.path}: {key} must be a positive number, not {value!r}")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.number(key, default)
         if value != int(value):
-            raise UnsupportedModel(f"{self.path}: {key} must be an integer, not {value!r}")
+            raise UnsupportedModelError(f"{self.path}: {key} must be an integer, not {value!r}")
         return int(value)
 
     def config(self) -> ModelConfig:
@@ -130,7 +131,7 @@ class _Reader:
         kv_heads = self.integer("num_key_value_heads", heads)
         head_dim = self.integer("head_dim", max(hidden // heads, 1))
         if heads % kv_heads:
-            raise UnsupportedModel(f"{self.path}: {heads} heads cannot share {kv_heads} key-value heads")
+            raise UnsupportedModelError(f"{self.path}: {heads} heads cannot share {kv_heads} key-value heads")
         if head_dim % 2:
             raise self.refuse(f"head_dim {head_dim} is odd")
         llama, bias = architecture == "LlamaForCausalLM", bool(self.raw.get("attention_bias", False))

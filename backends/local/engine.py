@@ -55,7 +55,7 @@ class Engine:
         options: Where and how to run it.
 
     Raises:
-        UnsupportedModel: The checkpoint cannot be used.
+        UnsupportedModelError: The checkpoint cannot be used.
     """
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from pasta_async.backends.local.config import read_json
-from pasta_async.errors import UnsupportedModel
+from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ def load_weights(
     """Every tensor of the model by its Hugging Face name, on `device`, as `dtype`.
 
     Raises:
-        UnsupportedModel: No safetensors file, a broken one, or tensors that are missing, unknown or of
+        UnsupportedModelError: No safetensors file, a broken one, or tensors that are missing, unknown or of
             another shape than `config.json` says; the message names them.
     """
     shapes = expected_shapes(config)
@@ -81,13 +81,13 @@ def _files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{folder} has neither model.safetensors nor {index.name}: save the checkpoint as safetensors"
         )
     places: Mapping[str, str] = read_json(index).get("weight_map") or {}
     paths = [folder / name for name in sorted(set(places.values()))]
     if missing := [path.name for path in paths if not path.is_file()]:
-        raise UnsupportedModel(f"{index} names files that are missing: {', '.join(missing)}")
+        raise UnsupportedModelError(f"{index} names files that are missing: {', '.join(missing)}")
     return paths
 
 
@@ -98,7 +98,7 @@ def _read(path: Path) -> Iterable[tuple[str, torch.Tensor]]:
             for name in file.keys():
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise UnsupportedModel(f"{path} is not a readable safetensors file: {error}") from error
+        raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def _superfluous(name: str, config: ModelConfig) -> bool:
@@ -121,4 +121,6 @@ def _compare(
     ):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise UnsupportedModel(f"{folder}: {title} for its config.json: {', '.join(names[:5])}{more}")
+            raise UnsupportedModelError(
+                f"{folder}: {title} for its config.json: {', '.join(names[:5])}{more}"
+            )

@@ -15,9 +15,9 @@ from pasta_async.clock import REAL_CLOCK, within
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
-    BackendLost,
-    InvalidRequest,
-    UnsupportedModel,
+    BackendLostError,
+    InvalidRequestError,
+    UnsupportedModelError,
 )
 from pasta_async.protocol import PassThrough
 
@@ -52,11 +52,11 @@ class RoutedBackend:
     3. Ties go to the lowest load, then by rendezvous hashing of the prompt's first tokens, so that several
        processes in front of the same servers mostly agree without talking to each other.
 
-    **A member that breaks off or does not answer is taken out.** Its requests end with `BackendLost`. Those
-    without a token are sent again, to another member, by the interpreter (`Limits.retries`); an answer of
-    which nothing was shown starts again elsewhere; any other ends with the error and its text so far.
-    Meanwhile a task for each member that is out asks it from time to time, and takes it in again once it
-    serves the same model as the rest; `aclose` ends these tasks.
+    **A member that breaks off or does not answer is taken out.** Its requests end with
+    `BackendLostError`. Those without a token are sent again, to another member, by the interpreter
+    (`Limits.retries`); an answer of which nothing was shown starts again elsewhere; any other ends with
+    the error and its text so far. Meanwhile a task for each member that is out asks it from time to time,
+    and takes it in again once it serves the same model as the rest; `aclose` ends these tasks.
 
     Attributes:
         names: The members' names, in the order given.
@@ -68,7 +68,7 @@ class RoutedBackend:
 
     def __init__(self, members: Mapping[str, Backend], *, clock: Clock = REAL_CLOCK) -> None:
         if not members:
-            raise InvalidRequest("no backend was named")
+            raise InvalidRequestError("no backend was named")
         self.names: tuple[str, ...] = tuple(members)
         self._members = [Member(name, backend) for name, backend in members.items()]
         self._clock = clock
@@ -88,7 +88,7 @@ class RoutedBackend:
 
         Raises:
             BackendConnectError: None answers.
-            UnsupportedModel: They do not serve the same model.
+            UnsupportedModelError: They do not serve the same model.
             BackendError: One of them can never be used, for want of a key perhaps.
 
         Cancelling it leaves nothing behind.
@@ -151,7 +151,7 @@ class RoutedBackend:
         Closing it early or cancelling its task aborts the request as its member does.
 
         Raises:
-            BackendLost: The member is gone; another takes the request if it is sent again.
+            BackendLostError: The member is gone; another takes the request if it is sent again.
             BackendConnectError: No member is left.
             BackendError: The member failed otherwise.
         """
@@ -169,14 +169,14 @@ class RoutedBackend:
         its task aborts the request as its member does.
 
         Raises:
-            InvalidRequest: The member has no such endpoint.
+            InvalidRequestError: The member has no such endpoint.
             BackendError: As for `decode`.
         """
         await self.connect()
         asked = json.dumps([body.get("tools"), body.get("messages", body.get("prompt"))]).encode()
         member = self._placement.choose(asked, self._live())
         if not isinstance(member.backend, PassThrough):
-            raise InvalidRequest(f"{member.name} has no OpenAI endpoint of its own")
+            raise InvalidRequestError(f"{member.name} has no OpenAI endpoint of its own")
         with self._watched(member):
             async with aclosing(member.backend.openai(path, body)) as events:
                 async for event in events:
@@ -194,7 +194,7 @@ class RoutedBackend:
                     raise
                 if member.life == life:  # else another of its requests was quicker to tell
                     self._take_out(member, error)
-                raise BackendLost(f"{member.name} was lost: {error}") from error
+                raise BackendLostError(f"{member.name} was lost: {error}") from error
 
     async def aclose(self) -> None:
         """End the probes, and close every member. Cancelling it may leave it half closed."""
@@ -260,7 +260,7 @@ def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
     (name, first), *others = models.items()
     for other, model in others:
         if difference := first.difference(model):
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{name} and {other} do not serve the same model: they have {difference}. Answers can "
                 "only be spread over servers of one model (SGLang: the same --served-model-name too)."
             )

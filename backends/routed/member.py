@@ -11,7 +11,7 @@ from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    UnsupportedModel,
+    UnsupportedModelError,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ class Member:
         if promised.honours_seeds and not model.info.honours_seeds:
             difference = "seeds that are honoured and not"
         if difference:
-            raise UnsupportedModel(f"{self.name} came back with another model than the rest: {difference}")
+            raise UnsupportedModelError(
+                f"{self.name} came back with another model than the rest: {difference}"
+            )
 
 
 def is_gone(error: BackendError) -> bool:

@@ -13,7 +13,7 @@ from pasta_async.backends.scripted.pieces import extent, pieces, unfinished
 from pasta_async.backends.scripted.script import Answer, Lines, Script, Stretch
 from pasta_async.backends.scripted.words import WordTokenizer
 from pasta_async.clock import REAL_CLOCK, VirtualClock
-from pasta_async.errors import BackendError, InvalidRequest
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 
@@ -101,11 +101,13 @@ class ScriptedBackend:
             record: Keep `requests`, `played` and the prefix cache. Without, a long run needs no memory.
 
         Raises:
-            InvalidRequest: A number is out of range.
+            InvalidRequestError: A number is out of range.
         """
         speeds = dict(thread_latency or {})
         if min(latency, prefill, *speeds.values()) < 0 or min(piece, yield_every) < 1:
-            raise InvalidRequest("latencies must not be negative; piece and yield_every must be at least 1")
+            raise InvalidRequestError(
+                "latencies must not be negative; piece and yield_every must be at least 1"
+            )
         if clock is None:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
@@ -149,7 +151,7 @@ class ScriptedBackend:
         Never waits, so there is nothing to cancel.
 
         Raises:
-            InvalidRequest: A message has an unknown role, or no content.
+            InvalidRequestError: A message has an unknown role, or no content.
         """
         return self._chat.encode(messages, plain=template_kwargs.get("pasta", True) is False)
 
@@ -163,7 +165,7 @@ class ScriptedBackend:
         Closing it early or cancelling its task ends the request at once, and puts it into `aborted`.
 
         Raises:
-            InvalidRequest: The context is empty or too long, or has an id outside the vocabulary.
+            InvalidRequestError: The context is empty or too long, or has an id outside the vocabulary.
             BackendError: A fault was scripted here, no script fits the prompt, or the backend was closed.
         """
         self._refuse(request)
@@ -198,9 +200,9 @@ class ScriptedBackend:
         self._check_open()
         ids, limit = request.ids, self._info.context_length
         if not ids or min(ids) < 0 or max(ids) >= self._info.vocab_size:
-            raise InvalidRequest(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
+            raise InvalidRequestError(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
         if len(ids) >= limit or request.max_tokens < 1:
-            raise InvalidRequest(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
+            raise InvalidRequestError(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
 
     def _check_open(self) -> None:
         if self._closed.is_set():

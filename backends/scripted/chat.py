@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Chat:
         for n, message in enumerate(messages):
             role, content = message.get("role"), message.get("content")
             if role not in _ROLES or content is None:
-                raise InvalidRequest(f"message {n}: needs content, and a role among {', '.join(_ROLES)}")
+                raise InvalidRequestError(f"message {n}: needs content, and a role among {', '.join(_ROLES)}")
             ids += (self._id(f"<|{role}|>"), *self._tokenizer.encode(content), self._id("<|end|>"))
         return [*ids, self._id("<|plain answer|>" if plain else "<|answer|>")]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pasta_async.errors import BackendProtocolError, BackendStatusError, InvalidRequest
+from pasta_async.errors import BackendProtocolError, BackendStatusError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
@@ -85,11 +85,11 @@ class Encoder:
         """Ids of messages by the chat template; what stands in them is data.
 
         Raises:
-            InvalidRequest: No message, or more than one user message for a model without a template.
+            InvalidRequestError: No message, or more than one user message for a model without a template.
             BackendStatusError: The template refused the messages.
         """
         if not messages:
-            raise InvalidRequest("no message to encode")
+            raise InvalidRequestError("no message to encode")
         contents = [message.get("content", "") for message in messages]
         for marker in _markers(contents):
             _, marked = await self._guard(contents, marker)
@@ -113,7 +113,7 @@ class Encoder:
             if "chat_template is not set" not in str(error):
                 raise
             if len(messages) > 1 or messages[0].get("role") != "user":
-                raise InvalidRequest(
+                raise InvalidRequestError(
                     "the model has no chat template: it takes one message of the role user and nothing else"
                 ) from error
         [around] = await self._tokenizer.tokenize([""], special=True)

@@ -15,7 +15,7 @@ import anyio
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.launch import engine_arguments, find_device
 from pasta_async.backends.sglang.parameters import checked_ids, forcing, request_ids, sampling_params
-from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModel
+from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class EngineBackend:
         Cancelling stops the wait, not the start: a later call takes it up, and `aclose` ends it.
 
         Raises:
-            UnsupportedModel: The folder holds no model that can be used.
+            UnsupportedModelError: The folder holds no model that can be used.
             BackendError: SGLang is missing, or could not start.
         """
         return (await self._connected())[0]
@@ -83,7 +83,7 @@ class EngineBackend:
 
     def _read_tokenizer(self) -> TextCodec:
         if not (self._path / "config.json").is_file():
-            raise UnsupportedModel(f"{self._path} is no model folder: it has no config.json")
+            raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         return importlib.import_module("pasta_async.backends.tokenization").TextCodec.from_folder(self._path)
 
     def _start(self) -> EngineThread:
@@ -116,7 +116,7 @@ class EngineBackend:
         has ended, in at most 5 s.
 
         Raises:
-            InvalidRequest: The ids do not fit the model. Nothing was sent.
+            InvalidRequestError: The ids do not fit the model. Nothing was sent.
             BackendError: The engine refused or failed.
         """
         info, words = await self._connected()

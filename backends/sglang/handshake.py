@@ -17,7 +17,7 @@ from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
     BackendStatusError,
-    UnsupportedModel,
+    UnsupportedModelError,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ async def server_facts(server: Server) -> ServerFacts:
 
     Raises:
         BackendConnectError: Nothing listens, or it is no SGLang server, or too old a one.
-        UnsupportedModel: The model does not generate text.
+        UnsupportedModelError: The model does not generate text.
     """
     info = await _about(server)
     version = info.get("version")
@@ -73,7 +73,7 @@ async def server_facts(server: Server) -> ServerFacts:
         )
     model = await server.get("/model_info")
     if not model.get("is_generation", True):
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"{server.url} serves {model.get('model_path')!r}, which does not generate text"
         )
     return ServerFacts(

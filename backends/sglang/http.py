@@ -23,8 +23,8 @@ from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    InvalidRequest,
-    UnsupportedModel,
+    InvalidRequestError,
+    UnsupportedModelError,
 )
 from pasta_async.protocol import ModelInfo
 
@@ -83,7 +83,7 @@ class SGLangBackend:
         vocab_size: int | None = None,
     ) -> None:
         if retries < 0 or backoff < 0 or max_connections < 1:
-            raise InvalidRequest("retries and backoff must be 0 or more, max_connections 1 or more")
+            raise InvalidRequestError("retries and backoff must be 0 or more, max_connections 1 or more")
         self._server = Server(
             url, api_key=api_key, client=client, timeout=timeout, max_connections=max_connections
         )
@@ -103,7 +103,7 @@ class SGLangBackend:
         Raises:
             BackendConnectError: Nothing listens there, it is not SGLang, or too old.
             BackendStatusError: The server refused, for want of an `api_key` perhaps.
-            UnsupportedModel: The server has no tokenizer, or no model that generates text.
+            UnsupportedModelError: The server has no tokenizer, or no model that generates text.
         """
         return (await self._connected())[1]
 
@@ -125,7 +125,7 @@ class SGLangBackend:
         engine = self._engines[0]
         facts = await server_facts(engine)
         if not facts.has_tokenizer and self._folder is None:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{engine.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
                 "nor read an answer. Start it without, or pass tokenizer= with the model's folder."
             )
@@ -175,7 +175,7 @@ class SGLangBackend:
         closes its connection before it returns, in at most 5 s.
 
         Raises:
-            InvalidRequest: The ids do not fit the model. Nothing was sent.
+            InvalidRequestError: The ids do not fit the model. Nothing was sent.
             BackendError: The server failed; before the first token only after the retries.
         """
         facts, info, words = await self._connected()

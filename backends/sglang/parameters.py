@@ -9,7 +9,7 @@ import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,11 +68,11 @@ def checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
     """The ids, if the server can take them: one outside the vocabulary kills it.
 
     Raises:
-        InvalidRequest: An id outside the vocabulary, or no ids.
+        InvalidRequestError: An id outside the vocabulary, or no ids.
     """
     bad = next((i for i in ids if not 0 <= i < info.vocab_size), None)
     if bad is not None:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"token id {bad} is outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
         )
     return list(ids)
@@ -84,7 +84,7 @@ def forcing(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
     The server has to allow them (`--enable-custom-logit-processor`), else it answers 400.
 
     Raises:
-        InvalidRequest: A token is outside the vocabulary.
+        InvalidRequestError: A token is outside the vocabulary.
     """
     if not request.forced:
         return {}
@@ -98,11 +98,11 @@ def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
     Everything that a server could have another default for is spelled out.
 
     Raises:
-        InvalidRequest: The context leaves no room for a token.
+        InvalidRequestError: The context leaves no room for a token.
     """
     room = info.context_length - len(request.ids)
     if not request.ids or room < 1:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"a context of {len(request.ids)} tokens; {info.name} takes 1 to {info.context_length - 1}, "
             f"since prompt and answer share {info.context_length}"
         )

@@ -11,7 +11,12 @@ import anyio
 import httpx
 
 from pasta_async.backends.sglang.sse import SSEDecoder
-from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendStatusError, InvalidRequest
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -174,13 +179,13 @@ def _checked_url(url: str) -> str:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
-        raise InvalidRequest(f"{url!r} is no URL: {error}") from error
+        raise InvalidRequestError(f"{url!r} is no URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{url!r} is no URL of an SGLang server; expected something like http://127.0.0.1:30000"
         )
     if parsed.query or parsed.fragment:
-        raise InvalidRequest(f"{url!r} has a query or a fragment; give the server's base URL")
+        raise InvalidRequestError(f"{url!r} has a query or a fragment; give the server's base URL")
     return str(parsed).rstrip("/")
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.alpaca as about
 from pasta_async import Client, Sampling
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED, JudgeServer, Options, judge, package_version
 from pasta_async.evals.alpaca.outcome import outcome, tables
 from pasta_async.evals.alpaca.questions import OFFICIAL, fingerprint, read_difficulty, read_questions
 from pasta_async.evals.answers import FORMS, answer_all, of_form
 from pasta_async.evals.command import count, positive
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.records import environment, markdown_table, write_rows
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

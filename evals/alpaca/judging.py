@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest, PastaError
-from pasta_async.evals.progress import progress
+from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,16 +73,16 @@ def package_version(python: str) -> str:
     """The version of alpaca-eval under an interpreter.
 
     Raises:
-        InvalidRequest: It has none, or another than 0.6; the message says what to install.
+        InvalidRequestError: It has none, or another than 0.6; the message says what to install.
     """
     help_ = "install it there (pip install 'pasta_async[evals]'), or name another with --alpaca-python"
     try:
         command = [python, "-c", _ASK_VERSION]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError) as error:
-        raise InvalidRequest(f"{python} has no alpaca-eval: {help_}") from error
+        raise InvalidRequestError(f"{python} has no alpaca-eval: {help_}") from error
     if not found.startswith("0.6."):
-        raise InvalidRequest(f"{python} has alpaca-eval {found}, and 0.6 is needed: {help_}")
+        raise InvalidRequestError(f"{python} has alpaca-eval {found}, and 0.6 is needed: {help_}")
     return found
 
 

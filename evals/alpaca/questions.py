@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ def read_questions(path: Path | str) -> list[Prompt]:
     """Prompts from a file of AlpacaEval's form; their families are the sources they come from.
 
     Raises:
-        InvalidRequest: There is none, one has no instruction, or one stands there twice.
+        InvalidRequestError: There is none, one has no instruction, or one stands there twice.
     """
     questions = read_prompts(path)
     seen = dict[str, int]()
     for number, question in enumerate(questions, 1):
         if seen.setdefault(question.text, number) != number:
-            raise InvalidRequest(
+            raise InvalidRequestError(
                 f"{path}: prompt {number} is the same as prompt {seen[question.text]}; "
                 "AlpacaEval tells prompts apart by their text"
             )
@@ -54,14 +54,14 @@ def read_difficulty(path: Path | str, questions: Sequence[Prompt]) -> list[float
     one, by the prompts being the official 805 in the official order.
 
     Raises:
-        InvalidRequest: That is not known, or not so; or a value is no number.
+        InvalidRequestError: That is not known, or not so; or a value is no number.
     """
     with Path(path).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or "instruction_difficulty" not in rows[0]:
-        raise InvalidRequest(f"{path} needs a column `instruction_difficulty`")
+        raise InvalidRequestError(f"{path} needs a column `instruction_difficulty`")
     if len(rows) != len(questions):
-        raise InvalidRequest(f"{path} has {len(rows)} rows for {len(questions)} prompts")
+        raise InvalidRequestError(f"{path} has {len(rows)} rows for {len(questions)} prompts")
     _check_join(path, rows, questions)
     return [_number(path, number, row["instruction_difficulty"]) for number, row in enumerate(rows, 1)]
 
@@ -69,11 +69,13 @@ def read_difficulty(path: Path | str, questions: Sequence[Prompt]) -> list[float
 def _check_join(path: Path | str, rows: Sequence[dict[str, str]], questions: Sequence[Prompt]) -> None:
     for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
         if row.get("index", str(number)) != str(number):
-            raise InvalidRequest(f"{path}: row {number + 1} has index {row['index']}; they count from 0")
+            raise InvalidRequestError(f"{path}: row {number + 1} has index {row['index']}; they count from 0")
         if row.get("instruction", question.text) != question.text:
-            raise InvalidRequest(f"{path}: row {number + 1} is of another prompt: {row['instruction']!r}")
+            raise InvalidRequestError(
+                f"{path}: row {number + 1} is of another prompt: {row['instruction']!r}"
+            )
     if "instruction" not in rows[0] and fingerprint(questions) != OFFICIAL:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{path} goes by position, and the prompts are not AlpacaEval's 805 in the official order: give "
             "it a column `instruction`, or leave it out to have lengths controlled without difficulties"
         )
@@ -83,4 +85,4 @@ def _number(path: Path | str, number: int, value: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise InvalidRequest(f"{path}: row {number} has the difficulty {value!r}, no number") from None
+        raise InvalidRequestError(f"{path}: row {number} has the difficulty {value!r}, no number") from None

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.frontier as about
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.frontier.measuring import FrontierSettings, measure
 from pasta_async.evals.records import markdown_table
 from pasta_async.evals.statistics import told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 from pasta_async.training.preference.samples import Plain, SampledPrompt
 from pasta_async.training.score import ScoreSettings, open_judge
 from pasta_async.training.synthetic import grade

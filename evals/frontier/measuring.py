@@ -11,16 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, answer_all
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.frontier.figures import outcome, wall_clock
 from pasta_async.evals.frontier.grading import compared, facts
-from pasta_async.evals.journal import Journal
-from pasta_async.evals.progress import progress
 from pasta_async.evals.prompts import digest, held_out, read_prompts
 from pasta_async.evals.records import environment
 from pasta_async.evals.timing import kept_runs, time_answers, warm_up
+from pasta_async.jobs import Journal, progress
 from pasta_async.training.score import ScoreSettings
 from pasta_async.training.synthetic import FAMILIES
 
@@ -84,7 +83,7 @@ class FrontierSettings(BaseModel):
         """What is asked.
 
         Raises:
-            InvalidRequest: The file of prompts cannot be read.
+            InvalidRequestError: The file of prompts cannot be read.
         """
         if self.prompts is not None:
             return read_prompts(self.prompts)[: self.first]
@@ -145,7 +144,7 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
     """The sequential model: its backend, and its answers.
 
     Raises:
-        InvalidRequest: The folder has no result, or one for other prompts.
+        InvalidRequestError: The folder has no result, or one for other prompts.
     """
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -153,10 +152,12 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
         differ = [name for name, value in asked.items() if result[name] != value]
         answers = sorted((Answer(**json.loads(line)) for line in lines[1:]), key=lambda one: one.prompt)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InvalidRequest(f"{folder} is no result of a sequential model: {error!r}") from error
+        raise InvalidRequestError(f"{folder} is no result of a sequential model: {error!r}") from error
     if differ or result["form"] != "baseline":
         wrong = f"other {', '.join(differ)}" if differ else "it is of a model that writes tags"
-        raise InvalidRequest(f"{folder} cannot be compared with ({wrong}): measure it anew with equal flags")
+        raise InvalidRequestError(
+            f"{folder} cannot be compared with ({wrong}): measure it anew with equal flags"
+        )
     return _Baseline(str(result["backend"]), answers)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pasta_async.evals.hardware as about
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import fork_modes, speed
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import documents_digest, read_documents
@@ -177,7 +177,7 @@ def _server(
     """The server that runs, or one that is started; its URL and its model's folder."""
     if options.backend:
         if not options.model:
-            raise InvalidRequest(
+            raise InvalidRequestError(
                 "--backend needs --model, the folder whose config.json tells the model's size"
             )
         yield options.backend, options.model

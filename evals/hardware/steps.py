@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
         """That of a model folder, for numbers of `width` bytes.
 
         Raises:
-            UnsupportedModel: Its config.json is missing or of another family.
+            UnsupportedModelError: Its config.json is missing or of another family.
         """
         from math import prod
 

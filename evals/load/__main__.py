@@ -18,23 +18,23 @@ from dataclasses import asdict
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.load import Block, drive, figures, pays_up_to, summarise
 from pasta_async.evals.load.summary import default_target
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
-from pasta_async.evals.progress import progress
 from pasta_async.evals.records import markdown_table, opened_journal
+from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.journal import Journal
     from pasta_async.evals.load.driving import Mode
     from pasta_async.evals.load.summary import Figures
     from pasta_async.evals.methods import Engine, Method
+    from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
 __all__ = ["main", "measure"]

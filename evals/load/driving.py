@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.evals.methods.track import Track
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -20,15 +20,15 @@ from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.command import count
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
-from pasta_async.evals.progress import progress
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from pasta_async import Backend
     from pasta_async.clock import Clock
-    from pasta_async.evals.journal import Journal
     from pasta_async.evals.methods import Method
+    from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
 __all__ = ["main", "measure", "summarise"]
@@ -160,7 +160,7 @@ def _methods(names: Sequence[str], backend: str) -> list[Method]:
     possible = [name for name, method in METHODS.items() if method.talks_to in _reachable(backend)]
     if bad := [name for name in names if name not in possible]:
         talks_to = METHODS[bad[0]].talks_to
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{bad[0]!r} needs an SGLang server: name one with --backend http://..."
             if talks_to == "sglang"
             else f"{bad[0]!r} talks to an endpoint over a socket, which {backend} has not"

@@ -117,7 +117,7 @@ async def open_engine(
     """An engine for these documents on a backend, which stays open.
 
     Raises:
-        UnsupportedModel: The backend's model cannot be forced.
+        UnsupportedModelError: The backend's model cannot be forced.
     """
     info = await backend.connect()
     forced = ForcedBackend(backend, documents)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.load import Block
 from pasta_async.evals.methods import Played
 from pasta_async.evals.speedups import compare
@@ -55,7 +55,7 @@ def read_results(names: Sequence[str]) -> Results:
     """Read files, each named by its path or as ``LABEL=PATH``.
 
     Raises:
-        InvalidRequest: A file is no result, is broken off, or says the same as another one.
+        InvalidRequestError: A file is no result, is broken off, or says the same as another one.
     """
     results = Results()
     for name in names:
@@ -78,10 +78,12 @@ def _read(results: Results, label: str, path: Path) -> None:
     elif kind in ("speed", "methods", "load"):
         found = _measured(path, kind, rows[1:])
     else:
-        raise InvalidRequest(f"{path} is no result of alpaca, task, speed, methods or load, and no answer")
+        raise InvalidRequestError(
+            f"{path} is no result of alpaca, task, speed, methods or load, and no answer"
+        )
     kept: dict[str, Any] = getattr(results, kind)
     if label in kept:
-        raise InvalidRequest(f"two results of {kind} are called {label!r}: name them with LABEL=PATH")
+        raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them with LABEL=PATH")
     kept[label] = found
     places = [row["environment"] for row in rows if "environment" in row]
     backend = str(head.get("backend", "-"))
@@ -92,7 +94,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidRequestError(f"{path} cannot be read: {error.strerror}") from error
     try:
         rows = (
             [json.loads(line) for line in text.splitlines()]
@@ -100,9 +102,9 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             else [json.loads(text)]
         )
     except json.JSONDecodeError as error:
-        raise InvalidRequest(f"{path} is no JSON: {error}") from error
+        raise InvalidRequestError(f"{path} is no JSON: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise InvalidRequest(f"{path} holds no results")
+        raise InvalidRequestError(f"{path} holds no results")
     return rows
 
 
@@ -123,7 +125,7 @@ def _measured(
         _complete((one.mode, one.level, one.method) for one in blocks)
         return blocks
     except (TypeError, KeyError, ValueError) as error:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
         ) from error
 
@@ -142,7 +144,9 @@ def _answer(path: Path, found: dict[str, Any]) -> tuple[Generation, Generation |
         baseline = found.get("baseline")
         return _generation(found.get("answer", found)), _generation(baseline) if baseline else None
     except (ValidationError, KeyError) as error:
-        raise InvalidRequest(f"{path} is not what `pasta-async generate --json` prints: {error}") from error
+        raise InvalidRequestError(
+            f"{path} is not what `pasta-async generate --json` prints: {error}"
+        ) from error
 
 
 def _generation(found: dict[str, Any]) -> Generation:

@@ -20,9 +20,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK, RealClock
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_backend
@@ -83,7 +83,7 @@ class _CpuClock(RealClock):
 async def _fit(options: argparse.Namespace) -> None:
     embedded = not options.backend.startswith("http")
     if options.cpu_time and not embedded:
-        raise InvalidRequest("--cpu-time is for an engine in this process, local:FOLDER")
+        raise InvalidRequestError("--cpu-time is for an engine in this process, local:FOLDER")
     clock = _CpuClock() if options.cpu_time else REAL_CLOCK
     async with cold_backend(options.backend) as backend:
         fitted = await take_samples(backend, [*product(*FITTED)], rounds=options.rounds, clock=clock)
@@ -131,7 +131,9 @@ async def _fit_answers(
 def _halves(documents: Mapping[str, Document]) -> tuple[dict[str, Document], dict[str, Document]]:
     """The shorter documents, and the longer ones."""
     if len(documents) < 2:
-        raise InvalidRequest("answers are fitted on some documents and checked on others: give two at least")
+        raise InvalidRequestError(
+            "answers are fitted on some documents and checked on others: give two at least"
+        )
     order = sorted(documents, key=lambda prompt: len(documents[prompt].text))
     middle = len(order) // 2
     short, long = ({one: documents[one] for one in half} for half in (order[:middle], order[middle:]))
@@ -186,7 +188,9 @@ def _assumptions(words: Sequence[str]) -> dict[str, float]:
         pairs = [word.split("=") for word in words]
         return {name: float(value) for name, value in pairs}
     except ValueError as error:
-        raise InvalidRequest(f"--assume takes constants as name=seconds; got {' '.join(words)}") from error
+        raise InvalidRequestError(
+            f"--assume takes constants as name=seconds; got {' '.join(words)}"
+        ) from error
 
 
 def _tokenizer(options: argparse.Namespace) -> Tokenizer | None:

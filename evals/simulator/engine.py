@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.backends.scripted import VirtualClock, WordTokenizer
 from pasta_async.backends.scripted.cache import PrefixTree
 from pasta_async.backends.scripted.chat import Chat
-from pasta_async.errors import BackendError, InvalidRequest
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.protocol import ModelInfo, Piece
 
 if TYPE_CHECKING:
@@ -83,11 +83,13 @@ class SimulatedBackend:
         """Play a forced request in the time it would take; closing it early takes it out of its batch.
 
         Raises:
-            InvalidRequest: It is not forced: a simulated engine has nothing to say.
+            InvalidRequestError: It is not forced: a simulated engine has nothing to say.
             BackendError: The backend was closed.
         """
         if not request.forced:
-            raise InvalidRequest("a simulated engine writes nothing of its own: force it (ForcedBackend)")
+            raise InvalidRequestError(
+                "a simulated engine writes nothing of its own: force it (ForcedBackend)"
+            )
         turn = self._engines[len(self._engine_of) % len(self._engines)]
         engine = self._engine_of.setdefault(request.answer, turn)
         sent = engine.client.work(self.model.request.value)

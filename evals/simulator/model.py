@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,12 +93,12 @@ class EngineModel:
         """The same with other values, which then count as assumed.
 
         Raises:
-            InvalidRequest: There is no such constant, or a value is negative.
+            InvalidRequestError: There is no such constant, or a value is negative.
         """
         known = self.constants()
         for name, value in values.items():
             if name not in known or value < 0:
-                raise InvalidRequest(f"{name}={value}: the constants are {', '.join(known)}, 0 or more")
+                raise InvalidRequestError(f"{name}={value}: the constants are {', '.join(known)}, 0 or more")
         return replace(self, **{name: Constant(value, False) for name, value in values.items()})
 
     def save(self, path: Path) -> None:
@@ -112,7 +112,7 @@ class EngineModel:
         """Read what `save` wrote.
 
         Raises:
-            InvalidRequest: The file is something else.
+            InvalidRequestError: The file is something else.
         """
         try:
             rows: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ class EngineModel:
             constants: dict[str, Any] = {name: Constant(**row) for name, row in rows.items()}
             return cls(**plain, **constants)
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidRequest(f"{path} holds no engine model: {error}") from error
+            raise InvalidRequestError(f"{path} holds no engine model: {error}") from error
 
     def constants(self) -> dict[str, Constant]:
         """All of them by name."""
@@ -132,10 +132,10 @@ def fit(samples: Sequence[Sample]) -> EngineModel:
     """The constants that are nearest to some samples, by least squares of the relative error, none negative.
 
     Raises:
-        InvalidRequest: The samples do not tell the constants apart: they need two batches and two contexts.
+        InvalidRequestError: The samples do not tell the constants apart: they need two batches, two contexts.
     """
     if len({s.at_once for s in samples}) < 2 or len({s.context for s in samples}) < 2:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             "a fit needs at least two numbers of requests at once, and two lengths of context"
         )
     rows = [(1.0, float(s.at_once), float(s.tokens)) for s in samples]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import UnsupportedModel
+from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +25,12 @@ class CodecTokenizer:
         codec: The tokenizer; its tags have to be in its vocabulary.
 
     Raises:
-        UnsupportedModel: They are not, or it has no end-of-text token.
+        UnsupportedModelError: They are not, or it has no end-of-text token.
     """
 
     def __init__(self, codec: TextCodec) -> None:
         if codec.tags is None or not codec.end_ids:
-            raise UnsupportedModel("this tokenizer lacks the tags, or an end-of-text token")
+            raise UnsupportedModelError("this tokenizer lacks the tags, or an end-of-text token")
         self._codec = codec
         self.vocab_size: int = codec.vocab_size
         self.end_id: int = codec.end_ids[0]

@@ -52,7 +52,7 @@ class Job:
         """A job from what the command line gave; the environment has the other limits.
 
         Raises:
-            InvalidRequest: A value is out of range.
+            InvalidRequestError: A value is out of range.
         """
         limited = Limits(**{**Settings().limits.model_dump(), **limits})
         return cls(messages, Sampling(**sampling), limited, **options)

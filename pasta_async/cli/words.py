@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.errors import InvalidRequestError, PastaError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,7 +37,7 @@ def errors_in_words() -> Generator[None]:
     """Turn the errors that a user can do something about into a line on stderr and an exit code."""
     try:
         yield
-    except InvalidRequest as error:
+    except InvalidRequestError as error:
         fail(str(error), code=2)
     except (PastaError, ModuleNotFoundError) as error:
         fail(str(error))

@@ -169,7 +169,7 @@ class Machine:
     def fail(self, number: int, error: PastaError, action: Literal["retry", "sequence", "fail"]) -> None:
         """A request of a thread failed."""
         if self._listen:
-            self.events.append(ev.ThreadFailure(number, error, action))
+            self.events.append(ev.ThreadFailed(number, error, action))
 
     def exhaust(self, number: int, now: float) -> None:
         """No token can be decoded for this thread: its context fills the model's."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pasta_async.errors import BackendLost, PastaError
-from pasta_async.events import ThreadDone, ThreadFailure, ThreadStarted
+from pasta_async.errors import BackendLostError, PastaError
+from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ async def run_restarting(
             return await attempt(screen.show if emit else None, notes).run()
         except PastaError as error:
             lost = error.__cause__
-            if not isinstance(lost, BackendLost) or screen.begun or len(notes) == restarts:
+            if not isinstance(lost, BackendLostError) or screen.begun or len(notes) == restarts:
                 await screen.end()
                 raise
             await screen.restart()
@@ -62,13 +62,13 @@ class _Screen:
             await self._emit(events)
 
     def _before_text(self, events: list[Event]) -> list[Event]:
-        if not all(isinstance(event, ThreadStarted | ThreadFailure | ThreadDone) for event in events):
+        if not all(isinstance(event, ThreadStarted | ThreadFailed | ThreadDone) for event in events):
             self.begun = True
             events, self._held = [*self._held, *events], []
             return events
         at_once: list[Event] = []
         for event in events:
-            if isinstance(event, ThreadDone) or (isinstance(event, ThreadFailure) and event.action == "fail"):
+            if isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail"):
                 self._held.append(event)
             elif not (isinstance(event, ThreadStarted) and self._started):
                 at_once.append(event)
@@ -76,9 +76,9 @@ class _Screen:
         return at_once
 
     async def restart(self) -> None:
-        failures = [event for event in self._held if isinstance(event, ThreadFailure)]
+        failures = [event for event in self._held if isinstance(event, ThreadFailed)]
         self._held = []
-        await self.show([ThreadFailure(event.thread, event.error, "restart") for event in failures])
+        await self.show([ThreadFailed(event.thread, event.error, "restart") for event in failures])
 
     async def end(self) -> None:
         self.begun = True

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
-    GenerationTimeout,
+    GenerationTimeoutError,
     PastaError,
-    ThreadFailed,
+    ThreadFailedError,
 )
 from pasta_async.interpreter.context import Cut, whole_ids
 from pasta_async.observers import AnswerObserver
@@ -106,8 +106,8 @@ class Runner:
         """Decode the answer.
 
         Raises:
-            ThreadFailed: A thread could not be decoded.
-            GenerationTimeout: The answer's time was up.
+            ThreadFailedError: A thread could not be decoded.
+            GenerationTimeoutError: The answer's time was up.
             asyncio.CancelledError: The caller was cancelled.
 
         Cancelling it ends every thread, aborts every open request and waits until that is done.
@@ -146,7 +146,7 @@ class Runner:
     async def _deadline(self) -> None:
         timeout = self._limits.timeout or 0.0
         await self._clock.sleep(self._began + timeout - self._clock.time())
-        raise GenerationTimeout(f"the answer took longer than Limits.timeout = {timeout:g} s")
+        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {timeout:g} s")
 
     def _now(self) -> float:
         return self._clock.time() - self._began
@@ -184,7 +184,7 @@ class Runner:
         await asyncio.wait([self._tasks[number] for number in numbers])
         for number in numbers:
             if self._tasks[number].cancelled() and self.machine.threads[number].state != "done":
-                raise ThreadFailed(f"{_name(number)} was cancelled on its own", thread=number)
+                raise ThreadFailedError(f"{_name(number)} was cancelled on its own", thread=number)
 
     async def _thread(self, number: int) -> None:
         """Decode a thread until it is done or, main, has to wait."""
@@ -198,7 +198,7 @@ class Runner:
                     if not self.machine.wants(number):
                         return  # it was given up, and did not end cleanly
                     if not await self._degrade(number, error):
-                        raise ThreadFailed(f"{_name(number)} failed: {error}", thread=number) from error
+                        raise ThreadFailedError(f"{_name(number)} failed: {error}", thread=number) from error
                     if number:
                         return  # taken up again when main waits for it
 

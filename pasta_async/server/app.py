@@ -56,7 +56,7 @@ def create_app(
         routes: More of them.
 
     Raises:
-        InvalidRequest: A setting or the backend's name is bad.
+        InvalidRequestError: A setting or the backend's name is bad.
     """
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)

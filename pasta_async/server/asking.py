@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.sampling import Sampling
 from pasta_async.server.problems import Problem
 
@@ -91,7 +91,7 @@ def _sampling(values: dict[str, Any], seed: int | None, index: int) -> Sampling:
         values["seed"] = (seed + index) % 2**63
     try:
         return Sampling(**values)
-    except InvalidRequest as error:
+    except InvalidRequestError as error:
         raise Problem(str(error)) from error
 
 

@@ -11,7 +11,7 @@ from pasta_async.events import (
     TextDelta,
     ThreadDelta,
     ThreadDone,
-    ThreadFailure,
+    ThreadFailed,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def event_fields(event: Event) -> dict[str, Any]:
         case ThreadDone():
             record = event.record.model_dump(mode="json")
             return {"type": event.type, "thread": event.thread, "record": record}
-        case ThreadFailure():
+        case ThreadFailed():
             error = {"type": type(event.error).__name__, "message": str(event.error)}
             return {"type": event.type, "thread": event.thread, "error": error, "action": event.action}
         case DiagnosticFound():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.server.problems import Problem
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ def read_keys(settings: ServerSettings) -> tuple[str, ...]:
     """All keys, those in the file too.
 
     Raises:
-        InvalidRequest: The file cannot be read, or holds no key.
+        InvalidRequestError: The file cannot be read, or holds no key.
     """
     keys = [key.get_secret_value() for key in settings.api_keys]
     if path := settings.api_keys_file:
         try:
             lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the file of keys cannot be read: {error}") from error
+            raise InvalidRequestError(f"the file of keys cannot be read: {error}") from error
         found = [line for line in lines if line and not line.startswith("#")]
         if not found:
-            raise InvalidRequest(f"{path} holds no key; put one on a line of its own")
+            raise InvalidRequestError(f"{path} holds no key; put one on a line of its own")
         keys += found
     return tuple(keys)
 

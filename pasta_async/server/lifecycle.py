@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.server.app import create_app
 from pasta_async.server.keys import read_keys
 from pasta_async.server.logs import log_config
@@ -33,7 +33,7 @@ def serve(backend: Backend | Sequence[str] | None, settings: ServerSettings, lim
     The first signal lets open answers end for `drain_seconds`, a second one ends them at once.
 
     Raises:
-        InvalidRequest: It is to listen where others can reach it, and has no key.
+        InvalidRequestError: It is to listen where others can reach it, and has no key.
     """
     server = uvicorn_server(create_app(backend, settings, limits=limits), settings)
     server.run()
@@ -44,11 +44,11 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     """What runs an app of `create_app` with the same settings.
 
     Raises:
-        InvalidRequest: It is to listen where others can reach it, and has no key.
+        InvalidRequestError: It is to listen where others can reach it, and has no key.
     """
     keys = read_keys(settings)
     if not keys and not settings.loopback:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
             "PASTA_SERVER_API_KEYS"
         )

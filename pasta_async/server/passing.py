@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
-from pasta_async.errors import BackendProtocolError, GenerationTimeout
+from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
 from pasta_async.protocol import PassThrough
 from pasta_async.server.asking import answer_limits, sampling_values
 from pasta_async.server.disconnect import unless_gone
@@ -73,7 +73,7 @@ async def _events(
                 async with asyncio.timeout_at(deadline):
                     event = await anext(engine, None)
             except TimeoutError:
-                raise GenerationTimeout(f"the answer took longer than {timeout:g} s") from None
+                raise GenerationTimeoutError(f"the answer took longer than {timeout:g} s") from None
             if event is None:
                 return
             yield {**event, "model": asked.model, **({"pasta": mark} if mark else {})}

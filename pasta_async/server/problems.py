@@ -13,10 +13,10 @@ from pasta_async.errors import (
     BackendConnectError,
     BackendError,
     BackendStatusError,
-    GenerationTimeout,
-    InvalidRequest,
+    GenerationTimeoutError,
+    InvalidRequestError,
     PastaError,
-    PromptTooLong,
+    PromptTooLongError,
 )
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ def problem_of(error: Exception) -> Problem:
     """What to tell a client about an error that ended its request."""
     if isinstance(error, Problem):
         return error
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequestError):
         return Problem(
-            str(error), code="context_length_exceeded" if isinstance(error, PromptTooLong) else None
+            str(error), code="context_length_exceeded" if isinstance(error, PromptTooLongError) else None
         )
     problem = _failure(error)
     if isinstance(error, PastaError) and error.partial is not None:
@@ -122,7 +122,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _failure(error: Exception) -> Problem:
-    if isinstance(error, GenerationTimeout):
+    if isinstance(error, GenerationTimeoutError):
         return Problem(str(error), status=504, code="timeout", retry=False)
     if isinstance(error, PastaError):
         return _of_engine(error, error.__cause__ if isinstance(error.__cause__, BackendError) else error)

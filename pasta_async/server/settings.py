@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 __all__ = ["ServerSettings"]
 
@@ -32,7 +32,7 @@ class ServerSettings(BaseSettings):
     Limits of a single answer's threads are the `Client`'s.
 
     Raises:
-        InvalidRequest: A value is out of range, or a field unknown.
+        InvalidRequestError: A value is out of range, or a field unknown.
     """
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -44,7 +44,7 @@ class ServerSettings(BaseSettings):
             super().__init__(**values)
         except ValidationError as error:
             told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
-            raise InvalidRequest(f"settings of the server: {'; '.join(told)}") from None
+            raise InvalidRequestError(f"settings of the server: {'; '.join(told)}") from None
 
     host: str = "127.0.0.1"
     """Address to listen at. Any but a loopback address needs a key."""

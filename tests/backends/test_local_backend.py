@@ -19,7 +19,7 @@ import torch
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.session import Stepper
-from pasta_async.errors import BackendError, InvalidRequest, UnsupportedModel
+from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.sampling import Sampling
@@ -195,7 +195,7 @@ async def test_what_cannot_work_is_refused_at_once(
     backend: LocalBackend, fields: dict[str, Any], message: str
 ) -> None:
     values: dict[str, Any] = {"answer": "a", "thread": 0, "sampling": GREEDY, "ids": (1, 2), "max_tokens": 5}
-    with pytest.raises(InvalidRequest, match=message):
+    with pytest.raises(InvalidRequestError, match=message):
         await pieces(backend, DecodeRequest(**{**values, **fields}))
     assert engine_tasks() == []
 
@@ -364,7 +364,7 @@ async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"slots": 0}, {"threads": 0}, {"dtype": "int8"}, {"max_running": -1}])
 def test_bad_options_are_refused(folder: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=next(iter(options))):
+    with pytest.raises(InvalidRequestError, match=next(iter(options))):
         LocalBackend(folder, **options)
 
 
@@ -439,7 +439,7 @@ async def test_unusable_folders_are_refused_with_the_reason(
     change, message = DAMAGE[damage]
     change(copy)
     backend = LocalBackend(copy, device="cpu")
-    with pytest.raises(UnsupportedModel, match=message) as caught:
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
         await backend.connect()
     assert str(copy) in str(caught.value)
     await backend.aclose()
@@ -447,7 +447,7 @@ async def test_unusable_folders_are_refused_with_the_reason(
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path / "nowhere")
-    with pytest.raises(UnsupportedModel, match=r"no model folder .*nowhere"):
+    with pytest.raises(UnsupportedModelError, match=r"no model folder .*nowhere"):
         await backend.connect()
     await backend.aclose()
 
@@ -455,7 +455,7 @@ async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
     local_models.save(tmp_path, local_models.model(vocabulary=300), local_models.byte_level())
     backend = LocalBackend(tmp_path, device="cpu")
-    with pytest.raises(UnsupportedModel, match=r"the tokenizer has .* tokens, the model 300"):
+    with pytest.raises(UnsupportedModelError, match=r"the tokenizer has .* tokens, the model 300"):
         await backend.connect()
     await backend.aclose()
 

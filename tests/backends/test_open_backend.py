@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async.backends import open_backend
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.protocol import Backend
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 def test_a_name_of_no_backend_is_refused_with_the_forms(url: str) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"names no backend(?s:.*)local:/path(?s:.*)sglang:/path"
+        InvalidRequestError, match=r"names no backend(?s:.*)local:/path(?s:.*)sglang:/path"
     ) as caught:
         open_backend(url)
     assert repr(url) in str(caught.value)
@@ -35,7 +35,7 @@ async def test_a_name_makes_a_backend_without_reaching_it(url: str) -> None:
 
 
 async def test_options_go_to_the_backend() -> None:
-    with pytest.raises(InvalidRequest, match="slots"):
+    with pytest.raises(InvalidRequestError, match="slots"):
         open_backend("local:/nowhere", slots=0)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scripted_player import WARS, WRITTEN, Player, ids_of, plain
 
 from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequest
+from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -235,13 +235,13 @@ async def test_tokens_and_context_are_limits() -> None:
 
 async def test_what_cannot_be_decoded_is_refused() -> None:
     player = await Player.ask(ScriptedBackend("x", context_length=10))
-    with pytest.raises(InvalidRequest, match="room"):
+    with pytest.raises(InvalidRequestError, match="room"):
         await player.text(written=[9] * 10)
-    with pytest.raises(InvalidRequest, match="ids must be"):
+    with pytest.raises(InvalidRequestError, match="ids must be"):
         await player.text(written=[player.info.vocab_size])
-    with pytest.raises(InvalidRequest, match="role"):
+    with pytest.raises(InvalidRequestError, match="role"):
         await player.backend.encode_chat([{"role": "wizard", "content": "x"}], {})
-    with pytest.raises(InvalidRequest, match="negative"):
+    with pytest.raises(InvalidRequestError, match="negative"):
         ScriptedBackend("x", latency=-1)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from local_models import tk
 
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
-from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def test_a_model_without_a_template_takes_one_user_message(tmp_path: Path) -> No
     assert codec.detokenize(ids) == " The causes </s>"  # no token for the beginning in this one
     assert commands("sentencepiece").isdisjoint(ids)
     for messages in ([user, user], [{"role": "system", "content": "x"}]):
-        with pytest.raises(InvalidRequest, match="no chat template"):
+        with pytest.raises(InvalidRequestError, match="no chat template"):
             codec.encode_chat(messages, {})
 
 
@@ -254,7 +254,7 @@ def test_a_beginning_of_text_is_added_where_the_model_wants_one(tmp_path: Path) 
     ],
 )
 def test_malformed_messages_are_refused(codecs: dict[str, TextCodec], messages: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
+    with pytest.raises(InvalidRequestError, match=message):
         codecs["byte-level"].encode_chat(messages, {})
 
 
@@ -263,18 +263,18 @@ def test_malformed_messages_are_refused(codecs: dict[str, TextCodec], messages: 
 )
 def test_what_a_template_refuses_is_said(tmp_path: Path, template: str) -> None:
     codec = with_template(tmp_path, template)
-    with pytest.raises(InvalidRequest, match="the chat template refuses these messages"):
+    with pytest.raises(InvalidRequestError, match="the chat template refuses these messages"):
         codec.encode_chat([{"role": "user", "content": "x"}], {})
 
 
 def test_templates_cannot_reach_out_of_their_sandbox(tmp_path: Path) -> None:
     codec = with_template(tmp_path, "{{ messages.__class__.__base__.__subclasses__() }}")
-    with pytest.raises(InvalidRequest, match="unsafe"):
+    with pytest.raises(InvalidRequestError, match="unsafe"):
         codec.encode_chat([{"role": "user", "content": "x"}], {})
 
 
 def test_a_malformed_template_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="chat template is malformed"):
+    with pytest.raises(UnsupportedModelError, match="chat template is malformed"):
         with_template(tmp_path, "{% for %}")
 
 
@@ -282,7 +282,7 @@ def test_other_decoders_are_refused(tmp_path: Path) -> None:
     tokenizer = tk.Tokenizer(tk.models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer.decoder = tk.decoders.WordPiece()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UnsupportedModel, match="its decoder WordPiece is neither byte-level nor"):
+    with pytest.raises(UnsupportedModelError, match="its decoder WordPiece is neither byte-level nor"):
         TextCodec.from_folder(tmp_path)
 
 

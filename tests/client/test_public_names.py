@@ -12,11 +12,12 @@ from pasta_async import events
 from pasta_async.backends.scripted import ScriptedBackend
 
 NAMES = """
-AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLost BackendProtocolError
-BackendStatusError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeout
-InvalidRequest Limits Message ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLong RealClock
-RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone ThreadFailed
-ThreadFailure ThreadRecord ThreadStarted UnsupportedModel Usage VirtualClock __version__ generate stream
+AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLostError BackendProtocolError
+BackendStatusError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeoutError
+InvalidRequestError Limits Message ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLongError
+RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone
+ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage VirtualClock
+__version__ generate stream
 """
 
 TYPES = {
@@ -28,7 +29,7 @@ TYPES = {
     "TextDelta": "text.delta",
     "ThreadDelta": "thread.delta",
     "ThreadDone": "thread.done",
-    "ThreadFailure": "thread.failed",
+    "ThreadFailed": "thread.failed",
     "ThreadStarted": "thread.started",
 }
 
@@ -54,8 +55,8 @@ def test_every_error_is_a_pasta_error() -> None:
     ]
     assert len(errors) == 12
     assert all(issubclass(error, pasta_async.PastaError) for error in errors)
-    assert issubclass(pasta_async.InvalidRequest, ValueError)
-    assert issubclass(pasta_async.GenerationTimeout, TimeoutError)
+    assert issubclass(pasta_async.InvalidRequestError, ValueError)
+    assert issubclass(pasta_async.GenerationTimeoutError, TimeoutError)
 
 
 async def test_a_generation_is_json() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pasta_async import Client, InvalidRequest, Limits, PromptTooLong, Sampling, generate, stream
+from pasta_async import Client, InvalidRequestError, Limits, PromptTooLongError, Sampling, generate, stream
 from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 
 
@@ -27,7 +27,7 @@ from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
     ],
 )
 def test_sampling(values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"Sampling: {next(iter(values))}"):
+    with pytest.raises(InvalidRequestError, match=f"Sampling: {next(iter(values))}"):
         Sampling(**values)
 
 
@@ -45,7 +45,7 @@ def test_sampling(values: dict[str, Any]) -> None:
     ],
 )
 def test_limits(values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match=f"Limits: {next(iter(values))}"):
+    with pytest.raises(InvalidRequestError, match=f"Limits: {next(iter(values))}"):
         Limits(**values)
 
 
@@ -69,9 +69,9 @@ PROMPTS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("prompt", "why"), PROMPTS)
 async def test_prompts_and_messages(prompt: Any, why: str) -> None:
     backend = ScriptedBackend("Because.")
-    with pytest.raises(InvalidRequest, match=why):
+    with pytest.raises(InvalidRequestError, match=why):
         await generate(prompt, backend=backend)
-    with pytest.raises(InvalidRequest, match=why):
+    with pytest.raises(InvalidRequestError, match=why):
         async with stream(prompt, backend=backend) as answer:
             await answer.result()
     assert not backend.requests
@@ -79,14 +79,14 @@ async def test_prompts_and_messages(prompt: Any, why: str) -> None:
 
 async def test_a_prompt_that_fills_the_models_context() -> None:
     backend = ScriptedBackend("Because.", context_length=10)
-    with pytest.raises(PromptTooLong, match="the prompt has 24 tokens, and scripted takes 10"):
+    with pytest.raises(PromptTooLongError, match="the prompt has 24 tokens, and scripted takes 10"):
         await generate("Why? " * 10, backend=backend)
     assert not backend.requests
 
 
 async def test_a_prompt_above_the_limit() -> None:
     backend = ScriptedBackend("Because.")
-    with pytest.raises(PromptTooLong, match="the prompt has 24 tokens; at most 23"):
+    with pytest.raises(PromptTooLongError, match="the prompt has 24 tokens; at most 23"):
         await generate("Why? " * 10, backend=backend, limits=Limits(prompt_tokens=23))
     assert not backend.requests
 
@@ -101,13 +101,13 @@ async def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
 
 async def test_a_fork_that_there_is_not() -> None:
     options: dict[str, Any] = {"fork": "both"}
-    with pytest.raises(InvalidRequest, match='"stream" or "cut"'):
+    with pytest.raises(InvalidRequestError, match='"stream" or "cut"'):
         await generate("Why?", backend=ScriptedBackend("Because."), **options)
 
 
 async def test_a_model_without_tags_that_is_not_to_be_prompted() -> None:
     backend = ScriptedBackend("Because.", tokenizer=WordTokenizer(tags=False))
-    with pytest.raises(InvalidRequest, match="no tag tokens in its vocabulary"):
+    with pytest.raises(InvalidRequestError, match="no tag tokens in its vocabulary"):
         await generate("Why?", backend=backend, prompted=False)
     assert not backend.requests
     assert (await generate("Why?", backend=backend, prompted=False, baseline=True)).text == "Because."
@@ -115,7 +115,7 @@ async def test_a_model_without_tags_that_is_not_to_be_prompted() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:30000", "http:", "https://", "sglang:", "vllm:/model"])
 def test_a_string_that_names_no_backend(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="The forms are"):
+    with pytest.raises(InvalidRequestError, match="The forms are"):
         Client(url)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pasta_async.backends
-from pasta_async import Client, InvalidRequest, Limits
+from pasta_async import Client, InvalidRequestError, Limits
 from pasta_async.backends.scripted import ScriptedBackend
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_bad_values_are_refused_with_their_names(
     setting: Callable[[str, str], None], opened: Opened, name: str, value: str
 ) -> None:
     setting(f"PASTA_{name}", value)
-    with pytest.raises(InvalidRequest, match=f"PASTA_{name}"):
+    with pytest.raises(InvalidRequestError, match=f"PASTA_{name}"):
         Client()
     assert not opened
 

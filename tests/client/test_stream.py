@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pasta_async
-from pasta_async import Client, Event, Limits, TextDelta, ThreadDelta, ThreadDone, ThreadFailed
+from pasta_async import Client, Event, Limits, TextDelta, ThreadDelta, ThreadDone, ThreadFailedError
 from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.lang import parse
 from tests.interpreter.support import RICH, promise
@@ -142,13 +142,13 @@ async def test_an_error_comes_after_the_events_before_it_and_again_whenever_one_
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(0, 3)])
     async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
         deltas: list[str] = []
-        with pytest.raises(ThreadFailed):
+        with pytest.raises(ThreadFailedError):
             async for delta in stream.text_deltas():
                 deltas.append(delta)  # noqa: PERF401 - it fails on the way
         assert "".join(deltas) == "Both wars reshaped"
-        with pytest.raises(ThreadFailed):
+        with pytest.raises(ThreadFailedError):
             await stream.result()
-        with pytest.raises(ThreadFailed) as caught:
+        with pytest.raises(ThreadFailedError) as caught:
             await stream.result()
     assert caught.value.partial is not None
     assert caught.value.partial.text == "Both wars reshaped"

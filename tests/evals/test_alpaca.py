@@ -21,7 +21,7 @@ from judge_server import (
     talkative,
 )
 
-from pasta_async import InvalidRequest
+from pasta_async import InvalidRequestError
 from pasta_async.evals.alpaca.__main__ import main
 from pasta_async.evals.alpaca.judging import JudgeFailed, JudgeServer, Options, judge, package_version
 from pasta_async.evals.alpaca.questions import read_difficulty, read_questions
@@ -198,7 +198,7 @@ def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) ->
     good = difficulties(tmp_path / "good.csv", head, "0,0.5,One?", "1,-1,Two?")
     assert read_difficulty(good, questions) == [0.5, -1]
     shuffled = difficulties(tmp_path / "shuffled.csv", head, "0,-1,Two?", "1,0.5,One?")
-    with pytest.raises(InvalidRequest, match=r"row 1 is of another prompt: 'Two\?'"):
+    with pytest.raises(InvalidRequestError, match=r"row 1 is of another prompt: 'Two\?'"):
         read_difficulty(shuffled, questions)
 
 
@@ -215,7 +215,7 @@ def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) ->
 def test_difficulties_that_may_be_of_other_prompts_are_refused(
     tmp_path: Path, rows: list[str], complaint: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=complaint):
+    with pytest.raises(InvalidRequestError, match=complaint):
         read_difficulty(difficulties(tmp_path / "d.csv", *rows), [Prompt("One?", ""), Prompt("Two?", "")])
 
 
@@ -230,7 +230,7 @@ def test_difficulties_that_may_be_of_other_prompts_are_refused(
 )
 def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
-    with pytest.raises(InvalidRequest, match=complaint):
+    with pytest.raises(InvalidRequestError, match=complaint):
         read_questions(tmp_path / "p.jsonl")
 
 
@@ -240,5 +240,5 @@ def test_prompts_may_be_a_json_list(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_alpaca_eval_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="--alpaca-python"):
+    with pytest.raises(InvalidRequestError, match="--alpaca-python"):
         package_version(str(tmp_path / "python"))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.load import __main__ as load
 from pasta_async.evals.methods import __main__ as methods
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
 def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
     for content in ("no JSON\n", "[1]\n", "{}\nno JSON\n"):
         (tmp_path / "rows.jsonl").write_text(content)
-        with pytest.raises(InvalidRequest, match="holds no results"):
+        with pytest.raises(InvalidRequestError, match="holds no results"):
             Journal(tmp_path / "rows.jsonl", {})
 
 

@@ -7,7 +7,7 @@ import pytest
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
-from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
@@ -81,23 +81,23 @@ async def test_the_kv_is_that_of_the_dictated_tokens(local: LocalBackend):
     assert led[: len(dictated)] == list(dictated)
     free = await decode((*prompt, *dictated), (), 5)
     assert led[len(dictated) :] == free
-    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
         await decode(prompt, (info.vocab_size,), 5)
 
 
 async def test_a_context_that_is_not_the_documents_is_refused():
     async with Client(forced(ScriptedBackend("")), limits=FORCED_LIMITS) as client:
-        with pytest.raises(InvalidRequest, match="FORCED_LIMITS"):  # a cap cuts a chunk short
+        with pytest.raises(InvalidRequestError, match="FORCED_LIMITS"):  # a cap cuts a chunk short
             await client.generate("Well?", limits=FORCED_LIMITS.model_copy(update={"chunk_tokens": 3}))
 
 
 async def test_what_cannot_be_forced_is_refused():
-    with pytest.raises(InvalidRequest, match="promise without its chunk"):
+    with pytest.raises(InvalidRequestError, match="promise without its chunk"):
         ForcedBackend(ScriptedBackend(""), {"Well?": parse('<promise topic="a" tokens="10"/>')})
-    with pytest.raises(UnsupportedModel, match="random_model"):
+    with pytest.raises(UnsupportedModelError, match="random_model"):
         await forced(ScriptedBackend("", tokenizer=WordTokenizer(tags=False))).connect()
     async with Client(forced(ScriptedBackend(""))) as client:
-        with pytest.raises(InvalidRequest, match="no document to force for the prompt 'Who"):
+        with pytest.raises(InvalidRequestError, match="no document to force for the prompt 'Who"):
             await client.generate("Who?")
-        with pytest.raises(InvalidRequest, match="encode_chat"):
+        with pytest.raises(InvalidRequestError, match="encode_chat"):
             await client.generate([7, 8, 9])

@@ -51,5 +51,5 @@ def test_memory_is_copied_at_some_speed():
 def test_a_server_without_its_models_folder_is_refused(tmp_path: Path):
     documents = tmp_path / "documents.jsonl"
     documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*needs --model"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*needs --model"):
         main(["--backend", "http://127.0.0.1:9", "--documents", str(documents), "--out", str(tmp_path)])

@@ -8,9 +8,9 @@ import pytest
 
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import REAL_CLOCK, VirtualClock
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play, rounds
 from pasta_async.evals.methods.__main__ import main, measure, summarise
+from pasta_async.jobs import Journal
 from pasta_async.lang import parse
 
 if TYPE_CHECKING:
@@ -208,9 +208,9 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     assert all(row["cached_tokens"] > 0 for row in rows[1:3])
     assert rows[3]["tokens"] > rows[0]["tokens"]
     assert "| plan-then-fork | 1 |" in table
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*something else"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*something else"):
         main(command)
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*SGLang server"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*SGLang server"):
         main([*command, "--methods", "sglang frontend"])
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*over a socket"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*over a socket"):
         main([*command, "--backend", "simulated:engine.json", "--methods", "by hand"])

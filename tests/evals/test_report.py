@@ -13,7 +13,7 @@ import pytest
 from made_up_results import write_results
 from playwright.async_api import async_playwright
 
-from pasta_async import InvalidRequest
+from pasta_async import InvalidRequestError
 from pasta_async.evals.report.__main__ import main
 from pasta_async.evals.report.points import Point, frontier, points, spreads
 from pasta_async.evals.report.reading import read_results
@@ -96,12 +96,12 @@ def test_methods_are_compared_with_the_sequential_answers_of_their_own_run(files
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, name: str, content: str, complaint: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(InvalidRequest, match=complaint):
+    with pytest.raises(InvalidRequestError, match=complaint):
         read_results([str(tmp_path / name)])
 
 
 def test_two_results_of_a_kind_need_two_labels(files: dict[str, Path]) -> None:
-    with pytest.raises(InvalidRequest, match="LABEL=PATH"):
+    with pytest.raises(InvalidRequestError, match="LABEL=PATH"):
         read_results([f"a={files['alpaca']}", f"a={files['fast']}"])
 
 
@@ -109,12 +109,12 @@ def test_two_results_of_a_kind_need_two_labels(files: dict[str, Path]) -> None:
 def test_a_run_that_was_broken_off_is_not_reported(files: dict[str, Path], tmp_path: Path, kind: str) -> None:
     lines = files[kind].read_text().splitlines()
     (tmp_path / "part.jsonl").write_text("\n".join(lines[:-1]))
-    with pytest.raises(InvalidRequest, match="it goes on"):
+    with pytest.raises(InvalidRequestError, match="it goes on"):
         read_results([str(tmp_path / "part.jsonl")])
 
 
 def test_what_cannot_be_read_ends_the_command_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*none\.json cannot be read"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*none\.json cannot be read"):
         main([str(tmp_path / "none.json")])
 
 

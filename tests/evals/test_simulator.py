@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async import Sampling
-from pasta_async.errors import BackendError, InvalidRequest
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
@@ -104,7 +104,7 @@ def test_no_constant_is_negative_and_too_few_samples_are_refused():
     found = fit([sample(n, context, 0.01 - context * 1e-6) for n, context in settings])
     assert found.context.value == 0
     assert found.step.value > 0.005
-    with pytest.raises(InvalidRequest, match="two lengths"):
+    with pytest.raises(InvalidRequestError, match="two lengths"):
         fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
 
 
@@ -159,7 +159,7 @@ async def test_a_request_that_is_closed_early_leaves_its_batch():
 
 async def test_what_is_not_forced_is_refused_and_closing_ends_what_is_open():
     backend = SimulatedBackend(model(1.0))
-    with pytest.raises(InvalidRequest, match="force it"):
+    with pytest.raises(InvalidRequestError, match="force it"):
         await anext(backend.decode(request(backend, ())))
     ids = tuple(await backend.encode("some words"))
     pieces = backend.decode(request(backend, ids))
@@ -182,10 +182,10 @@ def test_the_command_runs_a_load_and_says_what_is_assumed(tmp_path: Path, capsys
     assert "step 5 (ASSUMED), sequence 1," in told
     assert "| 4 a second | pasta | 6 |" in told
     assert len(out.read_text().splitlines()) == 2 + 4
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*the constants are"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*the constants are"):
         main([*command.split(), "--assume", "speed=1"])
     engine.write_text("[]")
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*no engine model"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*no engine model"):
         main(command.split())
 
 

@@ -12,14 +12,14 @@ import pytest
 from pasta_async import Client
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import measure
 from pasta_async.evals.speedups import compare, summarise
 from pasta_async.evals.timing import Form, Run
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -169,7 +169,7 @@ def test_prompts_come_from_a_file(tmp_path: Path):
     file.write_text("First?\n\n  Second?  \n", encoding="utf-8")
     assert [prompt.text for prompt in read_prompts(file)] == ["First?", "Second?"]
     file.write_text("\n", encoding="utf-8")
-    with pytest.raises(InvalidRequest, match="no prompt"):
+    with pytest.raises(InvalidRequestError, match="no prompt"):
         read_prompts(file)
 
 
@@ -179,7 +179,7 @@ def test_prompts_come_from_a_file_of_alpaca_evals_form(tmp_path: Path):
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert read_prompts(file) == [Prompt("First?", "koala"), Prompt("Second?\nAnd?", "file")]
     file.write_text('{"question": "First?"}', encoding="utf-8")
-    with pytest.raises(InvalidRequest, match="instruction"):
+    with pytest.raises(InvalidRequestError, match="instruction"):
         read_prompts(file)
 
 
@@ -208,7 +208,7 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     assert again[:4] == whole[:4]
     assert 0 < left < took
     assert (await go_on())[1] == 0
-    with pytest.raises(InvalidRequest, match="something else"):
+    with pytest.raises(InvalidRequestError, match="something else"):
         Journal(file, {"benchmark": "methods"})
 
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async import Client, InvalidRequest, Sampling
+from pasta_async import Client, InvalidRequestError, Sampling
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.clock import VirtualClock
 from pasta_async.evals.answers import answer_all
-from pasta_async.evals.journal import Journal
 from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.task import main, outcome, table
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,13 +66,13 @@ async def test_answers_to_something_else_are_not_mixed_in(tmp_path: Path) -> Non
     prompts = held_out(["chain"], 1)
     scripts = {prompts[0].text: right(prompts[0])}
     await answered(prompts, scripts, tmp_path / "a.jsonl")
-    with pytest.raises(InvalidRequest, match="made: 'up' there, 'again' now"):
+    with pytest.raises(InvalidRequestError, match="made: 'up' there, 'again' now"):
         await answered(prompts, scripts, tmp_path / "a.jsonl", made="again")
 
 
 async def test_an_error_ends_it_and_leaves_what_is_done(tmp_path: Path) -> None:
     prompts = [Prompt("a", "x"), Prompt(" ", "x")]
-    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
         await answered(prompts, {"a": "Fine."}, tmp_path / "a.jsonl")
 
 

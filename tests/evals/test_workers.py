@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pasta_async.errors import BackendError
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 
 
 async def test_never_more_at_once_than_asked_for_and_in_order() -> None:

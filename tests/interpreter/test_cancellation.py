@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async import Client, Limits, ThreadFailed
+from pasta_async import Client, Limits, ThreadFailedError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.clock import VirtualClock
 from pasta_async.lang import parse
@@ -209,7 +209,7 @@ class SlowToAbort(ScriptedBackend):
         for _ in range(5):
             await asyncio.sleep(0)
         if self.failing:
-            raise ThreadFailed("the abort failed", thread=0)
+            raise ThreadFailedError("the abort failed", thread=0)
 
 
 async def test_an_outside_cancellation_wins_over_an_error_at_the_same_time() -> None:
@@ -223,7 +223,7 @@ async def test_an_outside_cancellation_wins_over_an_error_at_the_same_time() -> 
         for _ in range(turns):
             await asyncio.sleep(0)
         if task.done():
-            assert isinstance(task.exception(), ThreadFailed)
+            assert isinstance(task.exception(), ThreadFailedError)
             continue
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -11,10 +11,10 @@ from pasta_async import (
     BackendError,
     BackendProtocolError,
     Client,
-    GenerationTimeout,
+    GenerationTimeoutError,
     Limits,
     PastaError,
-    ThreadFailed,
+    ThreadFailedError,
 )
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.lang import parse
@@ -60,7 +60,7 @@ async def test_it_is_sent_again_so_often_and_no_more() -> None:
     assert (await answer(ScriptedBackend(RICH, faults=[fault]), limits=Limits(retries=3))).finish == "end"
     for limits in (Limits(retries=2), Limits(retries=0)):
         backend = ScriptedBackend(RICH, faults=[fault])
-        assert isinstance(await failing(backend, limits), ThreadFailed)
+        assert isinstance(await failing(backend, limits), ThreadFailedError)
         sent = [request for request in backend.requests if request.thread == 1]
         assert len(sent) == limits.retries + 1
 
@@ -81,7 +81,7 @@ async def test_it_is_not_sent_again_after_its_first_token() -> None:
 async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread: int) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 0 if thread == 4 else 1)])
     error = await failing(backend)
-    assert isinstance(error, ThreadFailed)
+    assert isinstance(error, ThreadFailedError)
     assert error.thread == thread
     assert isinstance(error.__cause__, BackendError)
     assert ("main thread" if thread == 0 else f"thread {thread}") in str(error)
@@ -119,7 +119,7 @@ async def test_in_sequence_failed_threads_run_one_after_another_once_the_others_
 
 
 async def test_in_sequence_a_second_failure_ends_the_answer() -> None:
-    for times, kind in ((2, ThreadFailed), (9, ThreadFailed)):
+    for times, kind in ((2, ThreadFailedError), (9, ThreadFailedError)):
         backend = ScriptedBackend(RICH, faults=[Fault(1, 2, times=times)])
         assert isinstance(await failing(backend, SEQUENCE), kind)
         assert [request.thread for request in backend.requests].count(1) == 2
@@ -131,7 +131,7 @@ async def test_events_tell_what_is_done_about_a_failure() -> None:
     assert [(e.thread, e.action) for e in events if e.type == "thread.failed"] == [(1, "retry")]
     backend = ScriptedBackend(RICH, faults=[Fault(2, 0)])
     seen: list[Event] = []
-    with pytest.raises(ThreadFailed):
+    with pytest.raises(ThreadFailedError):
         async with Client(backend) as client, client.stream("Why?") as stream:
             async for event in stream:
                 seen.append(event)  # noqa: PERF401 - it fails on the way
@@ -143,7 +143,7 @@ async def test_events_tell_what_is_done_about_a_failure() -> None:
 async def test_a_stalled_request_ends_with_the_time_out(thread: int) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 1, "stall")])
     error = await failing(backend, Limits(timeout=500.0))
-    assert isinstance(error, GenerationTimeout)
+    assert isinstance(error, GenerationTimeoutError)
     assert error.partial is not None
     assert backend.clock.time() == 500.0
     assert [request.thread for request in backend.aborted] == [thread]
@@ -196,7 +196,7 @@ async def test_a_request_that_ends_oddly_fails_its_thread(thread: int, how: str)
     backend = Odd(RICH)
     backend.thread, backend.how = thread, how
     error = await failing(backend)
-    assert isinstance(error, ThreadFailed)
+    assert isinstance(error, ThreadFailedError)
     assert isinstance(error.__cause__, BackendProtocolError)
     assert error.thread == thread
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, GenerationTimeout, Limits, Sampling
+from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.interpreter import Slots, thread_seed
 from pasta_async.lang import parse
@@ -189,8 +189,8 @@ async def test_time_in_a_queue_counts() -> None:
         stuck, queued = await asyncio.gather(
             client.generate("Why?"), client.generate("Why not?"), return_exceptions=True
         )
-    assert isinstance(stuck, GenerationTimeout)
-    assert isinstance(queued, GenerationTimeout)
+    assert isinstance(stuck, GenerationTimeoutError)
+    assert isinstance(queued, GenerationTimeoutError)
     assert len(backend.requests) == 1
 
 

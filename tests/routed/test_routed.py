@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 from mortal import answers, several
 
-from pasta_async import Client, Limits, TextDelta, ThreadFailure, VirtualClock
+from pasta_async import Client, Limits, TextDelta, ThreadFailed, VirtualClock
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.routed.prefixes import BLOCK, Prefixes
 from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.errors import (
     BackendConnectError,
-    BackendLost,
+    BackendLostError,
     BackendStatusError,
-    InvalidRequest,
-    ThreadFailed,
-    UnsupportedModel,
+    InvalidRequestError,
+    ThreadFailedError,
+    UnsupportedModelError,
 )
 
 if TYPE_CHECKING:
@@ -102,14 +102,14 @@ async def test_an_answer_that_was_shown_ends_with_its_text_so_far() -> None:
     routed, members, clock = several(DOCUMENT, 2)
     async with Client(routed, clock=clock) as client, client.stream("Question?") as stream:
         shown = ""
-        with pytest.raises(ThreadFailed, match=r"m[01] was lost: the connection to m[01]") as caught:
+        with pytest.raises(ThreadFailedError, match=r"m[01] was lost: the connection to m[01]") as caught:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     shown += event.delta
                     for member in members:
                         member.alive = not member.open
     assert shown
-    assert isinstance(caught.value.__cause__, BackendLost)
+    assert isinstance(caught.value.__cause__, BackendLostError)
     assert caught.value.partial is not None
     assert caught.value.partial.text == shown
     assert caught.value.partial.finish == "interrupted"
@@ -131,7 +131,7 @@ async def test_a_watched_answer_without_text_starts_again_unnoticed_but_for_an_e
     assert "".join(event.delta for event in events if isinstance(event, TextDelta)) == answer.text
     kinds = [event.type for event in events]
     assert kinds[:2] == ["thread.started", "thread.failed"]
-    assert [event.action for event in events if isinstance(event, ThreadFailure)] == ["restart"]
+    assert [event.action for event in events if isinstance(event, ThreadFailed)] == ["restart"]
     assert kinds.count("thread.started") == 3
     assert kinds.count("thread.done") == 3
     assert kinds[-1] == "answer.done"
@@ -150,7 +150,7 @@ async def test_an_answer_starts_again_no_oftener_than_retries_say() -> None:
 
     async with Client(routed, clock=clock, limits=Limits(retries=2)) as client:
         reaper = asyncio.create_task(reap())
-        with pytest.raises(ThreadFailed, match="was lost") as caught:
+        with pytest.raises(ThreadFailedError, match="was lost") as caught:
             await client.generate("Question?")
         reaper.cancel()
         await asyncio.wait([reaper])
@@ -254,7 +254,9 @@ async def test_what_they_serve_is_compared(other: dict[str, object]) -> None:
     pair = {"a": ScriptedBackend("An answer."), "b": ScriptedBackend("An answer.", **other)}  # pyright: ignore[reportArgumentType]
     routed = RoutedBackend(pair)
     if "name" in other:
-        with pytest.raises(UnsupportedModel, match="a and b do not serve the same model: they have name"):
+        with pytest.raises(
+            UnsupportedModelError, match="a and b do not serve the same model: they have name"
+        ):
             await routed.connect()
     else:
         assert (await routed.connect()).context_length == 4096
@@ -285,7 +287,7 @@ async def test_an_error_of_the_request_takes_nobody_out() -> None:
 
     routed = RoutedBackend({"a": Moody("An answer."), "b": Moody("An answer.")}, clock=clock)
     async with Client(routed) as client:
-        with pytest.raises(ThreadFailed, match="500"):
+        with pytest.raises(ThreadFailedError, match="500"):
             await client.generate(LONG)
         assert all(state.live for state in routed.members)
         assert (await client.generate("Hi")).text == "An answer."
@@ -293,7 +295,7 @@ async def test_an_error_of_the_request_takes_nobody_out() -> None:
 
 
 def test_no_backend_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="no backend was named"):
+    with pytest.raises(InvalidRequestError, match="no backend was named"):
         RoutedBackend({})
 
 
@@ -314,7 +316,7 @@ def test_madenames_make_one_backend_and_a_name_given_twice_is_refused() -> None:
     assert isinstance(made, RoutedBackend)
     assert made.names == ("http://a:1", "http://b:1")
     assert not isinstance(open_backend(["http://a:1"]), RoutedBackend)
-    with pytest.raises(InvalidRequest, match="http://a:1 is named more than once"):
+    with pytest.raises(InvalidRequestError, match="http://a:1 is named more than once"):
         open_backend(["http://a:1", "http://a:1/"])
 
 

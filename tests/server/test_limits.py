@@ -12,7 +12,7 @@ import openai
 import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
 
-from pasta_async import BackendConnectError, InvalidRequest
+from pasta_async import BackendConnectError, InvalidRequestError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.lifecycle import uvicorn_server
@@ -73,7 +73,7 @@ def test_a_file_without_keys_is_no_open_door(tmp_path: Path) -> None:
     for text, why in ((None, "cannot be read"), ("# nothing\n", "holds no key")):
         if text is not None:
             keys.write_text(text)
-        with pytest.raises(InvalidRequest, match=why):
+        with pytest.raises(InvalidRequestError, match=why):
             create_app(ScriptedBackend(ANSWER), ServerSettings(api_keys_file=keys))
 
 
@@ -84,7 +84,7 @@ def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [key.get_secret_value() for key in settings.api_keys] == ["a", "b"]
     assert (settings.max_queue, settings.max_answers) == (7, 3)
     assert "a" not in repr(settings.api_keys)
-    with pytest.raises(InvalidRequest, match="max_answers"):
+    with pytest.raises(InvalidRequestError, match="max_answers"):
         ServerSettings(max_answers=0)
 
 

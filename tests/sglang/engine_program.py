@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pasta_async import BackendError, Client, InvalidRequest
+from pasta_async import BackendError, Client, InvalidRequestError
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import EngineBackend
 from pasta_async.protocol import Backend, DecodeRequest
@@ -45,7 +45,7 @@ async def first_loop(backend: EngineBackend, local: LocalBackend, prompts: list[
     }
     try:
         await anext(backend.decode(DecodeRequest("a", 0, (10**6,), 5, Sampling())))
-    except InvalidRequest as error:
+    except InvalidRequestError as error:
         said["refused"] = type(error).__name__
     task = asyncio.create_task(answers(backend, prompts[:1]))
     await asyncio.sleep(0)

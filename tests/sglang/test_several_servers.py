@@ -13,10 +13,10 @@ import pytest
 from real_server import RealServer, require_sglang, running_router, running_server, until
 
 from pasta_async import (
-    BackendLost,
+    BackendLostError,
     Client,
     Sampling,
-    ThreadFailed,
+    ThreadFailedError,
 )
 from pasta_async.backends import open_backend
 from pasta_async.backends.routed import RoutedBackend
@@ -81,14 +81,14 @@ class Reader:
 
     def __init__(self) -> None:
         self.text: str = ""
-        self.error: ThreadFailed | None = None
+        self.error: ThreadFailedError | None = None
 
     async def read(self, client: Client, prompt: str) -> None:
         async with client.stream(prompt) as stream:
             try:
                 async for delta in stream.text_deltas():
                     self.text += delta
-            except ThreadFailed as error:
+            except ThreadFailedError as error:
                 self.error = error
 
 
@@ -170,7 +170,7 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
         assert broken.text
         assert expected[readers.index(broken)].startswith(broken.text)
         assert broken.error is not None
-        assert isinstance(broken.error.__cause__, BackendLost)
+        assert isinstance(broken.error.__cause__, BackendLostError)
         assert f"{second.url} was lost" in str(broken.error)
         assert broken.error.partial is not None
         assert broken.error.partial.text == broken.text

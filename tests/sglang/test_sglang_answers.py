@@ -132,7 +132,7 @@ def test_the_engine_in_this_process_answers_alike_and_leaves_the_process_alone(
     said: dict[str, Any] = json.loads(result.read_text())
     assert said["policy kept"] and said["handlers kept"]
     assert said["children left"] == 0 and said["other child alive"]
-    assert said["refused"] == "InvalidRequest"
+    assert said["refused"] == "InvalidRequestError"
     assert "config.json" in said["no model"] and "could not start" in said["broken"]
     assert said["cancelled"] and said["again"] == said["written"][0]
     assert said["written"] == said["local"]

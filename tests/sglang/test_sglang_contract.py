@@ -17,8 +17,8 @@ from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
     BackendStatusError,
-    InvalidRequest,
-    UnsupportedModel,
+    InvalidRequestError,
+    UnsupportedModelError,
 )
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.sampling import Sampling
@@ -79,13 +79,13 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503: warming up"),
         ({"/server_info": httpx.ReadTimeout("")}, BackendProtocolError, "for too long"),
         ({"/server_info": httpx.ReadError("reset")}, BackendProtocolError, "broke off"),
-        ({"/model_info": {"is_generation": False}}, UnsupportedModel, "does not generate text"),
+        ({"/model_info": {"is_generation": False}}, UnsupportedModelError, "does not generate text"),
         ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
         ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
         ({"/tokenize": {"ids": []}}, BackendProtocolError, "/tokenize answered"),
         (
             {"/server_info": {"version": "0.6", "skip_tokenizer_init": True}},
-            UnsupportedModel,
+            UnsupportedModelError,
             "--skip-tokenizer-init",
         ),
     ],
@@ -100,7 +100,7 @@ async def test_what_is_wrong_with_a_server_is_told(
 
 @pytest.mark.parametrize("url", ["odd:30000", "ftp://odd", "http://", "http://odd?x=1", "http://odd:port"])
 def test_what_is_no_url_is_refused_at_once(url: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         SGLangBackend(url)
 
 
@@ -201,7 +201,7 @@ async def test_all_threads_of_an_answer_meet_one_cache() -> None:
 )
 async def test_what_does_not_fit_the_model_is_never_sent(ids: tuple[int, ...]) -> None:
     server = OddServer()
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         await decode(backend(server), ids=ids)
     assert not [body for body in server.sent("/generate") if "rid" in body]
 

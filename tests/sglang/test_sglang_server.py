@@ -13,7 +13,7 @@ from real_server import until
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequest
+from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang.document import ASYNC_OPEN
 from pasta_async.protocol import Backend, DecodeRequest, Piece, TagIds
 from pasta_async.sampling import Sampling
@@ -170,9 +170,9 @@ async def test_a_request_ends_at_its_limit_and_at_the_end_of_the_context(backend
 async def test_ids_that_would_kill_the_server_are_refused(backend: SGLangBackend, server: RealServer) -> None:
     info = await backend.connect()
     for ids in ([info.vocab_size], [-1], [], [0] * info.context_length):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(InvalidRequestError):
             await read(backend, request(ids))
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         await backend.detokenize([info.vocab_size])
     assert server.running() == 0
     assert await read(backend, request([info.vocab_size - 1], tokens=1))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from samples import DOCUMENT, Samples
 
-from pasta_async import Client, ThreadFailed
+from pasta_async import Client, ThreadFailedError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import create_app
 
@@ -35,7 +35,7 @@ async def _scrape() -> Samples:
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport) as http:
         await client.generate("x")
-        with pytest.raises(ThreadFailed):
+        with pytest.raises(ThreadFailedError):
             await client.generate("y")
         await http.get("http://test/health")
         return Samples((await http.get("http://test/metrics")).text)

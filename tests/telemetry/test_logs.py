@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from samples import DOCUMENT
 
-from pasta_async import Client, ThreadFailed
+from pasta_async import Client, ThreadFailedError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings
 from pasta_async.server.logs import log_config
@@ -72,7 +72,7 @@ async def test_text_if_asked_for(logger: logging.Logger, lines: Lines) -> None:
 
 async def test_failures_are_warnings(logger: logging.Logger, lines: Lines) -> None:
     backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1)])
-    with pytest.raises(ThreadFailed):
+    with pytest.raises(ThreadFailedError):
         await Client(backend, observers=[Logs(logger)]).generate("x")
     warnings = [record for record in lines.records if record["levelno"] == logging.WARNING]
     assert [record["text"] for record in warnings] == ["request failed", "answer failed"]

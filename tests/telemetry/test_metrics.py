@@ -14,10 +14,10 @@ from samples import DOCUMENT, Samples
 from pasta_async import (
     BackendError,
     Client,
-    InvalidRequest,
+    InvalidRequestError,
     Limits,
     Sampling,
-    ThreadFailed,
+    ThreadFailedError,
     ThreadStarted,
 )
 from pasta_async.backends.scripted import Fault, ScriptedBackend
@@ -95,7 +95,7 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
     registry = CollectorRegistry()
     faults = [Fault(thread=1, after_tokens=0, retryable=True), Fault(thread=2, after_tokens=1, times=9)]
     client = Client(ScriptedBackend(DOCUMENT, faults=faults), observers=[Metrics(registry)])
-    with pytest.raises(ThreadFailed) as failure:
+    with pytest.raises(ThreadFailedError) as failure:
         await client.generate("x")
     samples = Samples.of(registry)
     assert failure.value.partial
@@ -117,13 +117,13 @@ async def test_what_fails_before_it_begins() -> None:
     client = Client(Unreachable(DOCUMENT), observers=[Metrics(registry)])
     with pytest.raises(BackendError):
         await client.generate("x")
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequestError):
         await client.generate("")
     samples = Samples.of(registry)
     check_idle(samples)
     assert samples.value("pasta_answers_total", finish="error", model_name="unknown") == 2
     assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
-    assert samples.value("pasta_answer_errors_total", error_type="InvalidRequest") == 1
+    assert samples.value("pasta_answer_errors_total", error_type="InvalidRequestError") == 1
 
 
 async def test_a_cancelled_answer_aborts_its_requests() -> None:

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from samples import DOCUMENT
 
-from pasta_async import Client, Limits, ThreadFailed, ThreadStarted
+from pasta_async import Client, Limits, ThreadFailedError, ThreadStarted
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
@@ -135,7 +135,7 @@ async def test_text_is_in_spans_only_if_asked_for(traces: Traces) -> None:
 
 async def test_a_failure_marks_its_request_and_its_answer(traces: Traces) -> None:
     backend = ScriptedBackend(DOCUMENT, faults=[Fault(thread=2, after_tokens=1, kind="cut")])
-    with pytest.raises(ThreadFailed):
+    with pytest.raises(ThreadFailedError):
         await Client(backend, observers=[Tracing(traces.provider)]).generate("x")
     failed = [span for span in traces.spans("") if span.status.status_code is StatusCode.ERROR]
     assert sorted(span.name for span in failed) == ["chat scripted", "text_completion scripted"]

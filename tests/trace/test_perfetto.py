@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Limits, ThreadFailed
+from pasta_async import Client, Limits, ThreadFailedError
 from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, promise
 
@@ -124,7 +124,7 @@ async def test_the_baseline_is_a_second_process() -> None:
 @pytest.mark.parametrize("thread", [0, 1, 2, 3, 5])  # the fourth chunk is empty
 async def test_an_answer_that_failed_has_a_trace_of_what_there_was(thread: int) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, faults=[Fault(thread, 3)])
-    with pytest.raises(ThreadFailed) as caught:
+    with pytest.raises(ThreadFailedError) as caught:
         await answer(backend)
     assert caught.value.partial is not None
     check(caught.value.partial.to_perfetto())

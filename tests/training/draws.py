@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client, Sampling
-from pasta_async.evals.journal import Journal
+from pasta_async.jobs import Journal
 from pasta_async.training.corpus import plain_record
 from pasta_async.training.preference.drawing import Draw
 from pasta_async.training.preference.recording import Recording

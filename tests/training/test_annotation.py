@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from annotator_server import Annotator, running_annotator
 
-from pasta_async import BackendConnectError, BackendStatusError, InvalidRequest
+from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang import check
 from pasta_async.training.annotate.__main__ import AnnotateSettings, annotate, main
 from pasta_async.training.annotate.journal import Asked, Journal, Reply
@@ -200,7 +200,7 @@ async def test_a_line_that_was_cut_is_dropped(tmp_path: Path) -> None:
 
 def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_path: Path) -> None:
     annotate(settings(annotator, tmp_path, "one"))
-    with pytest.raises(InvalidRequest, match=r"model: .*write to another place"):
+    with pytest.raises(InvalidRequestError, match=r"model: .*write to another place"):
         annotate(settings(annotator, tmp_path, "one", model="another"))
 
 

@@ -12,7 +12,7 @@ from local_models import TEMPLATE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequest, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, Segment, parse
 from pasta_async.lang.views import views
 from pasta_async.training.trainer.base_model import ROW_MULTIPLE, BaseModel
@@ -151,7 +151,7 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
         ({"hidden_size": 64}, "wrong shape"),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(UnsupportedModel, match=reason):
+        with pytest.raises(UnsupportedModelError, match=reason):
             base.loaded()
 
 
@@ -162,10 +162,10 @@ def test_templates_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ("{{ messages[0].content }}<|im_end|>", "leaves out what an assistant said"),
     ):
         write_tokenizer(folder, tmp_path / "tokenizer", template)
-        with pytest.raises(InvalidRequest, match=reason):
+        with pytest.raises(InvalidRequestError, match=reason):
             ModelCodec(tmp_path / "tokenizer")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(InvalidRequest, match=r"has no chat template.*--chat-template"):
+    with pytest.raises(InvalidRequestError, match=r"has no chat template.*--chat-template"):
         write_tokenizer(folder, tmp_path / "other")
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.json is missing"):
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.json is missing"):
         write_tokenizer(tmp_path, tmp_path / "other")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pasta_async
-from pasta_async import InvalidRequest
+from pasta_async import InvalidRequestError
 from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 from pasta_async.lang import parse
 from pasta_async.training.corpus import (
@@ -86,7 +86,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, told: str) -> None:
     path = lines(tmp_path / "records.jsonl", {"id": "0", "messages": user("x"), "written": ""}, row)
-    with pytest.raises(InvalidRequest) as caught:
+    with pytest.raises(InvalidRequestError) as caught:
         list(read_records(path))
     assert told in str(caught.value)
 
@@ -132,7 +132,7 @@ def test_answers_alone_are_joined_with_their_prompts_in_order(tmp_path: Path) ->
     prompts = lines(tmp_path / "prompts.jsonl", {"instruction": "A"}, {"instruction": "B"})
     joined = read_source(answers, prompts=prompts)
     assert [(record.prompt, record.document.text) for record in joined] == [("A", "a"), ("B", "b")]
-    with pytest.raises(InvalidRequest, match="1 prompts"):
+    with pytest.raises(InvalidRequestError, match="1 prompts"):
         list(read_source(answers, prompts=lines(tmp_path / "few.jsonl", {"instruction": "A"})))
 
 
@@ -146,7 +146,7 @@ def test_answers_alone_are_joined_with_their_prompts_in_order(tmp_path: Path) ->
     ],
 )
 def test_rows_that_cannot_be_mapped_are_told(tmp_path: Path, row: object, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequestError, match=told):
         list(read_source(lines(tmp_path / "data.jsonl", row)))
 
 
@@ -169,7 +169,7 @@ def test_data_sets_are_read_by_the_datasets_library(tmp_path: Path, monkeypatch:
         assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
     assert [record.document.text for record in read_source(tmp_path / "splits", split="test")] == ["No."]
     assert len(list(read_source(tmp_path / "one", limit=1))) == 1
-    with pytest.raises(InvalidRequest, match="split 'nowhere'"):
+    with pytest.raises(InvalidRequestError, match="split 'nowhere'"):
         list(read_source(tmp_path / "splits", split="nowhere"))
 
 
@@ -185,7 +185,7 @@ def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub() -> None:
-    with pytest.raises(InvalidRequest, match="no such file"):
+    with pytest.raises(InvalidRequestError, match="no such file"):
         list(read_source("nowhere/data.jsonl"))
 
 

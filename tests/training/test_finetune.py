@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local import LocalBackend
-from pasta_async.errors import InvalidRequest, TrainingError, UnsupportedModel
+from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.protocol import DecodeRequest
 from pasta_async.sampling import Sampling
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
@@ -111,10 +111,10 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
 
 def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> None:
     finetune(settings(tmp_path, steps=2))
-    with pytest.raises(InvalidRequest, match=r"with lr 0\.003, now it is 0\.1"):
+    with pytest.raises(InvalidRequestError, match=r"with lr 0\.003, now it is 0\.1"):
         finetune(settings(tmp_path, steps=2, lr=0.1))
     data_file(tmp_path / "data.jsonl", copies=2)
-    with pytest.raises(InvalidRequest, match="with data"):
+    with pytest.raises(InvalidRequestError, match="with data"):
         finetune(settings(tmp_path, steps=2))
 
 
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
 ) -> None:
     config = settings(tmp_path)
 
-    def refused(reason: str, error: type[Exception] = InvalidRequest, **changes: Any) -> None:
+    def refused(reason: str, error: type[Exception] = InvalidRequestError, **changes: Any) -> None:
         with pytest.raises(error, match=reason):
             finetune(settings(tmp_path, **changes))
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
     refused("examples do not fit rows of 64.*--drop-long", row_tokens=64)
     refused("has no CUDA|no CUDA device", device="cuda")
     refused("no backward pass on cpu", attention="flex_attention")
-    refused("missing", UnsupportedModel, model=tmp_path / "nowhere")
+    refused("missing", UnsupportedModelError, model=tmp_path / "nowhere")
     refused("cannot be read", data=[tmp_path / "nowhere.jsonl"])
     refused("cannot be read", chat_template=tmp_path / "nowhere.jinja")
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') }}")
@@ -291,7 +291,7 @@ def test_tensorboard_gets_what_the_file_gets(tmp_path: Path, monkeypatch: pytest
 
 def test_trackers_that_are_missing_are_refused() -> None:
     assert check_tracker("none") == "none"
-    with pytest.raises(InvalidRequest, match="pip install wandb"):
+    with pytest.raises(InvalidRequestError, match="pip install wandb"):
         check_tracker("wandb")
 
 
@@ -301,5 +301,5 @@ def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.Cap
         main([*flags, "--lr", "0"])
     assert left.value.code == 2
     assert "--lr: Input should be greater than 0" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"InvalidRequest: .*data\.jsonl cannot be read"):
+    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*data\.jsonl cannot be read"):
         main(flags)

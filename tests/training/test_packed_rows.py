@@ -10,7 +10,7 @@ from finetune_folders import ANSWERS, base_folder
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import parse, views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.trainer.attention import block_mask, check_mask, choose_attention
@@ -140,12 +140,12 @@ def test_masks_that_would_be_read_wrongly_are_refused() -> None:
         ("flex_attention", block, "cpu", "no backward"),
         ("flash_attention_2", boolean, "cuda", "cannot read"),
     ):
-        with pytest.raises(InvalidRequest, match=reason):
+        with pytest.raises(InvalidRequestError, match=reason):
             check_mask(kernel, mask, torch.device(device))
     assert choose_attention("auto", CPU) == "sdpa"
     assert choose_attention("auto", torch.device("cuda")) == "flex_attention"
     for wanted in ("flex_attention", "eager", "flash_attention_2"):
-        with pytest.raises(InvalidRequest, match="choose sdpa"):
+        with pytest.raises(InvalidRequestError, match="choose sdpa"):
             choose_attention(wanted, CPU)
 
 
@@ -153,7 +153,7 @@ def test_a_model_with_eager_attention_is_refused(tmp_path: Path) -> None:
     model, codec = ready(tmp_path, "llama")
     model.set_attn_implementation("eager")
     row = pack_row([Tree.of(pack_plain(codec, codec.encode("Tell"), parse("one")))], 16, codec.end)
-    with pytest.raises(InvalidRequest, match="hides nothing"):
+    with pytest.raises(InvalidRequestError, match="hides nothing"):
         log_probabilities(model, row)
 
 

@@ -16,7 +16,7 @@ from finetune_folders import ANSWERS, base_folder
 from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.finetune import FinetuneSettings, finetune
@@ -180,9 +180,9 @@ def test_a_run_goes_on_exactly_and_computes_references_once(
     assert lines(parts) == lines(tmp_path / "run")
     whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
-    with pytest.raises(InvalidRequest, match="quality_weight"):
+    with pytest.raises(InvalidRequestError, match="quality_weight"):
         prefer(settings(tmp_path, out=parts, quality_weight=8))
-    with pytest.raises(InvalidRequest, match="alpha"):
+    with pytest.raises(InvalidRequestError, match="alpha"):
         prefer(settings(tmp_path, out=parts, alpha=0.5))
     (parts / "reference.json").write_text("{")  # a file that is broken is made again
     assert prefer(settings(tmp_path, out=parts))
@@ -229,7 +229,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     _, codec = ready(tmp_path)
 
     def refused(reason: str, **changes: Any) -> None:
-        with pytest.raises(InvalidRequest, match=reason):
+        with pytest.raises(InvalidRequestError, match=reason):
             prefer(settings(tmp_path, **changes))
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -257,7 +257,9 @@ def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.Cap
         main([*flags, "--quality-weight", "nan"])
     assert left.value.code == 2
     assert "--quality-weight: Input should be greater than or equal to 0" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="InvalidRequest: there is nothing to prefer: 0 pairs of 5 prompts"):
+    with pytest.raises(
+        SystemExit, match="InvalidRequestError: there is nothing to prefer: 0 pairs of 5 prompts"
+    ):
         main([*flags, "--quality-weight", "inf"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from finetune_folders import base_folder
 from preference_files import prompt_of
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.preference.pairs import choose_pairs
 from pasta_async.training.preference.scoring import Score
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
@@ -115,12 +115,12 @@ def test_samples_and_scores_have_to_match(codec: ModelCodec) -> None:
     few = {key: score for key, score in scores.items() if key != ("p", 1)}
     partial = choose_pairs([prompt], few, 1.0)  # a judge may have failed
     assert partial.counts["unscored"] == 1 and numbers(partial) == (2, 0, 2)
-    with pytest.raises(InvalidRequest, match="2 samples have no score, the first of 'p', number 1"):
+    with pytest.raises(InvalidRequestError, match="2 samples have no score, the first of 'p', number 1"):
         choose_pairs([prompt], {("p", 0): scores["p", 0]}, 1.0)
     other = Score(id="q", number=0, speedup=1, quality=1)
-    with pytest.raises(InvalidRequest, match="1 scores have no sample, the first of 'q', number 0"):
+    with pytest.raises(InvalidRequestError, match="1 scores have no sample, the first of 'q', number 0"):
         choose_pairs([prompt], {**scores, ("q", 0): other}, 1.0)
-    with pytest.raises(InvalidRequest, match="more than once among the samples: p"):
+    with pytest.raises(InvalidRequestError, match="more than once among the samples: p"):
         choose_pairs([prompt, prompt], scores, 1.0)
-    with pytest.raises(InvalidRequest, match="nothing to prefer: 0 pairs of 1 prompts"):
+    with pytest.raises(InvalidRequestError, match="nothing to prefer: 0 pairs of 1 prompts"):
         choose_pairs([prompt], scored(prompt, [(1.0, 0.5)] * 3), 1.0)

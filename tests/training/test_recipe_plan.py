@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pasta_async import InvalidRequest
+from pasta_async import InvalidRequestError
 from pasta_async.training.recipe.checking import check_flags
 from pasta_async.training.recipe.plan import Plan, needed
 from pasta_async.training.recipe.reading import PACKAGED, read_recipe, recipe_path
@@ -108,7 +108,7 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises(InvalidRequestError, match=words):
         read_recipe(recipe_file(tmp_path, text))
 
 
@@ -124,7 +124,7 @@ def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, te
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[str], words: str) -> None:
-    with pytest.raises(InvalidRequest, match=words):
+    with pytest.raises(InvalidRequestError, match=words):
         check_flags(plan("pasta-tiny", *settings).steps)
 
 
@@ -169,7 +169,7 @@ def test_only_what_one_model_needs() -> None:
         *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
         "evaluation/round2/lambda4",
     ]
-    with pytest.raises(InvalidRequest, match="no step 'lambda4'"):
+    with pytest.raises(InvalidRequestError, match="no step 'lambda4'"):
         needed(made.steps, ["lambda4"])
 
 

@@ -17,10 +17,10 @@ from draws import PROMPTS, WRITTEN, draw, records
 from finetune_folders import ANSWERS
 
 import pasta_async
-from pasta_async import Client, InvalidRequest, Limits, Sampling
+from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.scripted import Fault, ScriptedBackend, WordTokenizer
-from pasta_async.errors import BackendError, BackendStatusError, ThreadFailed
+from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse, views
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
@@ -266,7 +266,7 @@ def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     prompts, run = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)
     assert [prompt.id for prompt in prompts] == ["one", "three"]
     assert len(run.failures) == 13
-    assert all(reason.startswith("PromptTooLong: ") for reason in run.failures)
+    assert all(reason.startswith("PromptTooLongError: ") for reason in run.failures)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
     error: BackendError | None, most: int, tmp_path: Path
 ) -> None:
     backend = ScriptedBackend(WRITTEN, faults=[Fault(0, 0, skip=6, times=1000, error=error)])
-    with pytest.raises(ThreadFailed):
+    with pytest.raises(ThreadFailedError):
         draw(backend, tmp_path / "j.jsonl", n=20, together=1)
     answers = {request.answer for request in backend.requests}
     healthy = ScriptedBackend(WRITTEN)
@@ -355,5 +355,5 @@ def test_bad_input_ends_it_before_anything_is_drawn(
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
-    with pytest.raises(InvalidRequest, match=r"samples\.jsonl:1: messages: .*the user's"):
+    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: .*the user's"):
         read_samples(path)

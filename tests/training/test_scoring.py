@@ -20,7 +20,7 @@ from judge_server import (
     talkative,
 )
 
-from pasta_async import InvalidRequest
+from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training.corpus.store import write_lines
 from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
@@ -177,7 +177,7 @@ def test_an_interrupted_run_pays_for_no_reply_again(tmp_path: Path) -> None:
         assert summary.resumed == 5
         assert summary.requests == 5
         assert sorted(judge.asked.values()) == [1] * 9 + [2]  # the one under way
-        with pytest.raises(InvalidRequest, match="results of something else"):
+        with pytest.raises(InvalidRequestError, match="results of something else"):
             scored(tmp_path, url, judge_model="another")
 
 
@@ -212,7 +212,7 @@ def test_the_tasks_program_gives_the_share_that_is_right(
 
 
 def test_prompts_of_another_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="'a' is no record of the synthetic task"):
+    with pytest.raises(InvalidRequestError, match="'a' is no record of the synthetic task"):
         scored(tmp_path, "task", in_flight=1)
 
 
@@ -226,7 +226,7 @@ class ByLength:
 def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
     _, qualities = scored(tmp_path, f"{__name__}:ByLength")
     assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
-    with pytest.raises(InvalidRequest, match=r"--judge nowhere\.to:find: No module"):
+    with pytest.raises(InvalidRequestError, match=r"--judge nowhere\.to:find: No module"):
         scored(tmp_path, "nowhere.to:find")
 
 
@@ -240,7 +240,7 @@ def test_another_weight_of_quality_is_a_sum_over_what_is_stored() -> None:
 
 def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     (prompt,) = (prompt_of("a", "good a", "good a"),)
-    broken = sample_of("good", 2, error="ThreadFailed: it broke", finish="interrupted", exact=False)
+    broken = sample_of("good", 2, error="ThreadFailedError: it broke", finish="interrupted", exact=False)
     prompts = (prompt.model_copy(update={"samples": (*prompt.samples, broken)}),)
     with judging(_known) as (_, url):
         summary, qualities = scored(tmp_path, url, prompts=prompts)

@@ -17,7 +17,7 @@ import anyio
 from pydantic import Field, model_validator
 from tqdm import tqdm
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.training.annotate.journal import Journal
 from pasta_async.training.annotate.run import Rejected, Run, annotated, what_is_asked
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure

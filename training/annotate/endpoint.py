@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import openai
 from openai.types.chat import ChatCompletion
 
-from pasta_async.errors import BackendConnectError, BackendProtocolError, BackendStatusError, InvalidRequest
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +68,9 @@ class Endpoint:
         timeout: float = 600.0,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
-            raise InvalidRequest(f"--base-url {base_url!r} is no address: write http://host:30000/v1, say")
+            raise InvalidRequestError(
+                f"--base-url {base_url!r} is no address: write http://host:30000/v1, say"
+            )
         self._url, self._model = base_url, model
         self._options: dict[str, Any] = {"temperature": temperature}
         if max_tokens is not None:

@@ -12,8 +12,8 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pasta_async.errors import InvalidRequest
-from pasta_async.evals import journal
+from pasta_async import jobs as journal
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ class Journal(journal.Journal):
         asked: What will be asked.
 
     Raises:
-        InvalidRequest: The file holds replies to something else, or is no journal.
+        InvalidRequestError: The file holds replies to something else, or is no journal.
     """
 
     def __init__(self, path: Path, asked: Asked) -> None:
@@ -66,7 +66,7 @@ class Journal(journal.Journal):
             for reply in map(Reply.model_validate, self.rows):
                 self.replies[reply.key].append(reply)
         except ValidationError as error:
-            raise InvalidRequest(f"{path} is no journal of annotation: {error}") from None
+            raise InvalidRequestError(f"{path} is no journal of annotation: {error}") from None
 
     async def keep(self, reply: Reply) -> None:
         """Keep a reply: on disk when this returns. A cancellation does not interrupt the writing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import BackendError
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 from pasta_async.lang import parse
 from pasta_async.training.annotate.checking import check_reply
 from pasta_async.training.annotate.examples import EXAMPLES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.settings import SourceSettings
 from pasta_async.training.trainer.settings import read_command_line

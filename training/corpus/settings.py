@@ -37,7 +37,7 @@ class SourceSettings(BaseModel):
         """The records that leak nothing, and the filter that counts the others.
 
         Raises:
-            InvalidRequest: The data or the evaluation prompts cannot be read.
+            InvalidRequestError: The data or the evaluation prompts cannot be read.
         """
         kept_out = LeakageFilter(tuple(prompt for path in self.against for prompt in read_prompts(path)))
         records = read_source(self.data, split=self.split, limit=self.limit, prompts=self.prompts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.record import Record, plain_record
 from pasta_async.training.corpus.store import explain
 
@@ -51,7 +51,7 @@ def read_source(
         prompts: A file with the prompts of rows that hold answers alone, in the same order.
 
     Raises:
-        InvalidRequest: The data cannot be read, or a row cannot be mapped; with its place.
+        InvalidRequestError: The data cannot be read, or a row cannot be mapped; with its place.
     """
     asked = None if prompts is None else read_prompts(prompts)
     for number, (place, row) in enumerate(_rows(str(data), split)):
@@ -59,7 +59,7 @@ def read_source(
             return
         if asked is not None:
             if number >= len(asked):
-                raise InvalidRequest(f"{prompts} has {len(asked)} prompts, {data} has more answers")
+                raise InvalidRequestError(f"{prompts} has {len(asked)} prompts, {data} has more answers")
             row = {**row, "instruction": asked[number]}
         yield _record(row, place, Path(data).name)
 
@@ -68,11 +68,11 @@ def read_prompts(path: str | Path) -> list[str]:
     """The prompts of a file, such as AlpacaEval's: what the user said last in each row.
 
     Raises:
-        InvalidRequest: The file cannot be read, or a row has no prompt.
+        InvalidRequestError: The file cannot be read, or a row has no prompt.
     """
     found = [_messages(row, place)[-1]["content"] for place, row in _file_rows(Path(path))]
     if not found:
-        raise InvalidRequest(f"{path} holds no prompt")
+        raise InvalidRequestError(f"{path} holds no prompt")
     return found
 
 
@@ -84,7 +84,7 @@ def _record(row: Mapping[str, Any], place: str, source: str) -> Record:
         row_id = "" if row.get("id") is None else str(row["id"])
         return plain_record(messages, answer, source=source, id=row_id)
     except ValidationError as error:
-        raise InvalidRequest(f"{place}: {explain(error)}") from None
+        raise InvalidRequestError(f"{place}: {explain(error)}") from None
 
 
 def _messages(row: Mapping[str, Any], place: str) -> list[Message]:
@@ -97,7 +97,7 @@ def _messages(row: Mapping[str, Any], place: str) -> list[Message]:
     for name in _PROMPTS:
         if isinstance(row.get(name), str) and row[name].strip():
             return _alpaca(row, name)
-    raise InvalidRequest(
+    raise InvalidRequestError(
         f"{place}: no prompt in the fields {', '.join(row) or '(none)'}; known are messages, conversations, "
         + ", ".join(_PROMPTS)
     )
@@ -117,7 +117,7 @@ def _answer(row: Mapping[str, Any], place: str) -> str:
     for name in _ANSWERS:
         if isinstance(row.get(name), str):
             return row[name]
-    raise InvalidRequest(
+    raise InvalidRequestError(
         f"{place}: no answer in the fields {', '.join(row)}; known are messages, conversations, "
         + ", ".join(_ANSWERS)
     )
@@ -142,7 +142,7 @@ def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from _file_rows(Path(data))
         return
     if not (Path(data).is_dir() or _HUB_NAME.fullmatch(data)):
-        raise InvalidRequest(f"{data}: there is no such file or folder, and a data set has no such name")
+        raise InvalidRequestError(f"{data}: there is no such file or folder, and a data set has no such name")
     for number, row in enumerate(_dataset(ALIASES.get(data, data), split)):
         yield f"{data}, row {number}", row
 
@@ -159,12 +159,12 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 places = ((f"{path}:{number}", json.loads(line)) for number, line in lines)
             for place, row in places:
                 if not isinstance(row, dict):
-                    raise InvalidRequest(f"{place}: a row is an object, not {type(row).__name__}")
+                    raise InvalidRequestError(f"{place}: a row is an object, not {type(row).__name__}")
                 yield place, cast("dict[str, Any]", row)
     except (OSError, ValueError) as error:
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequestError):
             raise
-        raise InvalidRequest(f"{path} cannot be read as JSON: {error}") from error
+        raise InvalidRequestError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
@@ -172,7 +172,7 @@ def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     try:
         import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
     except ModuleNotFoundError:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{name} is no file, and to look it up as a data set needs the library `datasets`: "
             "pip install 'pasta_async[train]'"
         ) from None
@@ -184,7 +184,7 @@ def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
             return library.load_from_disk(name)
         return library.load_dataset(name, split=split)
     except (OSError, ValueError, KeyError) as error:
-        raise InvalidRequest(_unreachable(name, split, error)) from error
+        raise InvalidRequestError(_unreachable(name, split, error)) from error
 
 
 def _unreachable(name: str, split: str, error: Exception) -> str:

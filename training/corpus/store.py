@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.record import Record
 
 if TYPE_CHECKING:
@@ -23,12 +23,14 @@ def read_records(path: Path | str) -> Iterator[Record]:
     """Read a file of records, one at a time.
 
     Raises:
-        InvalidRequest: Unreadable, a line is no record, or an id stands there twice; with its line.
+        InvalidRequestError: Unreadable, a line is no record, or an id stands there twice; with its line.
     """
     seen: dict[str, int] = {}
     for number, record in read_lines(path, Record):
         if seen.setdefault(record.id, number) != number:
-            raise InvalidRequest(f"{path}:{number}: the id {record.id!r} is taken by line {seen[record.id]}")
+            raise InvalidRequestError(
+                f"{path}:{number}: the id {record.id!r} is taken by line {seen[record.id]}"
+            )
         yield record
 
 
@@ -36,7 +38,7 @@ def read_lines(path: Path | str, model: type[M]) -> Iterator[tuple[int, M]]:
     """Read a file with a line of JSON for each model, one at a time, with the number of its line.
 
     Raises:
-        InvalidRequest: Unreadable, or a line is something else; with its number.
+        InvalidRequestError: Unreadable, or a line is something else; with its number.
     """
     number = 0
     try:
@@ -45,9 +47,9 @@ def read_lines(path: Path | str, model: type[M]) -> Iterator[tuple[int, M]]:
                 if line.strip():
                     yield number, model.model_validate_json(line)
     except ValidationError as error:
-        raise InvalidRequest(f"{path}:{number}: {explain(error)}") from None
+        raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path} cannot be read: {error}") from error
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
 
 
 def write_records(path: Path | str, records: Iterable[Record]) -> int:

@@ -43,7 +43,7 @@ def token_counter(folder: Path | str | None) -> CountTokens:
     """Counts tokens by the `tokenizer.json` of a model folder; None: `rough_tokens`.
 
     Raises:
-        UnsupportedModel: The folder has no tokenizer that can be used.
+        UnsupportedModelError: The folder has no tokenizer that can be used.
     """
     if folder is None:
         return rough_tokens

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.trainer.task import Example
 from pasta_async.training.trainer.tree import Tree
 
@@ -82,14 +82,14 @@ class BonBon:
         """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities.
 
         Raises:
-            InvalidRequest: What is stored of a sample makes no sense.
+            InvalidRequestError: What is stored of a sample makes no sense.
         """
         pair = self._pairs[index]
         kept = () if self._kept is None else (self._kept[index],)
         try:
             trees = tuple(Tree.of(trie) for trie in (pair.best.trie, pair.worst.trie, *kept))
         except ValueError as error:
-            raise InvalidRequest(f"samples of {pair.id}: {error}") from error
+            raise InvalidRequestError(f"samples of {pair.id}: {error}") from error
         target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
         return Example(trees, (target, *self._reference.get(index, (math.nan,) * len(trees))))
 

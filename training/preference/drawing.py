@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import PastaError
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 from pasta_async.training.corpus.record import digest
 from pasta_async.training.patience import Patience
 from pasta_async.training.preference.recording import trie_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pasta_async.client import Client
-    from pasta_async.evals.journal import Journal
+    from pasta_async.jobs import Journal
     from pasta_async.protocol import ModelInfo
     from pasta_async.results import Generation
     from pasta_async.sampling import Sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record
 from pasta_async.training.synthetic import grade
 from pasta_async.training.synthetic.records import example_of
@@ -37,10 +37,10 @@ class TaskJudge:
         """See `pasta_async.training.synthetic.grade`. It waits for nothing.
 
         Raises:
-            InvalidRequest: The prompt is not of the synthetic task.
+            InvalidRequestError: The prompt is not of the synthetic task.
         """
         try:
             example = example_of(Record(id=prompt.id, messages=prompt.messages, written=""))
         except ValueError as error:
-            raise InvalidRequest(f"--judge task judges the synthetic task only: {error}") from None
+            raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
         return grade(example, text)

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import BackendProtocolError
-from pasta_async.evals.journal import Journal
+from pasta_async.jobs import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ class PairwiseJudge:
         asked: Who is asked, and how; a journal holds the replies to one such question only.
 
     Raises:
-        InvalidRequest: The journal is of another judge.
+        InvalidRequestError: The journal is of another judge.
     """
 
     def __init__(self, endpoint: Endpoint, journal: Path, asked: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pasta_async.errors import BackendError
 from pasta_async.evals.statistics import geometric_mean
-from pasta_async.evals.workers import for_each
+from pasta_async.jobs import for_each
 from pasta_async.training.patience import Patience
 from pasta_async.training.preference.scoring import Score, value
 

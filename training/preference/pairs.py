@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.preference.scoring import value
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def choose_pairs(
         malformed: Whether malformed samples stand below all others, or take no part.
 
     Raises:
-        InvalidRequest: Samples and scores do not match, or no pair is left.
+        InvalidRequestError: Samples and scores do not match, or no pair is left.
     """
     _check(prompts, scores)
     chosen = Pairs()
@@ -99,7 +99,7 @@ def choose_pairs(
         if pair is not None:
             chosen.pairs.append(pair)
     if not chosen.pairs:
-        raise InvalidRequest(f"there is nothing to prefer: {chosen}")
+        raise InvalidRequestError(f"there is nothing to prefer: {chosen}")
     return chosen
 
 
@@ -134,7 +134,9 @@ def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> di
 def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Score]) -> None:
     """Every score is of a sample, and most samples that did not fail have one."""
     if repeated := [name for name, times in Counter(prompt.id for prompt in prompts).items() if times > 1]:
-        raise InvalidRequest(f"{len(repeated)} prompts occur more than once among the samples: {repeated[0]}")
+        raise InvalidRequestError(
+            f"{len(repeated)} prompts occur more than once among the samples: {repeated[0]}"
+        )
     samples = {(prompt.id, s.number): s for prompt in prompts for s in prompt.samples}
     sound = {place for place, sample in samples.items() if not sample.error}
     strange, missing = scores.keys() - samples.keys(), sound - scores.keys()
@@ -142,7 +144,7 @@ def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Sc
         return
     places, what = (strange, "scores have no sample") if strange else (missing, "samples have no score")
     name, number = min(places)
-    raise InvalidRequest(
+    raise InvalidRequestError(
         f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number {number}: "
         "score these samples with pasta_async.training.score"
     )

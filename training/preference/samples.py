@@ -99,6 +99,6 @@ def read_samples(path: Path | str) -> list[SampledPrompt]:
     """Read a file of sampled answers.
 
     Raises:
-        InvalidRequest: It cannot be read, or a line is something else; with its number.
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
     return [prompt for _, prompt in read_lines(path, SampledPrompt)]

@@ -41,6 +41,6 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
     """Read a file of scores, by prompt and number. Samples that ended in an error have none.
 
     Raises:
-        InvalidRequest: It cannot be read, or a line is something else; with its number.
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
     return {(score.id, score.number): score for _, score in read_lines(path, Score)}

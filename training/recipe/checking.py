@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.store import explain
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_flags(steps: Sequence[Step]) -> None:
     """Check every step's flags as its command will.
 
     Raises:
-        InvalidRequest: One does not fit; with the step, the flag and the reason.
+        InvalidRequestError: One does not fit; with the step, the flag and the reason.
     """
     for step in steps:
         module, name = SETTINGS[step.module]
@@ -52,7 +52,7 @@ def check_flags(steps: Sequence[Step]) -> None:
                 {key: _given(value, settings.model_fields.get(key)) for key, value in step.flags.items()}
             )
         except ValidationError as error:
-            raise InvalidRequest(f"{step.name} ({step.module}): {explain(error)}") from None
+            raise InvalidRequestError(f"{step.name} ({step.module}): {explain(error)}") from None
 
 
 def _given(value: Any, field: FieldInfo | None) -> Any:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.cli.ending import ending
-from pasta_async.errors import InvalidRequest
+from pasta_async.cli.command import ending
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_records, write_records
 from pasta_async.training.trainer.settings import read_command_line
 
@@ -35,12 +35,12 @@ def draw(settings: DrawSettings) -> int:
     """Write records in an order drawn by the seed, without the first `skip`; returns how many there are.
 
     Raises:
-        InvalidRequest: The data cannot be read, or there are too few.
+        InvalidRequestError: The data cannot be read, or there are too few.
     """
     records = list(read_records(settings.data))
     last = settings.skip + settings.count
     if last > len(records):
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{settings.data} has {len(records)} records, and prompts up to {last} are wanted"
         )
     random.Random(settings.seed).shuffle(records)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from pasta_async.errors import InvalidRequest, TrainingError
+from pasta_async.errors import InvalidRequestError, TrainingError
 from pasta_async.training.recipe.ledger import KEEP
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def execute(steps: Sequence[Step], ledger: Ledger, out: Path, jobs: int = 1) -> 
 
     Raises:
         TrainingError: A step failed; the message has the end of its log. Others at work have left.
-        InvalidRequest: Another run works in the folder.
+        InvalidRequestError: Another run works in the folder.
         KeyboardInterrupt: Ctrl-C or SIGTERM, which the steps at work were told, too. They have left.
     """
     due = [step for step in steps if not ledger.finished(step)]
@@ -174,7 +174,7 @@ def _alone(out: Path) -> Generator[int]:
                     print(f"another run is at work in {out}; waiting for it to leave", file=sys.stderr)
                 time.sleep(1)
         else:
-            raise InvalidRequest(f"another run is at work in {out}: let it end, or choose another --out")
+            raise InvalidRequestError(f"another run is at work in {out}: let it end, or choose another --out")
         yield lock.fileno()
 
 

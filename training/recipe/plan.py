@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.recipe.schema import BASELINE
 from pasta_async.training.recipe.serving import SERVED
 from pasta_async.training.recipe.step import Step
@@ -34,7 +34,7 @@ class Plan:
         out: The folder of the run; each step has a folder of its own name in it.
 
     Raises:
-        InvalidRequest: The recipe sets a flag that the plan sets itself.
+        InvalidRequestError: The recipe sets a flag that the plan sets itself.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
@@ -245,12 +245,12 @@ def needed(steps: Sequence[Step], names: Sequence[str]) -> list[Step]:
     """Those steps and all that they need, in order.
 
     Raises:
-        InvalidRequest: There is no step of a name; the message lists them.
+        InvalidRequestError: There is no step of a name; the message lists them.
     """
     known = {step.name: step for step in steps}
     for name in names:
         if name not in known:
-            raise InvalidRequest(f"there is no step {name!r}; there are: {', '.join(known)}")
+            raise InvalidRequestError(f"there is no step {name!r}; there are: {', '.join(known)}")
     wanted = set(names)
     for step in reversed(steps):
         if step.name in wanted:
@@ -262,10 +262,12 @@ def _set(where: str, flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
     """A table of flags with those that the plan sets.
 
     Raises:
-        InvalidRequest: The table has one of these.
+        InvalidRequestError: The table has one of these.
     """
     if twice := [name for name in own if name in flags]:
-        raise InvalidRequest(f"{where}: {', '.join(twice)} is set by the plan, and has to go from the recipe")
+        raise InvalidRequestError(
+            f"{where}: {', '.join(twice)} is set by the plan, and has to go from the recipe"
+        )
     return {**own, **flags}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.store import explain
 from pasta_async.training.recipe.schema import Recipe
 
@@ -27,7 +27,7 @@ def recipe_path(name: Path | str, beside: Path | None = None) -> Path:
     """The file of a recipe: a path (from the folder `beside`, or from here), or the name of a packaged one.
 
     Raises:
-        InvalidRequest: There is no such file; the message names the packaged ones.
+        InvalidRequestError: There is no such file; the message names the packaged ones.
     """
     path = Path(name)
     places = [path if beside is None else beside / path, PACKAGED / path, PACKAGED / f"{path}.toml"]
@@ -35,7 +35,7 @@ def recipe_path(name: Path | str, beside: Path | None = None) -> Path:
         if place.is_file():
             return place
     packaged = ", ".join(sorted(one.stem for one in PACKAGED.glob("*.toml")))
-    raise InvalidRequest(f"there is no recipe {name}; the package has {packaged}")
+    raise InvalidRequestError(f"there is no recipe {name}; the package has {packaged}")
 
 
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
@@ -50,27 +50,27 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
             Without a value, the key is taken out.
 
     Raises:
-        InvalidRequest: The file cannot be read, or something in it does not fit; with its place.
+        InvalidRequestError: The file cannot be read, or something in it does not fit; with its place.
     """
     table = _read(path, ())
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise InvalidRequest(f"--set {setting}: write key=value")
+            raise InvalidRequestError(f"--set {setting}: write key=value")
         _set(table, key.strip().split("."), value.strip(), setting)
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
-        raise InvalidRequest(f"{path}: {explain(error)}") from None
+        raise InvalidRequestError(f"{path}: {explain(error)}") from None
 
 
 def _read(path: Path, below: tuple[Path, ...]) -> Table:
     if path.resolve() in below:
-        raise InvalidRequest(f"{path} extends itself")
+        raise InvalidRequestError(f"{path} extends itself")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{path} cannot be read as a recipe: {error}") from error
+        raise InvalidRequestError(f"{path} cannot be read as a recipe: {error}") from error
     table = _located(table, path.parent)
     other = table.pop("extends", None)
     if other is None:
@@ -104,7 +104,7 @@ def _set(table: Table, keys: Sequence[str], value: str, setting: str) -> None:
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidRequest(f"--set {setting}: {key} is no table")
+            raise InvalidRequestError(f"--set {setting}: {key} is no table")
     if value:
         table[keys[-1]] = _value(value)
     else:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.errors import BackendConnectError
 
 if TYPE_CHECKING:

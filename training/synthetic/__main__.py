@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.cli.ending import ending
+from pasta_async.cli.command import ending
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.synthetic import FAMILIES, Split

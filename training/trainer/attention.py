@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from pasta_async.training.trainer.tree import Row
@@ -29,16 +29,18 @@ def choose_attention(wanted: str, device: torch.device) -> str:
     """The kernel for a device: `"auto"` is FlexAttention on CUDA, SDPA elsewhere.
 
     Raises:
-        InvalidRequest: A kernel that cannot train on such masks there.
+        InvalidRequestError: A kernel that cannot train on such masks there.
     """
     if wanted == "auto":
         return FLEX if device.type == "cuda" else SDPA
     if wanted not in (FLEX, SDPA):
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"attention {wanted!r} cannot read the mask of packed views: choose {SDPA} or {FLEX}"
         )
     if wanted == FLEX and device.type != "cuda":
-        raise InvalidRequest(f"{FLEX} has no backward pass on {device.type}: choose {SDPA}, or a CUDA device")
+        raise InvalidRequestError(
+            f"{FLEX} has no backward pass on {device.type}: choose {SDPA}, or a CUDA device"
+        )
     return wanted
 
 
@@ -57,7 +59,7 @@ def mask_for(model: Any, row: Row) -> torch.Tensor | BlockMask:
     """The mask of a row in the form that the model's attention reads.
 
     Raises:
-        InvalidRequest: The model's attention reads neither form.
+        InvalidRequestError: The model's attention reads neither form.
     """
     kernel: str = model.config._attn_implementation  # transformers has no public name for it
     mask = block_mask(row) if kernel == FLEX else row.mask()
@@ -74,7 +76,7 @@ def check_mask(kernel: str, mask: torch.Tensor | BlockMask | None, device: torch
         device: Where the model is.
 
     Raises:
-        InvalidRequest: With the reason, and what to use.
+        InvalidRequestError: With the reason, and what to use.
     """
     kind = "no mask" if mask is None else "a block mask" if isinstance(mask, BlockMask) else "a dense mask"
     boolean = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
@@ -92,7 +94,7 @@ def check_mask(kernel: str, mask: torch.Tensor | BlockMask | None, device: torch
     elif kernel not in (FLEX, SDPA, "eager"):
         why = "this attention cannot read the mask of packed views"
     if why:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"attention {kernel!r} with {kind} on {device.type}: {why}. "
             f"Use {SDPA} with a boolean mask, or {FLEX} with a block mask on CUDA."
         )

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from pasta_async.backends.local.config import read_config
 from pasta_async.backends.local.weights import load_weights
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class BaseModel:
         """The base model's shape, before the vocabulary grows.
 
         Raises:
-            UnsupportedModel: As `config`.
+            UnsupportedModelError: As `config`.
         """
         return read_config(self.folder, REFUSAL)
 
@@ -67,7 +67,7 @@ class BaseModel:
         """The config of transformers, with the rows of the vocabulary that the tags need.
 
         Raises:
-            UnsupportedModel: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
+            UnsupportedModelError: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
         """
         shape = self.shape()
         config = AutoConfig.from_pretrained(self.folder)
@@ -88,7 +88,7 @@ class BaseModel:
         """The model with the base weights, float32, on the CPU; tags start as the mean of their pieces.
 
         Raises:
-            UnsupportedModel: Weights are missing, unknown or of a wrong shape.
+            UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
         """
         shape = self.shape()
         weights = load_weights(self.folder, shape, device=torch.device("cpu"), dtype=torch.float32)
@@ -127,7 +127,7 @@ class BaseModel:
         try:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
-            raise InvalidRequest("lora_rank needs peft: pip install 'pasta_async[train]'") from error
+            raise InvalidRequestError("lora_rank needs peft: pip install 'pasta_async[train]'") from error
         rows: dict[str, list[int]] = {"embed_tokens": list(self.tag_ids)}
         if not model.config.tie_word_embeddings:
             rows["lm_head"] = list(self.tag_ids)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ class Checkpoints:
         """The update after which the last complete checkpoint was written.
 
         Raises:
-            InvalidRequest: It belongs to a run with other settings or data.
+            InvalidRequestError: It belongs to a run with other settings or data.
         """
         steps = self._steps()
         if not steps:
@@ -59,7 +59,7 @@ class Checkpoints:
         for name, value in self._identity.items():
             old = note["identity"].get(name)
             if old != value:
-                raise InvalidRequest(
+                raise InvalidRequestError(
                     f"{self._folder} holds checkpoints of a run with {name} {old!r}, now it is {value!r}: "
                     "take the old value to go on, or another --out to start anew"
                 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from pasta_async.backends.local.config import ModelConfig
@@ -65,13 +65,13 @@ def check_memory(needs: dict[str, int], available: int | None) -> None:
     """Refuse a run that cannot fit.
 
     Raises:
-        InvalidRequest: With what needs how much, and what makes it smaller.
+        InvalidRequestError: With what needs how much, and what makes it smaller.
     """
     total = sum(needs.values())
     if available is None or total <= available:
         return
     parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
-    raise InvalidRequest(
+    raise InvalidRequestError(
         f"a process needs about {total / 2**30:.1f} GiB and has {available / 2**30:.1f} ({parts}): use "
         "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes; "
         "--ignore-memory starts all the same"

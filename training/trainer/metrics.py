@@ -9,7 +9,7 @@ import importlib.util
 import json
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,12 +69,12 @@ def check_tracker(track: str) -> str:
         track: One of these, or `"auto"` for TensorBoard where it is installed.
 
     Raises:
-        InvalidRequest: What is asked for is not installed.
+        InvalidRequestError: What is asked for is not installed.
     """
     if track == "auto":
         return "tensorboard" if _installed("tensorboard") else "none"
     if track != "none" and not _installed(track):
-        raise InvalidRequest(f"track {track} needs a package that is missing: pip install {track}")
+        raise InvalidRequestError(f"track {track} needs a package that is missing: pip install {track}")
     return track
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.errors import InvalidRequestError, PastaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -89,10 +89,10 @@ def open_processes(device: str) -> Generator[Processes]:
         device: `"cpu"`, `"cuda"`, or `"auto"` for CUDA where there is one.
 
     Raises:
-        InvalidRequest: CUDA is asked for and missing.
+        InvalidRequestError: CUDA is asked for and missing.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest("device cuda: torch finds no CUDA device here")
+        raise InvalidRequestError("device cuda: torch finds no CUDA device here")
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if kind == "cuda" else "cpu")
     if kind == "cuda":

@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from pasta_async.backends.local.config import read_config
-from pasta_async.errors import InvalidRequest, PastaError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.training.trainer.attention import choose_attention
 from pasta_async.training.trainer.base_model import REFUSAL, BaseModel, new_rows, shard
 from pasta_async.training.trainer.checkpoints import Checkpoints
@@ -66,8 +66,8 @@ def train(
         Whether the end was reached and the model written.
 
     Raises:
-        UnsupportedModel: The base model or its tokenizer cannot be used.
-        InvalidRequest: Data, template, vocabulary, length, memory or a setting do not fit; no update is done.
+        UnsupportedModelError: The base model or its tokenizer cannot be used.
+        InvalidRequestError: Data, template, vocabulary, memory or a setting do not fit; nothing is done.
         TrainingError: Training cannot go on.
     """
     if settings.threads:
@@ -160,7 +160,7 @@ def measure(
         Tokens by the number of the example, in order.
 
     Raises:
-        InvalidRequest: An example cannot be made, or does not fit, or there are none.
+        InvalidRequestError: An example cannot be made, or does not fit, or there are none.
     """
     sizes: dict[int, int] = {}
     wrong: list[str] = []
@@ -185,7 +185,7 @@ def measure(
         _refuse_examples(too_long, limit)
     found = {number: size for part, _, _ in parts for number, size in part.items()}
     if not found:
-        raise InvalidRequest("there is no example to train on")
+        raise InvalidRequestError("there is no example to train on")
     if processes.first:
         print(f"{len(found)} examples, {sum(found.values())} tokens packed, {len(too_long)} too long")
     return dict(sorted(found.items()))
@@ -194,14 +194,14 @@ def measure(
 def _refuse_examples(reasons: list[str], what: str) -> None:
     if reasons:
         more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-        raise InvalidRequest(f"{len(reasons)} examples {what}: {'; '.join(reasons[:3])}{more}")
+        raise InvalidRequestError(f"{len(reasons)} examples {what}: {'; '.join(reasons[:3])}{more}")
 
 
 def _template_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"chat template {path} cannot be read: {error}") from error
+        raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
 
 
 def _check_room(

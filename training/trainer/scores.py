@@ -25,7 +25,7 @@ def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     predicted, and nowhere else.
 
     Raises:
-        InvalidRequest: The model's attention cannot read the row's mask.
+        InvalidRequestError: The model's attention cannot read the row's mask.
     """
     logits = model(
         input_ids=row.ids,

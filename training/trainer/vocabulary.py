@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from pasta_async.backends.local.config import read_json
 from pasta_async.backends.tokenization import TextCodec, find_template
-from pasta_async.errors import InvalidRequest
+from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ class ModelCodec:
         template_kwargs: Further values for the chat template, such as `enable_thinking`.
 
     Raises:
-        UnsupportedModel: The tokenizer cannot be used.
-        InvalidRequest: The chat template does not fit; the message says why.
+        UnsupportedModelError: The tokenizer cannot be used.
+        InvalidRequestError: The chat template does not fit; the message says why.
     """
 
     def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._text = TextCodec.from_folder(folder)
         self._kwargs = dict(template_kwargs or {})
         if self._text.tags is None:
-            raise InvalidRequest(f"{folder} has no tag tokens: make it with write_tokenizer")
+            raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
         self.tag_ids: tuple[int, ...] = tuple(self._text.tags)
         self._tags: dict[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
         self.vocab_size: int = self._text.vocab_size
@@ -88,7 +88,7 @@ class ModelCodec:
         """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.
 
         Raises:
-            InvalidRequest: The chat template refuses the messages.
+            InvalidRequestError: The chat template refuses the messages.
         """
         kwargs = self._kwargs if pasta else {**self._kwargs, "pasta": False}
         return self._text.encode_chat(messages, kwargs)
@@ -113,11 +113,13 @@ def _end_of_turn(tokenizer: Tokenizer, codec: ModelCodec, folder: Path) -> int:
             behind = [token for token in ids[place:] if token in special]
             if behind:
                 return behind[0]
-            raise InvalidRequest(
+            raise InvalidRequestError(
                 f"{folder}: the chat template puts no special token behind an answer, so answers would have "
                 "no end; name another template with --chat-template"
             )
-    raise InvalidRequest(f"{folder}: the chat template leaves out what an assistant said; name another one")
+    raise InvalidRequestError(
+        f"{folder}: the chat template leaves out what an assistant said; name another one"
+    )
 
 
 def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> list[int]:
@@ -136,8 +138,8 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         The ids that were added, none where the tokenizer already had the tags.
 
     Raises:
-        UnsupportedModel: A file is missing or malformed.
-        InvalidRequest: There is no chat template.
+        UnsupportedModelError: A file is missing or malformed.
+        InvalidRequestError: There is no chat template.
     """
     out.mkdir(parents=True, exist_ok=True)
     raw = read_json(folder / "tokenizer.json")
@@ -176,7 +178,7 @@ def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> list[int]:
 def _set_template(folder: Path, out: Path, config: dict[str, Any], template: str | None, both: bool) -> None:
     template = template or find_template(out, config)
     if not template:
-        raise InvalidRequest(
+        raise InvalidRequestError(
             f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
         )
     if both and "pasta" not in template:

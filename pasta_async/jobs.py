@@ -1,0 +1,166 @@
+"""Long work over many items: a journal to go on from, a bounded pool of workers, a progress bar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from pasta_async.errors import InvalidRequestError, PastaError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+
+__all__ = ["Advance", "Journal", "for_each", "progress"]
+
+Item = TypeVar("Item")
+
+
+class Journal:
+    """Rows that survive an interruption; a line that was cut while it was written is dropped.
+
+    Args:
+        path: The file; missing folders are made.
+        identity: What the rows are of. It is the first line; rows of something else are never mixed in.
+        durable: Force each row to the disk, which takes milliseconds: for what was paid for.
+
+    Raises:
+        InvalidRequestError: The file holds rows of something else; the message says what differs.
+    """
+
+    def __init__(self, path: Path | str, identity: Mapping[str, Any], *, durable: bool = False) -> None:
+        self.path: Path = Path(path)
+        self.rows: list[dict[str, Any]] = []
+        self._durable = durable
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._whole_lines()
+        if lines:
+            found = self._read(lines)
+            self._check(found[0], json.loads(json.dumps(dict(identity))))
+            self.rows += found[1:]
+        self._file = self.path.open("a", encoding="utf-8")
+        if not lines:
+            self._write(identity)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Keep a row."""
+        self._write(row)
+        self.rows.append(dict(row))
+
+    def __enter__(self) -> Self:
+        """The journal itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+        self._file.flush()
+        if self._durable:
+            os.fsync(self._file.fileno())
+
+    def _whole_lines(self) -> list[bytes]:
+        if not self.path.exists():
+            return []
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            self.path.write_bytes(whole)
+        return whole.splitlines()
+
+    def _read(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        try:
+            found: list[Any] = [json.loads(line) for line in lines]
+        except ValueError:
+            found = [None]
+        if not all(isinstance(row, dict) for row in found):
+            raise InvalidRequestError(f"{self.path} holds no results: write to another place")
+        return found
+
+    def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+        if differ:
+            told = "; ".join(f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ)
+            raise InvalidRequestError(
+                f"{self.path} holds results of something else ({told}); "
+                "ask for the same again, or write to another place"
+            )
+
+
+async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], at_once: int) -> None:
+    """Do the work for each item, in order, never more than `at_once` at the same time.
+
+    Cancelling it cancels what is under way.
+
+    Raises:
+        PastaError: The first one that a piece of work raised; those under way are cancelled.
+    """
+    queue = iter(items)
+
+    async def worker() -> None:
+        for item in queue:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(worker())
+    except* PastaError as failed:
+        raise _first(failed) from None
+
+
+def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:
+    error = failures.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+class Advance:
+    """Moves the progress bar that `progress` shows; does nothing where there is none."""
+
+    def __init__(self, move: Callable[..., None] | None = None) -> None:
+        self._move = move
+
+    def __call__(self, steps: int = 1, note: str | None = None) -> None:
+        """So many more steps are done; `note` is shown behind the bar (the loss, for instance)."""
+        if self._move:
+            self._move(steps, note)
+
+
+@contextmanager
+def progress(total: int, label: str, *, done: int = 0) -> Generator[Advance]:
+    """Show on stderr how far some work is, where rich is installed and stderr is a terminal.
+
+    Args:
+        total: Steps of the whole work.
+        label: What the steps are, shown before the bar.
+        done: Steps that an earlier run has done.
+    """
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError:
+        yield Advance()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    shown = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with shown as bar:
+        task = bar.add_task(label, total=total, completed=done, note="")
+
+        def move(steps: int, note: str | None) -> None:
+            if note is not None:
+                bar.update(task, note=note)
+            bar.advance(task, steps)
+
+        yield Advance(move)
