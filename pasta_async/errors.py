@@ -10,9 +10,11 @@
     ├── ThreadFailedError               one thread of an answer failed, with its cause
     ├── TrainingError              a training run cannot go on
     └── BackendError               the place where tokens come from
-        ├── BackendConnectError    nothing usable answers at that address
+        ├── BackendTransportError  the connection broke off
+        │   ├── BackendConnectError    nothing answers at that address
+        │   └── BackendTimeoutError    the server sent nothing for too long
         ├── BackendStatusError     the server refused or failed (4xx, 5xx)
-        ├── BackendProtocolError   the server's words made no sense, or broke off
+        ├── BackendProtocolError   the server's reply was malformed or incomplete
         ├── BackendLostError            the server that had an answer is gone; others may take the answer
         └── UnsupportedModelError       the model folder cannot be used, and why
 
@@ -33,6 +35,8 @@ __all__ = [
     "BackendLostError",
     "BackendProtocolError",
     "BackendStatusError",
+    "BackendTimeoutError",
+    "BackendTransportError",
     "GenerationTimeoutError",
     "InvalidRequestError",
     "ParseError",
@@ -78,10 +82,20 @@ class BackendError(PastaError):
     """Whether sending the same request again may succeed."""
 
 
-class BackendConnectError(BackendError):
-    """Nothing usable answers at the backend's address."""
+class BackendTransportError(BackendError):
+    """The connection to the server broke off. It says nothing about the request: the server may be gone."""
 
     retryable = True
+
+
+class BackendConnectError(BackendTransportError):
+    """Nothing usable answers at the backend's address."""
+
+
+class BackendTimeoutError(BackendTransportError, TimeoutError):
+    """The server sent nothing for too long. Sending the request again could wait as long once more."""
+
+    retryable = False
 
 
 class BackendStatusError(BackendError):
@@ -96,7 +110,7 @@ class BackendStatusError(BackendError):
 
 
 class BackendProtocolError(BackendError):
-    """The server's answer was malformed or broke off."""
+    """The server's reply was malformed or incomplete."""
 
     retryable = True
 

@@ -166,9 +166,9 @@ def _translated(where: str) -> Generator[None]:
             "URL right? `pasta-async sglang MODEL` starts one."
         ) from error
     except httpx.TimeoutException as error:
-        raise BackendProtocolError(f"{where} sent nothing for too long ({type(error).__name__})") from error
+        raise BackendTimeoutError(f"{where} sent nothing for too long ({type(error).__name__})") from error
     except httpx.RequestError as error:
-        raise BackendProtocolError(
+        raise BackendTransportError(
             f"the connection to {where} broke off ({error or type(error).__name__})"
         ) from error
     except ValueError as error:
