@@ -15,6 +15,8 @@ from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
     BackendStatusError,
+    BackendTimeoutError,
+    BackendTransportError,
     InvalidRequestError,
 )
 

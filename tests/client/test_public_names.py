@@ -13,11 +13,11 @@ from pasta_async.backends.scripted import ScriptedBackend
 
 NAMES = """
 AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLostError BackendProtocolError
-BackendStatusError BackendTimeoutError BackendTransportError Client Clock DecodeRequest DiagnosticFound Event Generation GenerationTimeoutError
-InvalidRequestError Limits Message ModelInfo ParseError PastaError Piece PromiseOpened PromptTooLongError
-RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta ThreadDone
-ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage VirtualClock
-__version__ generate stream
+BackendStatusError BackendTimeoutError BackendTransportError Client Clock DecodeRequest DiagnosticFound
+Event Generation GenerationTimeoutError InvalidRequestError Limits Message ModelInfo ParseError PastaError
+Piece PromiseOpened PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds
+TextDelta ThreadDelta ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted
+UnsupportedModelError Usage VirtualClock __version__ generate stream
 """
 
 TYPES = {
