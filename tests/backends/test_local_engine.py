@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from pasta_async.backends.local.cache import RadixCache
 from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.radix import RadixCache
 from pasta_async.backends.local.sampler import Chooser, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.sampling import Sampling
@@ -22,7 +22,7 @@ from pasta_async.sampling import Sampling
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.backends.local.radix import Node
+    from pasta_async.backends.local.cache import Node
 
 torch.set_num_threads(1)
 LLAMA3_ROPE = {
