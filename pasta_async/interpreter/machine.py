@@ -98,6 +98,7 @@ class Machine:
         self._inline: Thread | None = None
         self._in_tag = False
         self._interrupt = False
+        self._finish_reason: FinishReason = "abort"  # until it is over
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -207,14 +208,15 @@ class Machine:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
         self._show(self._visible.close())
-        generation = self._generation(finish_reason or self._finish(), now, parallel=parallel)
+        self._finish_reason = finish_reason or self._finish()
+        generation = self._generation(now, parallel=parallel)
         if self._listen and finish_reason is None:
             self.events.append(ev.AnswerDone(generation))
         return generation
 
     def snapshot(self, now: float, *, parallel: bool) -> Generation:
         """The answer so far, without ending it."""
-        return self._generation("abort", now, parallel=parallel)
+        return self._generation(now, parallel=parallel)
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -406,7 +408,7 @@ class Machine:
             return "stop"
         return self.main.finish_reason
 
-    def _generation(self, finish_reason: FinishReason, now: float, *, parallel: bool) -> Generation:
+    def _generation(self, now: float, *, parallel: bool) -> Generation:
         records = tuple(thread.record() for thread in self.threads)
         requests = [request for record in records for request in record.requests]
         completion = sum(record.tokens for record in records)
@@ -429,7 +431,7 @@ class Machine:
             ),
             critical_path=self._chain + self._longest(),
             text_tokens=text_tokens,
-            finish_reason=finish_reason,
+            finish_reason=self._finish_reason,
             matched_stop=self._visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),

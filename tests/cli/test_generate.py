@@ -61,7 +61,7 @@ def test_json_is_the_generation() -> None:
     assert answer["text"] == TEXT
     assert parse(answer["document"]) == parse(WRITTEN)
     assert [thread["topic"] for thread in answer["threads"]] == ["", "causes", "outcome"]
-    assert answer["finish_reason"] == "end"
+    assert answer["finish_reason"] == "stop"
     assert answer["text_speedup"] == pytest.approx(answer["text_tokens"] / answer["critical_path"])
 
 
