@@ -1,7 +1,8 @@
 """The KV cache: memory for keys and values in slots of one token, and a radix tree that says what they hold.
 
 The edges of the tree are token ids and own their slots. Nodes that a running sequence stands on are locked;
-the rest is a cache, evicted leaf by leaf, least recently used first. After SGLang's RadixAttention (arXiv 2312.07104).
+the rest is a cache, evicted leaf by leaf, least recently used first. After SGLang's RadixAttention
+(arXiv 2312.07104).
 """
 
 from __future__ import annotations

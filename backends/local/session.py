@@ -48,28 +48,30 @@ class PieceWriter:
         self._held_text = ""
 
     def write(self, output: Output) -> list[Piece]:
-        """The pieces that this token makes ready; the last has `finish` set if the request ends here."""
+        """The pieces that this token makes ready; the last has `finish_reason` set if the request ends here."""
         token = output.token
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
-            finish = output.finish or self._stop(text)
+            finish_reason = output.finish_reason or self._stop(text)
             return [
                 *self._drain(None, complete=True),
-                Piece((token,), text, finish),
+                Piece((token,), text, finish_reason),
             ]
         text = self._text.add(token)
-        finish = output.finish or self._stop(text)
+        finish_reason = output.finish_reason or self._stop(text)
         self._held.append(token)
         self._held_text += text
-        return self._drain(finish, complete=finish is not None) if finish or self._request.stream else []
+        if not finish_reason and not self._request.stream:
+            return []
+        return self._drain(finish_reason, complete=finish_reason is not None)
 
-    def _drain(self, finish: FinishReason | None, *, complete: bool) -> list[Piece]:
+    def _drain(self, finish_reason: FinishReason | None, *, complete: bool) -> list[Piece]:
         """What is held, as one piece; `complete` brings out an unfinished character too."""
         text = self._held_text + (self._text.flush() if complete else "")
         held, self._held, self._held_text = self._held, [], ""
         if not held and not text:
             return []
-        return [Piece(tuple(held), text, finish)]
+        return [Piece(tuple(held), text, finish_reason)]
 
     def _stop(self, text: str) -> FinishReason | None:
         recent = self._tail + text
@@ -111,7 +113,7 @@ class Stream:
     def write(self, output: Output) -> list[Piece]:
         """The pieces that a token makes ready, with the usage on the first and on the last."""
         pieces = self._writer.write(output)
-        if pieces and (not self._written or pieces[-1].finish):
+        if pieces and (not self._written or pieces[-1].finish_reason):
             usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
             pieces[-1] = pieces[-1]._replace(**usage)
         self._written += len(pieces)
@@ -121,7 +123,7 @@ class Stream:
         """Hand pieces to the reader."""
         self._pieces.extend(pieces)
         self._news.set()
-        if pieces[-1].finish:
+        if pieces[-1].finish_reason:
             self.ended.set()
 
     def fail(self, error: BaseException) -> None:
@@ -196,7 +198,7 @@ class EngineLoop:
                 return
 
     def _end(self, stream: Stream, pieces: Sequence[Piece]) -> None:
-        if pieces and pieces[-1].finish:
+        if pieces and pieces[-1].finish_reason:
             del self._streams[id(stream.job)]
             if stream.job.node is not None:  # the text ended it, not the engine
                 self._engine.remove(stream.job)
