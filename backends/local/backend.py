@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pasta_async.backends.local.engine import Engine
     from pasta_async.backends.local.session import Session, Stream
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
@@ -88,6 +89,11 @@ class LocalBackend:
         self._model: _Model | None = None
         self._session: Session | None = None
         self._closed = False
+
+    @property
+    def engine(self) -> Engine | None:
+        """Model, cache and scheduler, to look into; None before `connect` and after `aclose`."""
+        return self._model and self._model.engine
 
     async def connect(self) -> ModelInfo:
         """Load the model, once. Cancelling it leaves the loading to the engine's thread.

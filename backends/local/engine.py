@@ -131,7 +131,9 @@ def _usable_device(name: str | None) -> torch.device:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
-        raise InvalidRequestError(f"torch cannot use the device {name!r} here: {error}") from error
+        raise InvalidRequestError(
+            f"torch cannot use the device {name!r} here: {str(error).splitlines()[0]}"
+        ) from error
     return device
 
 
