@@ -25,7 +25,7 @@ from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 torch.set_num_threads(1)
 QUESTION = [{"role": "user", "content": "The causes"}]
