@@ -27,8 +27,15 @@ __all__ = [
     "TagIds",
 ]
 
-FinishReason = Literal["stop", "length", "abort"]
-"""Why a request ended: a stop id or text (or end-of-text), its token limit, an abort."""
+FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
+"""Why a request, a thread or an answer ended; a backend says one of the first three.
+
+* `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
+* `length`: a limit on tokens.
+* `abort`: we ended it, because it was cancelled or not wanted any more.
+* `error`: it failed.
+* `superseded`: a thread whose chunk main wrote itself, behind the promise.
+"""
 
 Message = dict[str, str]
 """A chat message: ``{"role": ..., "content": ...}``."""
@@ -105,7 +112,7 @@ class Piece(NamedTuple):
 
     ids: tuple[int, ...]
     text: str
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     """Set on the last piece of a request (which may hold no ids), and only there."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -141,7 +148,7 @@ class Backend(Protocol):
         ...
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode; the last piece has `finish` set.
+        """Decode; the last piece has `finish_reason` set.
 
         Closing the generator early, or cancelling a task that iterates it, aborts the request: when
         `aclose()` returns nothing of it is left decoding.

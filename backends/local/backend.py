@@ -121,12 +121,12 @@ class LocalBackend:
         stream = model.stream(request)
         session.open(stream)
         try:
-            finish = None
-            while finish is None:
+            finish_reason = None
+            while finish_reason is None:
                 piece = await stream.read()
                 if stream.job.paused or stream.empty:  # the engine may have paused it while nobody read
                     session.resume()
-                finish = piece.finish
+                finish_reason = piece.finish_reason
                 yield piece
         finally:
             await session.close(stream)

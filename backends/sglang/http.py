@@ -188,7 +188,7 @@ class SGLangBackend:
         try:
             while event is not None:
                 for piece in await pieces.read(read.take(event)):
-                    call.finished = piece.finish is not None
+                    call.finished = piece.finish_reason is not None
                     yield piece
                 event = await call.next()
             if not call.finished:

@@ -116,7 +116,7 @@ async def test_a_logits_processor_chooses_for_its_own_request_only(backend: Loca
 async def test_a_piece_for_each_step_with_usage_and_logprobs(backend: LocalBackend) -> None:
     received = await pieces(backend, request(range(30)))
     assert [len(piece.ids) for piece in received] == [1] * 20
-    assert [piece.finish for piece in received] == [None] * 19 + ["length"]
+    assert [piece.finish_reason for piece in received] == [None] * 19 + ["length"]
     assert (received[0].prompt_tokens, received[0].cached_tokens) == (30, 0)
     assert (received[-1].prompt_tokens, received[-1].cached_tokens) == (30, 0)
     assert all(piece.logprobs is not None and len(piece.logprobs) == 1 for piece in received)
@@ -151,7 +151,7 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
     first = expected.index(expected[6])
     received = await pieces(backend, request(range(30), 12, stop_ids=(expected[6], 511)))
     assert all_ids(received) == expected[: first + 1]
-    assert received[-1].finish == "stop"
+    assert received[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -163,7 +163,7 @@ async def test_stop_text_ends_the_request_and_is_kept(backend: LocalBackend, str
     text = "".join(piece.text for piece in received)
     assert text.startswith("one STOP")
     assert len(text) < len("one STOP two")
-    assert received[-1].finish == "stop"
+    assert received[-1].finish_reason == "stop"
     assert engine_tasks() == []
 
 

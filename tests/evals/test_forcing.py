@@ -44,7 +44,7 @@ async def test_the_engine_writes_the_given_document_whatever_its_weights(local: 
         baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
 
     assert free.document == cut.document == alone.document == DOCUMENT
-    assert free.finish == baseline.finish == "end"
+    assert free.finish_reason == baseline.finish_reason == "stop"
     assert not free.diagnostics
     assert {thread.closed_by for thread in free.threads[1:]} == {"writer"}
     assert free.text == baseline.text == DOCUMENT.text

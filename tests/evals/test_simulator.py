@@ -153,7 +153,7 @@ async def test_a_request_that_is_closed_early_leaves_its_batch():
         await anext(pieces)
     began = backend.clock.time()
     alone = [piece async for piece in backend.decode(request(backend, ids[:3]))]
-    assert [piece.finish for piece in alone] == [None, None, "length"]
+    assert [piece.finish_reason for piece in alone] == [None, None, "length"]
     assert backend.clock.time() - began == pytest.approx(1 + 2 * 2)  # a prefill, then two steps
 
 

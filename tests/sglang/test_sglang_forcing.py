@@ -47,7 +47,7 @@ async def test_the_server_writes_the_given_document(backend: SGLangBackend, fork
         answer = await client.generate("Well?", sampling=FORCED_SAMPLING, fork=fork)
         baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
     assert answer.document == DOCUMENT
-    assert answer.finish == baseline.finish == "end"
+    assert answer.finish_reason == baseline.finish_reason == "stop"
     assert baseline.text == DOCUMENT.text
 
 
