@@ -48,7 +48,7 @@ class PieceWriter:
         self._held_text = ""
 
     def write(self, output: Output) -> list[Piece]:
-        """The pieces that this token makes ready; the last has `finish_reason` set if the request ends here."""
+        """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
         token = output.token
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
