@@ -462,8 +462,9 @@ async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
     ids=str,
 )
 def test_bad_options_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"path": folder, **options}
     with pytest.raises(InvalidRequestError):
-        LocalBackend(**{"path": folder, **options})
+        LocalBackend(**arguments)
 
 
 async def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
