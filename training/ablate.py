@@ -20,7 +20,7 @@ from pasta_async.training.evaluate import evaluate, load, table
 from pasta_async.training.packing import pack_hidden, pack_views
 from pasta_async.training.pretrain import loss_of
 from pasta_async.training.synthetic import sample
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pasta_async.lang.views import views
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

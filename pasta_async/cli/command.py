@@ -70,10 +70,11 @@ def run_command(
 
 
 def _option_type(annotation: Any) -> Any:
-    """The type that typer reads: it knows lists, but no tuples of any length."""
-    if getattr(annotation, "__origin__", None) is tuple:
+    """The type that typer reads: it knows lists, but no tuples of any length, and no JSON."""
+    origin = getattr(annotation, "__origin__", None)
+    if origin is tuple:
         return list[annotation.__args__[0]]
-    return annotation
+    return str if origin is dict else annotation
 
 
 def _complaints(error: ValidationError) -> str:

@@ -18,7 +18,7 @@ from pasta_async.training.card import main as write_card
 from pasta_async.training.decoding import greedy
 from pasta_async.training.evaluate import Row, table, visible_text, wilson
 from pasta_async.training.synthetic import FAMILIES, sample, score
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import Codec, build_tokenizer
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ValidationError
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.records import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.records import explain
 from pasta_async.training.recipe.schema import Recipe
 
 if TYPE_CHECKING:

@@ -111,9 +111,9 @@ def _flag(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{name}" if value else f"--no-{name}"
         return
-    yield f"--{name}"
-    several = cast("list[Any]", value) if isinstance(value, list) else [value]
-    yield from (json.dumps(one) if isinstance(one, dict) else str(one) for one in several)
+    for one in cast("list[Any]", value) if isinstance(value, list) else [value]:
+        yield f"--{name}"
+        yield json.dumps(one) if isinstance(one, dict) else str(one)
 
 
 def _torchrun(processes: int) -> Sequence[str]:
