@@ -132,7 +132,7 @@ def _summary(generation: Generation) -> Json:
 
 def _finish_reason(generation: Generation) -> str:
     """Why an answer ended, in OpenAI's words."""
-    return "length" if generation.finish == "length" else "stop"
+    return "length" if generation.finish_reason == "length" else "stop"
 
 
 def _cached_tokens(generation: Generation) -> int:

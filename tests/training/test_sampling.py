@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from pasta_async.training.trainer.tree import Tree, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from pasta_async.lang.views import Segment
     from pasta_async.protocol import DecodeRequest, Piece
@@ -129,9 +130,17 @@ class Listening(LocalBackend):
         self.total = 0.0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        async with aclosing(super().decode(request)) as pieces:
+        steps: list[torch.Tensor] = []
+
+        def note(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            steps.append(logits.log_softmax(-1))
+            return logits
+
+        rest = iter(steps)
+        noting = replace(request, extra={**request.extra, "logits_processor": note})
+        async with aclosing(super().decode(noting)) as pieces:
             async for piece in pieces:
-                self.total += sum(piece.logprobs or ())
+                self.total += sum(next(rest)[token].item() for token in piece.ids)
                 yield piece
 
 
@@ -157,7 +166,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
             with torch.inference_mode():
                 seen = log_probabilities(model, row).item()
             assert seen == pytest.approx(backend.total, abs=2e-2)
-            if answer.finish != "end" or answer.diagnostics:
+            if answer.finish_reason != "stop" or answer.diagnostics:
                 continue
             packed = pack_views(codec, codec.prompt(record.messages), answer.document)
             same = paths(trie) == paths(packed)
@@ -217,7 +226,7 @@ def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     backend = ScriptedBackend(written, faults=[inline], latency=1.0, thread_latency={1: 0.1})
     prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1, together=1, clock=backend.clock)
     (sample,) = prompts[0].samples
-    assert [thread.finish for thread in sample.threads] == ["end", "superseded"]
+    assert [thread.finish_reason for thread in sample.threads] == ["stop", "superseded"]
     assert sample.text == "See the causes here."
     assert not sample.exact
     (said,) = (play.ids for play in backend.played if play.request.thread)
@@ -242,7 +251,7 @@ def test_an_answer_that_fails_keeps_what_it_has_and_harms_no_other(tmp_path: Pat
     (sample,) = failed
     assert "thread 2 after 3 tokens" in sample.error
     assert run.failures == [sample.error]
-    assert sample.finish == "interrupted"
+    assert sample.finish_reason == "error"
     assert sample.tokens > 3
     assert sample.text.startswith("Both: The causes were many.")
     assert not sample.exact
