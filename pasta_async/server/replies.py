@@ -62,7 +62,7 @@ class Replies:
     def event(self, index: int, event: Event) -> Iterator[Json]:
         """The chunks for one event of a choice."""
         if self._request.pasta.events and not isinstance(event, AnswerDone):
-            pasta = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
+            pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
             yield self._chunk(pasta=pasta)
         if isinstance(event, TextDelta):
             yield self._chunk(self._delta(index, content=event.delta))
