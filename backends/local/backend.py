@@ -23,7 +23,6 @@ __all__ = ["LocalBackend"]
 
 _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
-_LONG_TEXT = 20_000  # characters; longer ones are encoded off the event loop
 
 
 class LocalBackend:
@@ -85,10 +84,7 @@ class LocalBackend:
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data; decoding gives it back. May be cancelled."""
-        model = await self._connected()
-        if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode, text)
-        return model.codec.encode(text)
+        return await (await self._connected()).text.encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Encode messages by the model's chat template, what stands in them as data. May be cancelled.
@@ -96,10 +92,7 @@ class LocalBackend:
         Raises:
             InvalidRequestError: The template refuses them; or there is none, and there are several messages.
         """
-        model = await self._connected()
-        if sum(len(message.get("content", "")) for message in messages) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode_chat, messages, template_kwargs)
-        return model.codec.encode_chat(messages, template_kwargs)
+        return await (await self._connected()).text.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept, nothing added between them. May be cancelled."""
@@ -179,7 +172,7 @@ class _Model:
         try:
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.session import Stepper
-            from pasta_async.backends.tokenization import TextCodec
+            from pasta_async.backends.tokenization import AsyncTextCodec, TextCodec
         except ModuleNotFoundError as error:
             raise BackendError(
                 f"local: needs the module {error.name!r}, which is not installed; "
@@ -187,6 +180,7 @@ class _Model:
             ) from error
         self.codec = TextCodec.from_folder(folder)
         self.engine = Engine(folder, EngineOptions(*options))
+        self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.stepper = Stepper(self.engine)
         _use_threads(threads or (1 if self.engine.weights < _SMALL else None))
         config = self.engine.config
