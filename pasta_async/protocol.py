@@ -6,7 +6,7 @@ end, because a fork must be a token prefix of its parent or the prefix cache mis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pasta_async.lang.document import TAG_TOKENS
@@ -97,9 +97,11 @@ class DecodeRequest:
     headers: Mapping[str, str] | None = None
     """What an observer wants sent along, a trace context for instance; a backend without HTTP takes what it
     knows of it."""
-    forced: tuple[int, ...] = ()
-    """Tokens that are dictated, to measure speed on given answers: the engine computes every step, only the
-    choice is not its own. Behind the last one it chooses by itself."""
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields that only some backends know, like `extra_body` of the OpenAI client. SGLang gets them in the
+    request's body (a mapping is merged into the field of that name). The embedded engine knows
+    `logits_processor`: called before each choice with the ids decoded so far and the logits `[vocab]`
+    (float32, may be changed in place), it returns the logits to choose by. Others ignore all of them."""
 
 
 class Piece(NamedTuple):
@@ -116,7 +118,6 @@ class Piece(NamedTuple):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
-    logprobs: tuple[float, ...] | None = None
 
 
 @runtime_checkable

@@ -210,9 +210,9 @@ class ScriptedBackend:
 
     def _cast(self, request: DecodeRequest) -> tuple[Stretch, Fault | None]:
         """What the request is to hear, and what is to go wrong."""
-        if request.forced:
-            texts = tuple(self.tokenizer.decode([token]) for token in request.forced)
-            return Stretch((*request.forced, self.tokenizer.end_id), (*texts, "")), None
+        if forced := request.extra.get("forced"):
+            texts = tuple(self.tokenizer.decode([token]) for token in forced)
+            return Stretch((*forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)

@@ -86,7 +86,7 @@ class SimulatedBackend:
             InvalidRequestError: It is not forced: a simulated engine has nothing to say.
             BackendError: The backend was closed.
         """
-        if not request.forced:
+        if not request.extra.get("forced"):
             raise InvalidRequestError(
                 "a simulated engine writes nothing of its own: force it (ForcedBackend)"
             )
@@ -144,7 +144,7 @@ class _Job:
 
     def write(self, due: float) -> bool:
         """Decode a token, which the client gets to when it is due; whether it was the last."""
-        forced = self.request.forced
+        forced = self.request.extra["forced"]
         token = forced[len(self.out)]
         self.out.append(token)
         finish_reason: FinishReason | None = "stop" if token in self._ends else None

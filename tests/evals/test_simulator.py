@@ -143,7 +143,7 @@ async def test_whole_answers_are_compared_with_a_simulation_of_them():
 
 
 def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
-    return DecodeRequest("a", 0, (8, 9), 50, Sampling(), forced=forced)
+    return DecodeRequest("a", 0, (8, 9), 50, Sampling(), extra={"forced": forced})
 
 
 async def test_a_request_that_is_closed_early_leaves_its_batch():

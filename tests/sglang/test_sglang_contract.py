@@ -171,6 +171,15 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
     }
 
 
+async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
+    server = OddServer()
+    server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])])]
+    await decode(backend(server), extra={"priority": 3, "sampling_params": {"min_new_tokens": 2}})
+    body = server.sent("/generate")[-1]
+    assert (body["priority"], body["input_ids"]) == (3, [11, 12, 13])
+    assert body["sampling_params"]["min_new_tokens"] == 2 and body["sampling_params"]["top_p"] == 1.0
+
+
 async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
     server = OddServer()
     count = 20

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from pasta_async import Client, Sampling
-from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
@@ -55,7 +55,7 @@ async def decode(
     backend: Backend, ids: list[int], forced: list[int], count: int, temperature: float = 0.0
 ) -> list[int]:
     sampling = Sampling(temperature=temperature, seed=1)
-    request = DecodeRequest("a", 0, tuple(ids), count, sampling, seed=1, forced=tuple(forced))
+    request = force(backend, DecodeRequest("a", 0, tuple(ids), count, sampling, seed=1), forced)
     return [token async for piece in backend.decode(request) for token in piece.ids]
 
 
