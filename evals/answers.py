@@ -110,6 +110,6 @@ def _answer(index: int, form: Form, generation: Generation) -> Answer:
         critical_path=generation.critical_path,
         promises=len(generation.threads) - 1,
         seconds=generation.elapsed,
-        well_formed=generation.finish == "end" and not generation.diagnostics,
+        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
         text_tokens=generation.text_tokens,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pasta_async import Client
 from pasta_async.backends import open_backend
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.forced import FORCED_LIMITS, ForcedBackend
+from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
 from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 

@@ -7,7 +7,7 @@ SGLang puts decoded KV into its prefix cache when a request ends. So a thread fo
 (`stream`) computes again what main decoded since its request began. To end main's request at each promise
 and send it again (`cut`) saves that, for a round trip more and a pause of main. The counts are the server's
 own and do not depend on its hardware; the times do. Each answer begins with an empty prefix cache. With
---documents the answers are written under force (pasta_async.evals.forced).
+--documents the answers are written under force (pasta_async.evals.forcing).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
-from pasta_async.evals.forced import FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.prefix_cache import empty_prefix_cache
 from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows

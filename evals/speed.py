@@ -8,7 +8,7 @@ One model answers every prompt in both forms: in parallel, and as the baseline, 
 A B B A over the prompts (or groups of them, with --together), the other way round in the next pass. Each pass
 begins with a cold prefix cache and a few answers that do not count, so no answer finds its own text there.
 
-With --documents the engine writes given answers under force (pasta_async.evals.forced): real lengths and real
+With --documents the engine is made to write given answers (pasta_async.evals.forcing): real lengths and real
 structure with any weights. With --out every run is kept as it comes, and the same command goes on where it
 was broken off, from a cold cache again.
 """
@@ -25,7 +25,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_client
-from pasta_async.evals.forced import FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.prompts import Prompt, digest, held_out, read_prompts
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.evals.speedups import summarise

@@ -150,7 +150,7 @@ def _run(
         cached_tokens=usage.cached_tokens,
         prefilled_tokens=usage.prefilled_tokens,
         requests=usage.requests,
-        well_formed=generation.finish == "end" and not generation.diagnostics,
+        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
         right=prompt.right(generation.text),
         text=generation.text,
     )

@@ -80,5 +80,5 @@ async def test_a_request_that_fails_at_first_is_sent_again() -> None:
     """Every request is recorded."""
     backend = ScriptedBackend(ANSWER, faults=[Fault(thread=2, after_tokens=0, kind="fail", retryable=True)])
     answer = await pasta_async.generate("The wars?", backend=backend)
-    assert answer.finish == "end"
+    assert answer.finish_reason == "stop"
     assert [request.thread for request in backend.requests].count(2) == 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pasta_async.limits import Limits
-    from pasta_async.protocol import DecodeRequest, Message, ModelInfo
+    from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo
     from pasta_async.results import Generation, RequestRecord
     from pasta_async.sampling import Sampling
 
@@ -66,7 +66,10 @@ class AnswerObserver:
     def request_ended(
         self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
     ) -> None:
-        """That request is over, called from the same task. `error` is why, if `record.finish` is "error"."""
+        """That request is over, called from the same task.
+
+        `error` is why, if `record.finish_reason` is "error".
+        """
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
         """The answer is over, and so are its turns and requests. Called from the task that began it.
@@ -133,11 +136,11 @@ def error_type(error: BaseException) -> str:
     return type(error).__name__
 
 
-def outcome(generation: Generation | None, error: BaseException | None) -> str:
-    """How an answer ended: as `Generation.finish` says, or "cancelled", or "error"."""
+def outcome(generation: Generation | None, error: BaseException | None) -> FinishReason:
+    """Why an answer ended: as `Generation.finish_reason` says, or "abort" if it was cancelled, or "error"."""
     if error is not None:
-        return "cancelled" if isinstance(error, asyncio.CancelledError) else "error"
-    return generation.finish if generation else "end"
+        return "abort" if isinstance(error, asyncio.CancelledError) else "error"
+    return generation.finish_reason if generation else "stop"
 
 
 class _Together(AnswerObserver):

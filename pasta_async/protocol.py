@@ -6,7 +6,7 @@ end, because a fork must be a token prefix of its parent or the prefix cache mis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pasta_async.lang.document import TAG_TOKENS
@@ -27,8 +27,15 @@ __all__ = [
     "TagIds",
 ]
 
-FinishReason = Literal["stop", "length", "abort"]
-"""Why a request ended: a stop id or text (or end-of-text), its token limit, an abort."""
+FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
+"""Why a request, a thread or an answer ended; a backend says one of the first three.
+
+* `stop`: end-of-text, a stop text or, in a chunk, `</async>`.
+* `length`: a limit on tokens.
+* `abort`: we ended it, because it was cancelled or not wanted any more.
+* `error`: it failed.
+* `superseded`: a thread whose chunk main wrote itself, behind the promise.
+"""
 
 Message = dict[str, str]
 """A chat message: ``{"role": ..., "content": ...}``."""
@@ -89,9 +96,11 @@ class DecodeRequest:
     headers: Mapping[str, str] | None = None
     """What an observer wants sent along, a trace context for instance; a backend without HTTP takes what it
     knows of it."""
-    forced: tuple[int, ...] = ()
-    """Tokens that are dictated, to measure speed on given answers: the engine computes every step, only the
-    choice is not its own. Behind the last one it chooses by itself."""
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields that only some backends know, like `extra_body` of the OpenAI client. SGLang gets them in the
+    request's body (a mapping is merged into the field of that name). The embedded engine knows
+    `logits_processor`: called before each choice with the ids decoded so far and the logits `[vocab]`
+    (float32, may be changed in place), it returns the logits to choose by. Others ignore all of them."""
 
 
 class Piece(NamedTuple):
@@ -103,7 +112,7 @@ class Piece(NamedTuple):
 
     ids: tuple[int, ...]
     text: str
-    finish: FinishReason | None = None
+    finish_reason: FinishReason | None = None
     """Set on the last piece of a request (which may hold no ids), and only there."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -139,7 +148,7 @@ class Backend(Protocol):
         ...
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode; the last piece has `finish` set.
+        """Decode; the last piece has `finish_reason` set.
 
         Closing the generator early, or cancelling a task that iterates it, aborts the request: when
         `aclose()` returns nothing of it is left decoding.

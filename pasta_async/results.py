@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
 from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
 from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
     from pasta_async.trace.perfetto import PerfettoTrace
 
-__all__ = ["AnswerFinish", "Generation", "RequestFinish", "RequestRecord", "Span", "ThreadRecord", "Usage"]
-
-AnswerFinish = Literal["end", "stop", "length", "interrupted"]
-"""End-of-text, a stop text, a token limit, or an error or a cancellation."""
-
-RequestFinish = Literal["stop", "length", "abort", "error"]
-"""A stop id or text (or end-of-text), a token limit, our abort because no more was wanted, a failure."""
+__all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
 
 class _Record(BaseModel):
@@ -33,7 +28,7 @@ class RequestRecord(_Record):
     cached_tokens: int | None
     """Of these, tokens whose KV was in the prefix cache; None where the backend does not say."""
     completion_tokens: int
-    finish: RequestFinish | None = None
+    finish_reason: FinishReason | None = None
     """None while it is under way."""
 
 
@@ -54,8 +49,7 @@ class ThreadRecord(_Record):
     """When its first request was sent; None if it never was."""
     first_token: float | None
     ended: float | None
-    finish: Literal["end", "stop", "length", "superseded", "interrupted"]
-    """`superseded`: main wrote the chunk itself, inline."""
+    finish_reason: FinishReason
     closed_by: ClosedBy | None
     """What ended the chunk; None for the main thread."""
     requests: tuple[RequestRecord, ...]
@@ -97,7 +91,10 @@ class Generation(_Record):
     """Tokens on the longest chain that had to be decoded one after another, tags counted."""
     text_tokens: int
     """Tokens of the visible text; an estimate by characters for a prompted model."""
-    finish: AnswerFinish
+    finish_reason: FinishReason
+    """`abort` or `error` in the part of an answer that an error left; `abort` while it is under way."""
+    matched_stop: str | None = None
+    """The stop text that ended the answer, if one did; it is not in `text`."""
     elapsed: float
     """Seconds."""
     timeline: tuple[Span, ...]

@@ -121,12 +121,12 @@ class LocalBackend:
         stream = model.stream(request)
         session.open(stream)
         try:
-            finish = None
-            while finish is None:
+            finish_reason = None
+            while finish_reason is None:
                 piece = await stream.read()
                 if stream.job.paused or stream.empty:  # the engine may have paused it while nobody read
                     session.resume()
-                finish = piece.finish
+                finish_reason = piece.finish_reason
                 yield piece
         finally:
             await session.close(stream)
@@ -209,7 +209,7 @@ class _Model:
         from pasta_async.backends.local.scheduler import Job
         from pasta_async.backends.local.stream import Stream, Writer
 
-        chooser = Chooser(request.sampling, request.seed, request.forced)
+        chooser = Chooser(request.sampling, request.seed, request.extra.get("logits_processor"))
         stops = (*request.stop_ids, *self.info.end_ids)
         job = Job(request.answer, request.ids, request.max_tokens, chooser, stops)
         return Stream(job, Writer(request, self.codec))
@@ -232,10 +232,6 @@ def _check(request: DecodeRequest, info: ModelInfo) -> None:
         wrong = next(i for i in request.ids if not 0 <= i < info.vocab_size)
         raise InvalidRequestError(
             f"token id {wrong} is outside the vocabulary of {info.name} ({info.vocab_size})"
-        )
-    if not all(0 <= token < info.vocab_size for token in request.forced):
-        raise InvalidRequestError(
-            f"a forced token is outside the vocabulary of {info.name} ({info.vocab_size})"
         )
     if request.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be at least 1, not {request.max_tokens}")

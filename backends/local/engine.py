@@ -44,7 +44,7 @@ class Output(NamedTuple):
     job: Job
     token: int
     logprob: float
-    finish: FinishReason | None
+    finish_reason: FinishReason | None
 
 
 class Engine:
@@ -89,7 +89,7 @@ class Engine:
     def step(self) -> list[Output] | None:
         """Run the model once over all jobs that can move; None if there are none.
 
-        A job whose output has `finish` set is gone already.
+        A job whose output has `finish_reason` set is gone already.
         """
         tasks = self.scheduler.plan()
         if not tasks:
@@ -114,14 +114,14 @@ class Engine:
             self.scheduler.publish(job)
         job.ids[job.length] = token
         job.length += 1
-        finish: FinishReason | None = None
+        finish_reason: FinishReason | None = None
         if token in job.stops:
-            finish = "stop"
+            finish_reason = "stop"
         elif job.length == job.limit:
-            finish = "length"
-        if finish:
+            finish_reason = "length"
+        if finish_reason:
             self.scheduler.remove(job)
-        return Output(job, token, logprob, finish)
+        return Output(job, token, logprob, finish_reason)
 
 
 def _dtype(name: str | None) -> torch.dtype:

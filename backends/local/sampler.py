@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pasta_async.sampling import Sampling
+
+    LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 __all__ = ["Chooser", "sample"]
 
@@ -21,10 +23,14 @@ class Chooser:
     One random number is drawn for each token, so a seed gives the same numbers whatever else is decoded.
     """
 
-    def __init__(self, sampling: Sampling, seed: int | None, forced: Sequence[int] = ()) -> None:
+    def __init__(
+        self, sampling: Sampling, seed: int | None, processor: LogitsProcessor | None = None
+    ) -> None:
         self.sampling = sampling
+        self.processor = processor
+        self.generated: list[int] = []
+        """What was chosen, for the processor; empty without one."""
         self._random = random.Random(seed)
-        self._forced = iter(forced)
 
     @property
     def greedy(self) -> bool:
@@ -41,10 +47,6 @@ class Chooser:
         """The next number, in [0, 1)."""
         return self._random.random()
 
-    def dictated(self) -> int | None:
-        """The token that has to come next, if its choice is not free."""
-        return next(self._forced, None)
-
 
 class _Parameters(NamedTuple):
     """One column `[rows, 1]` for each parameter."""
@@ -60,18 +62,19 @@ class _Parameters(NamedTuple):
 def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
     """Choose a token for each row of `logits` `[rows, vocabulary]`.
 
-    A dictated token is taken whatever its logit. Returns the tokens and their log probabilities under the
-    model itself (temperature 1, nothing cut).
+    Returns the tokens and their log probabilities at temperature 1, nothing cut.
     """
     logits = logits.float()
+    processed = [(row, c, c.processor) for row, c in enumerate(choosers) if c.processor]
+    for row, chooser, processor in processed:
+        logits[row] = processor(chooser.generated, logits[row])
     tokens = logits.argmax(-1)
     drawing = [row for row, chooser in enumerate(choosers) if not chooser.greedy]
     for draw, cuts in ((_draw_cut, True), (_draw, False)):
         if rows := [row for row in drawing if choosers[row].cuts == cuts]:
             tokens[rows] = draw(logits[rows], _parameters([choosers[row] for row in rows], logits))
-    for row, chooser in enumerate(choosers):
-        if (token := chooser.dictated()) is not None:
-            tokens[row] = token
+    for row, chooser, _ in processed:
+        chooser.generated.append(int(tokens[row]))
     logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     return _list(tokens), _list(logprobs)
 

@@ -76,7 +76,7 @@ class Stepper:
                 return
 
     def _end(self, stream: Stream, pieces: Sequence[Piece]) -> None:
-        if pieces and pieces[-1].finish:
+        if pieces and pieces[-1].finish_reason:
             del self._streams[id(stream.job)]
             if stream.job.node is not None:  # the text ended it, not the engine
                 self._engine.remove(stream.job)

@@ -40,28 +40,34 @@ class Writer:
         self._held_text = ""
 
     def write(self, output: Output) -> list[Piece]:
-        """The pieces that this token makes ready; the last has `finish` set if the request ends here."""
+        """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
         token = output.token
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
-            finish = output.finish or self._stop(text)
+            finish_reason = output.finish_reason or self._stop(text)
             return [
                 *self._drain(None, complete=True),
-                Piece((token,), text, finish, logprobs=(output.logprob,)),
+                Piece((token,), text, finish_reason, logprobs=(output.logprob,)),
             ]
         text = self._text.add(token)
-        finish = output.finish or self._stop(text)
+        finish_reason = output.finish_reason or self._stop(text)
         self._held.append(output)
         self._held_text += text
-        return self._drain(finish, complete=finish is not None) if finish or self._request.stream else []
+        return (
+            self._drain(finish_reason, complete=finish_reason is not None)
+            if finish_reason or self._request.stream
+            else []
+        )
 
-    def _drain(self, finish: FinishReason | None, *, complete: bool) -> list[Piece]:
+    def _drain(self, finish_reason: FinishReason | None, *, complete: bool) -> list[Piece]:
         """What is held, as one piece; `complete` brings out an unfinished character too."""
         text = self._held_text + (self._text.flush() if complete else "")
         held, self._held, self._held_text = self._held, [], ""
         if not held and not text:
             return []
-        return [Piece(tuple(o.token for o in held), text, finish, logprobs=tuple(o.logprob for o in held))]
+        return [
+            Piece(tuple(o.token for o in held), text, finish_reason, logprobs=tuple(o.logprob for o in held))
+        ]
 
     def _stop(self, text: str) -> FinishReason | None:
         recent = self._tail + text
@@ -103,7 +109,7 @@ class Stream:
     def write(self, output: Output) -> list[Piece]:
         """The pieces that a token makes ready, with the usage on the first and on the last."""
         pieces = self._writer.write(output)
-        if pieces and (not self._written or pieces[-1].finish):
+        if pieces and (not self._written or pieces[-1].finish_reason):
             usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
             pieces[-1] = pieces[-1]._replace(**usage)
         self._written += len(pieces)
@@ -113,7 +119,7 @@ class Stream:
         """Hand pieces to the reader."""
         self._pieces.extend(pieces)
         self._news.set()
-        if pieces[-1].finish:
+        if pieces[-1].finish_reason:
             self.ended.set()
 
     def fail(self, error: BaseException) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.scripted.cache import PrefixTree
 from pasta_async.backends.scripted.chat import Chat
@@ -39,8 +39,8 @@ class Play:
     ids: list[int] = field(default_factory=list[int])
     """What has been put out so far."""
     cached_tokens: int = 0
-    finish: FinishReason | Literal["failed"] | None = None
-    """None while it runs, `abort` if whoever asked for it left early."""
+    finish_reason: FinishReason | None = None
+    """None while it runs, `abort` if whoever asked for it left early, `error` if it broke off."""
     ended: float | None = None
 
 
@@ -160,7 +160,7 @@ class ScriptedBackend:
         return self._chat.decode(ids)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Play what the request is about; the last piece has `finish` set.
+        """Play what the request is about; the last piece has `finish_reason` set.
 
         Closing it early or cancelling its task ends the request at once, and puts it into `aborted`.
 
@@ -183,13 +183,13 @@ class ScriptedBackend:
                     await asyncio.sleep(0)
                 self._check_open()
                 play.ids += piece.ids
-                if piece.finish is not None:
-                    self._leave(play, piece.finish)
+                if piece.finish_reason is not None:
+                    self._leave(play, piece.finish_reason)
                 yield piece
-            if play.finish is None and fault is not None:
+            if play.finish_reason is None and fault is not None:
                 await self._break(play, fault)
         finally:
-            if play.finish is None:
+            if play.finish_reason is None:
                 self._leave(play, "abort")
 
     async def aclose(self) -> None:
@@ -210,9 +210,9 @@ class ScriptedBackend:
 
     def _cast(self, request: DecodeRequest) -> tuple[Stretch, Fault | None]:
         """What the request is to hear, and what is to go wrong."""
-        if request.forced:
-            texts = tuple(self.tokenizer.decode([token]) for token in request.forced)
-            return Stretch((*request.forced, self.tokenizer.end_id), (*texts, "")), None
+        if forced := request.extra.get("forced"):
+            texts = tuple(self.tokenizer.decode([token]) for token in forced)
+            return Stretch((*forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
@@ -265,10 +265,10 @@ class ScriptedBackend:
                     cache.add((*other.request.ids, *other.ids[:-1]))
         return min(cache.add(request.ids), len(request.ids) - 1)
 
-    def _leave(self, play: Play, finish: FinishReason | Literal["failed"]) -> None:
-        play.finish, play.ended = finish, self.clock.time()
+    def _leave(self, play: Play, finish_reason: FinishReason) -> None:
+        play.finish_reason, play.ended = finish_reason, self.clock.time()
         self.open.remove(play)
-        if finish == "abort":
+        if finish_reason == "abort":
             self.aborted.append(play.request)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
@@ -278,22 +278,22 @@ class ScriptedBackend:
         if fault.kind == "stall":
             await self._closed.wait()
             self._check_open()
-        self._leave(play, "failed")
+        self._leave(play, "error")
         raise fault.make_error()
 
     def _pieces(self, stretch: Stretch, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a stretch into pieces, up to what ends the request or breaks it."""
         request = play.request
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        count, finish = extent(stretch, request, self.tokenizer.end_id, limit)
+        count, finish_reason = extent(stretch, request, self.tokenizer.end_id, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
             yield from pieces(stretch, fault.after_tokens, size, self._tags)
             return
-        rest = unfinished(stretch, count, self.tokenizer) if finish == "length" else ""
+        rest = unfinished(stretch, count, self.tokenizer) if finish_reason == "length" else ""
         for piece in pieces(stretch, count, size, self._tags):
             count -= len(piece.ids)
             if count:
                 yield piece
             else:
-                yield Piece(piece.ids, piece.text + rest, finish, len(request.ids), play.cached_tokens)
+                yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)

@@ -14,7 +14,7 @@ import anyio
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.launch import engine_arguments, find_device
-from pasta_async.backends.sglang.parameters import checked_ids, forcing, request_ids, sampling_params
+from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params, with_extra
 from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
@@ -126,13 +126,12 @@ class EngineBackend:
             "sampling_params": sampling_params(request, info),
             "stream": True,
             "rid": next(self._rids),
-            **forcing(request, info),
         }
         if request.headers:
             body["external_trace_header"] = dict(request.headers)
         read = Increments(incremental=self._arguments.get("incremental_streaming_output", True))
         pieces = words.reader(request.stop_ids)
-        call = _Call(self._thread, body)
+        call = _Call(self._thread, with_extra(body, request.extra))
         try:
             while (event := await call.events.get()) is not None:
                 for piece in await pieces.read(read.take(event)):

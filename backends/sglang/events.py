@@ -31,7 +31,7 @@ class Increment(NamedTuple):
 
     ids: tuple[int, ...]
     text: str
-    finish: FinishReason | None
+    finish_reason: FinishReason | None
     matched: int | None
     """The id that ended the request, where an id did."""
     prompt_tokens: int | None
@@ -65,7 +65,7 @@ class Increments:
             meta = cast("dict[str, Any]", event["meta_info"])
             done = int(meta["completion_tokens"])
             reason = cast("dict[str, Any] | None", meta.get("finish_reason"))
-            finish = None if reason is None else _FINISH[reason["type"]]
+            finish_reason = None if reason is None else _FINISH[reason["type"]]
             matched = reason.get("matched") if reason else None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BackendProtocolError(
@@ -80,7 +80,7 @@ class Increments:
         return Increment(
             tuple(ids),
             text,
-            finish,
+            finish_reason,
             matched if isinstance(matched, int) else None,
             meta.get("prompt_tokens"),
             meta.get("cached_tokens"),
@@ -107,18 +107,20 @@ class PieceReader:
         self._sent = 0  # characters of text in earlier pieces
 
     async def read(self, new: Increment) -> list[Piece]:
-        """The pieces of an increment; the last one carries its finish and its counts."""
+        """The pieces of an increment; the last one carries the finish reason and the counts."""
         if new.matched is not None and new.matched not in self._stop_ids:
             new = new._replace(text=await self._without_end(new))
         cut = await self._cut(new)
         self._ids += new.ids
         self._sent += len(new.text)
-        if not cut and new.finish:
+        if not cut and new.finish_reason:
             cut = [((), "")]
         pieces = [Piece(ids, text) for ids, text in cut]
         if pieces:
             pieces[-1] = pieces[-1]._replace(
-                finish=new.finish, prompt_tokens=new.prompt_tokens, cached_tokens=new.cached_tokens
+                finish_reason=new.finish_reason,
+                prompt_tokens=new.prompt_tokens,
+                cached_tokens=new.cached_tokens,
             )
         return pieces
 

@@ -14,7 +14,7 @@ import anyio
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import server_facts, vocab_size
-from pasta_async.backends.sglang.parameters import checked_ids, forcing, request_ids, sampling_params
+from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params, with_extra
 from pasta_async.backends.sglang.router import ROUTING_KEY, engines
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Server
 from pasta_async.backends.sglang.words import ServerWords, Words
@@ -188,7 +188,7 @@ class SGLangBackend:
         try:
             while event is not None:
                 for piece in await pieces.read(read.take(event)):
-                    call.finished = piece.finish is not None
+                    call.finished = piece.finish_reason is not None
                     yield piece
                 event = await call.next()
             if not call.finished:
@@ -215,13 +215,12 @@ class SGLangBackend:
             "input_ids": checked_ids(request.ids, info),
             "sampling_params": sampling_params(request, info),
             "stream": request.stream,
-            **forcing(request, info),
         }
         if not facts.has_tokenizer:  # it could not tell what the text is
             body["sampling_params"].pop("stop_regex", None)
         if facts.dp_size > 1:  # each rank has a prefix cache of its own
             body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % facts.dp_size
-        return body
+        return with_extra(body, request.extra)
 
     async def _begin(
         self, body: dict[str, Any], path: str = "/generate", headers: Mapping[str, str] | None = None

@@ -64,15 +64,17 @@ class LocalReader:
         self._stop_ids = frozenset(stop_ids)
 
     async def read(self, new: Increment) -> list[Piece]:
-        """The pieces of an increment; the last one carries its finish and its counts."""
+        """The pieces of an increment; the last one carries the finish reason and the counts."""
         pieces = list(self._pieces(new))
-        if new.finish and (rest := self._detokenizer.flush()):
+        if new.finish_reason and (rest := self._detokenizer.flush()):
             pieces.append(Piece((), rest))
-        if not pieces and new.finish:
+        if not pieces and new.finish_reason:
             pieces = [Piece((), "")]
         if pieces:
             pieces[-1] = pieces[-1]._replace(
-                finish=new.finish, prompt_tokens=new.prompt_tokens, cached_tokens=new.cached_tokens
+                finish_reason=new.finish_reason,
+                prompt_tokens=new.prompt_tokens,
+                cached_tokens=new.cached_tokens,
             )
         return pieces
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import pickle
 import re
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -12,46 +10,15 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pasta_async.protocol import DecodeRequest, ModelInfo
 
-__all__ = ["FORCE", "checked_ids", "forcing", "request_ids", "sampling_params"]
+__all__ = ["checked_ids", "request_ids", "sampling_params", "with_extra"]
 
 MAX_STOPS = 32
 MAX_STOP_PATTERN = 256
 """Stop patterns that SGLang takes, and characters of one."""
-
-
-_FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(
-    1,
-    logits.argmax(-1, keepdim=True).new_tensor([[max(token, 0)] for token in tokens]),
-    logits.new_tensor([[1e6 if token >= 0 else 0.0] for token in tokens]),
-))([
-    (lambda forced, at: forced[at] if 0 <= at < len(forced) else -1)(
-        request["forced"],
-        getattr(request["__req__"], "kv", request["__req__"]).kv_allocated_len
-        - len(request["__req__"].origin_input_ids),
-    )
-    for request in requests
-])"""
-"""SGLang's custom logit processor that raises one token above all others: the next of the request's `forced`.
-
-Which one is next is told by the request's KV slots (`alloc_for_decode` in mem_cache/allocation.py), since
-with overlapped scheduling `output_ids` lags a step behind. An expression, for it travels in a pickle: as
-source it needs neither this package nor the same Python on the server.
-"""
-
-
-class _Force:
-    """What unpickles on the server (sampling/custom_logit_processor.py) as the processor."""
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return eval, (_FORCE,)
-
-
-FORCE = json.dumps({"callable": pickle.dumps(_Force()).hex()})
-"""A request's `custom_logit_processor`; its `custom_params` then hold `forced`."""
 
 
 def request_ids() -> Iterator[str]:
@@ -78,18 +45,12 @@ def checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
     return list(ids)
 
 
-def forcing(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
-    """The fields that dictate a request's tokens: none for a request that is free.
-
-    The server has to allow them (`--enable-custom-logit-processor`), else it answers 400.
-
-    Raises:
-        InvalidRequestError: A token is outside the vocabulary.
-    """
-    if not request.forced:
-        return {}
-    checked_ids(request.forced, info)
-    return {"custom_logit_processor": FORCE}
+def with_extra(body: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's body with the fields of `DecodeRequest.extra`; mappings (`sampling_params`) are merged."""
+    for name, value in extra.items():
+        mine = body.get(name)
+        body[name] = {**mine, **value} if isinstance(mine, dict) else value
+    return body
 
 
 def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
@@ -125,8 +86,6 @@ def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
         params["stop_token_ids"] = list(request.stop_ids)
     if patterns := _stop_patterns(request.stop_text):
         params["stop_regex"] = patterns
-    if request.forced:
-        params["custom_params"] = {"forced": list(request.forced)}
     if info.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed
     return params

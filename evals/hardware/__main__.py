@@ -18,7 +18,7 @@ from pasta_async.evals import fork_modes, speed
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend, cold_client
-from pasta_async.evals.forced import FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.hardware.findings import Findings, table
 from pasta_async.evals.hardware.serving import started_server
 from pasta_async.evals.hardware.steps import Step, Traffic, copy_bandwidth, decode_steps

@@ -3,7 +3,7 @@
     python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --first 20
     python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
 
-The answers are written under force (pasta_async.evals.forced), so every method decodes the same text, and
+The answers are written under force (pasta_async.evals.forcing), so every method decodes the same text, and
 whatever it needs besides: tags, an outline, its prompts. An SGLang server has to be started with
 --enable-custom-logit-processor and --enable-cache-report. The methods take turns at each answer, in an order
 that goes round, and a number before the question keeps an answer from finding another's KV. The first answer

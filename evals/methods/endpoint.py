@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends.sglang.parameters import FORCE
 from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.errors import BackendError
-from pasta_async.evals.forced import FORCED_LIMITS
+from pasta_async.evals.forcing import FORCE, FORCED_LIMITS, force
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -93,7 +91,7 @@ class _Dictated(WrappingBackend):
         self.targets: dict[Ids, Ids] = {}
 
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        return self.inner.decode(replace(request, forced=self.targets[request.ids]))
+        return self.inner.decode(force(self.inner, request, self.targets[request.ids]))
 
     async def aclose(self) -> None:
         self.targets.clear()

@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.sglang.launch import find_device
-from pasta_async.backends.sglang.parameters import FORCE
+from pasta_async.evals.forcing import FORCE
 from pasta_async.evals.methods.parts import outline, rounds
 
 if TYPE_CHECKING:

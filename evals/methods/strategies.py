@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pasta_async.evals.forced import FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.methods.by_hand import prepare_by_hand
 from pasta_async.evals.methods.frontend import prepare_frontend
 from pasta_async.evals.methods.parts import outline, rounds

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pasta_async import Client, Sampling
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.forced import FORCED_LIMITS, ForcedBackend, encode_segments, tags_of
+from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
 from pasta_async.evals.methods.endpoint import Endpoint
 from pasta_async.protocol import DecodeRequest
 
@@ -164,8 +164,8 @@ class Track:
             ids=context,
             max_tokens=len(target),
             sampling=Sampling(),
-            forced=target,
         )
+        request = force(self.engine.backend, request, target)
         self.requests += 1
         count, cached = 0, 0
         async with aclosing(self.engine.backend.decode(request)) as pieces:

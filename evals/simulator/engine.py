@@ -86,7 +86,7 @@ class SimulatedBackend:
             InvalidRequestError: It is not forced: a simulated engine has nothing to say.
             BackendError: The backend was closed.
         """
-        if not request.forced:
+        if not request.extra.get("forced"):
             raise InvalidRequestError(
                 "a simulated engine writes nothing of its own: force it (ForcedBackend)"
             )
@@ -97,13 +97,13 @@ class SimulatedBackend:
         job = _Job(request, {*request.stop_ids, *self._info.end_ids})
         engine.add(job)
         try:
-            finish = None
-            while finish is None:
-                token, finish, due = await job.next()
+            finish_reason = None
+            while finish_reason is None:
+                token, finish_reason, due = await job.next()
                 if (wait := due - self.clock.time()) > 0:
                     await self.clock.sleep(wait)
                 text = "" if token in self._info.end_ids else self._tokenizer.decode([token])
-                yield Piece((token,), text, finish, len(request.ids), job.cached)
+                yield Piece((token,), text, finish_reason, len(request.ids), job.cached)
         finally:
             engine.remove(job)
 
@@ -144,15 +144,15 @@ class _Job:
 
     def write(self, due: float) -> bool:
         """Decode a token, which the client gets to when it is due; whether it was the last."""
-        forced = self.request.forced
+        forced = self.request.extra["forced"]
         token = forced[len(self.out)]
         self.out.append(token)
-        finish: FinishReason | None = "stop" if token in self._ends else None
-        if finish is None and len(self.out) in (self.request.max_tokens, len(forced)):
-            finish = "length"
-        self._ready.append((token, finish, due))
+        finish_reason: FinishReason | None = "stop" if token in self._ends else None
+        if finish_reason is None and len(self.out) in (self.request.max_tokens, len(forced)):
+            finish_reason = "length"
+        self._ready.append((token, finish_reason, due))
         self._news.set()
-        return finish is not None
+        return finish_reason is not None
 
     async def next(self) -> tuple[int, FinishReason | None, float]:
         while not self._ready:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pasta_async import Sampling
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.forcing import force
 from pasta_async.evals.simulator.model import Sample
 from pasta_async.protocol import DecodeRequest
 
@@ -64,7 +65,7 @@ async def _round(
     backend: Backend, words: Sequence[int], at_once: int, context: int, shared: bool, clock: Clock
 ) -> tuple[float, float]:
     """Median seconds between tokens while all decode, and until the first token."""
-    requests = [_request(words, context) for _ in range(at_once)]
+    requests = [_request(backend, words, context) for _ in range(at_once)]
     if shared:
         requests = [replace(request, ids=requests[0].ids) for request in requests]
         await _times(backend, replace(requests[0], max_tokens=1), clock)
@@ -76,12 +77,12 @@ async def _round(
     return median(gaps or whole), median(one[0] for one in times) - began
 
 
-def _request(words: Sequence[int], context: int) -> DecodeRequest:
+def _request(backend: Backend, words: Sequence[int], context: int) -> DecodeRequest:
     """A request on a context that begins unlike any other."""
     draw = random.Random(next(_NAMES))
     ids = tuple(draw.choices(words, k=context))
     forced = tuple(draw.choices(words, k=_TOKENS + 1))
-    return DecodeRequest(f"sample {draw.random()}", 0, ids, _TOKENS, Sampling(), forced=forced)
+    return force(backend, DecodeRequest(f"sample {draw.random()}", 0, ids, _TOKENS, Sampling()), forced)
 
 
 async def _times(backend: Backend, request: DecodeRequest, clock: Clock) -> list[float]:

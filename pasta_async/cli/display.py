@@ -104,7 +104,7 @@ class JsonDisplay:
         )
 
     def broken(self) -> None:
-        """Print what there is, if the answer had begun; its `finish` says that it is not whole."""
+        """Print what there is, if the answer had begun; its `finish_reason` says that it is not whole."""
         if self._stream and self._stream.partial:
             _print(self._stream.partial.model_dump(mode="json"))
 

@@ -37,7 +37,7 @@ def found_in(thread: Thread, since: int) -> Iterator[Diagnostic]:
 
 def _diagnostics(threads: Sequence[Thread]) -> Iterator[Diagnostic]:
     for thread in threads:
-        if thread.finish == "superseded":
+        if thread.finish_reason == "superseded":
             continue  # what it wrote is not in the document
         yield from found_in(thread, 0)
 

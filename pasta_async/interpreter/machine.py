@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pasta_async.lang import ClosedBy, Promise
     from pasta_async.lang import Event as Reading
     from pasta_async.limits import Limits
-    from pasta_async.protocol import ModelInfo, Piece
-    from pasta_async.results import AnswerFinish, RequestFinish, RequestRecord
+    from pasta_async.protocol import FinishReason, ModelInfo, Piece
+    from pasta_async.results import RequestRecord
 
 __all__ = ["Dialect", "Fork", "Machine"]
 
@@ -98,6 +98,7 @@ class Machine:
         self._inline: Thread | None = None
         self._in_tag = False
         self._interrupt = False
+        self._finish_reason: FinishReason = "abort"  # until it is over
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -139,11 +140,11 @@ class Machine:
         thread.begin_request(prompt_tokens, now)
 
     def end_request(
-        self, number: int, began: float, tokens: int, now: float, finish: RequestFinish
+        self, number: int, began: float, tokens: int, now: float, finish_reason: FinishReason
     ) -> RequestRecord:
         """A request is over, after so many tokens, whatever ended it."""
         self.spans.append(Span(thread=number, start=began, end=now))
-        return self.threads[number].end_request(tokens, finish)
+        return self.threads[number].end_request(tokens, finish_reason)
 
     # What was decoded -------------------------------------------------------------------------------------
 
@@ -168,6 +169,8 @@ class Machine:
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "sequence", "fail"]) -> None:
         """A request of a thread failed."""
+        if action == "fail":
+            self.threads[number].finish_reason = "error"
         if self._listen:
             self.events.append(ev.ThreadFailed(number, error, action))
 
@@ -184,33 +187,36 @@ class Machine:
     def join(self, now: float) -> None:
         """Every promise of the round is kept: main goes on and sees the chunks."""
         chunks = {
-            thread.number: self._chunk(thread) for thread in self._round if thread.finish != "superseded"
+            thread.number: self._chunk(thread)
+            for thread in self._round
+            if thread.finish_reason != "superseded"
         }
         self._joined += self.main.stretch.joined(chunks)
         self._chain += self._longest()
         self._round_start = self.main.tokens
         for thread in self._round:
-            self._commit(thread, thread.tokens if thread.finish != "superseded" else 0)
+            self._commit(thread, thread.tokens if thread.finish_reason != "superseded" else 0)
         self.main.stretch = Stretch()
         self._round = []
         self.main.state = "open"
         if self._listen:
             self.events.append(ev.SyncJoined(now))
 
-    def finish(self, finish: AnswerFinish | None, now: float, *, parallel: bool) -> Generation:
-        """End the answer; `finish` says what interrupted it, if anything did."""
+    def finish(self, finish_reason: FinishReason | None, now: float, *, parallel: bool) -> Generation:
+        """End the answer; `finish_reason` says how it was broken off, if it was."""
         for thread in self.threads:
             if thread.state != "done":
-                self._close(thread, "interrupted", "interrupted", now)
+                self._close(thread, thread.finish_reason, "interrupted", now)
         self._show(self._visible.close())
-        generation = self._generation(finish or self._finish(), now, parallel=parallel)
-        if self._listen and finish is None:
+        self._finish_reason = finish_reason or self._finish()
+        generation = self._generation(now, parallel=parallel)
+        if self._listen and finish_reason is None:
             self.events.append(ev.AnswerDone(generation))
         return generation
 
     def snapshot(self, now: float, *, parallel: bool) -> Generation:
         """The answer so far, without ending it."""
-        return self._generation("interrupted", now, parallel=parallel)
+        return self._generation(now, parallel=parallel)
 
     # Reading ----------------------------------------------------------------------------------------------
 
@@ -285,7 +291,7 @@ class Machine:
         if self._visible.stopped:
             for thread in self.threads:
                 if thread.state != "done":
-                    thread.state, thread.finish = "done", "stop"
+                    thread.state, thread.finish_reason = "done", "stop"
                     self.dropped.append(thread.number)
 
     # Threads ----------------------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ class Machine:
         thread = self._round[-1]
         thread.lane.pending.clear()
         thread.text = []
-        thread.finish, thread.closed_by, thread.ended = "superseded", None, now
+        thread.finish_reason, thread.closed_by, thread.ended = "superseded", None, now
         if thread.state == "open":
             self.dropped.append(thread.number)
         thread.state = "done"
@@ -343,11 +349,11 @@ class Machine:
     def _check_end(self, thread: Thread, piece: Piece, now: float, *, ended: bool) -> None:
         """End a thread whose request ended for good."""
         if ended:
-            self._close(thread, "end", "end", now)
-        elif self.allowance(thread.number) <= 0 or piece.finish == "length":
+            self._close(thread, "stop", "end", now)
+        elif self.allowance(thread.number) <= 0 or piece.finish_reason == "length":
             self._close(thread, "length", "budget", now)
-        elif piece.finish == "stop" and not self._resumable(thread):
-            self._close(thread, "end", "end", now)
+        elif piece.finish_reason == "stop" and not self._resumable(thread):
+            self._close(thread, "stop", "end", now)
 
     def _resumable(self, thread: Thread) -> bool:
         """Whether a request stopped where we asked it to, and yet the thread is to go on."""
@@ -357,7 +363,7 @@ class Machine:
     def _close(
         self,
         thread: Thread,
-        finish: Literal["end", "stop", "length", "interrupted"],
+        finish_reason: FinishReason,
         closed_by: ClosedBy,
         now: float,
     ) -> None:
@@ -371,7 +377,7 @@ class Machine:
         else:
             thread.closed_by, thread.lane.done = closed_by, True
             self._act(thread, [r for r in thread.parser.close(cut=cut) if isinstance(r, TextDelta)], now)
-        thread.state, thread.finish, thread.ended = "done", finish, now
+        thread.state, thread.finish_reason, thread.ended = "done", finish_reason, now
         if self._listen:
             self.events.append(ev.ThreadDone(thread.number, thread.record()))
 
@@ -392,20 +398,24 @@ class Machine:
     def _longest(self) -> int:
         """The longest chain of the round."""
         main = self.main.tokens - self._round_start
-        chains = (thread.origin + thread.tokens for thread in self._round if thread.finish != "superseded")
+        chains = (
+            thread.origin + thread.tokens for thread in self._round if thread.finish_reason != "superseded"
+        )
         return max((main, *chains))
 
-    def _finish(self) -> AnswerFinish:
+    def _finish(self) -> FinishReason:
         if self._visible.stopped:
             return "stop"
-        return "length" if self.main.finish == "length" else "end"
+        return self.main.finish_reason
 
-    def _generation(self, finish: AnswerFinish, now: float, *, parallel: bool) -> Generation:
+    def _generation(self, now: float, *, parallel: bool) -> Generation:
         records = tuple(thread.record() for thread in self.threads)
         requests = [request for record in records for request in record.requests]
         completion = sum(record.tokens for record in records)
         document = assemble(self.threads, visible=self._visible.length if self._visible.stopped else None)
-        text_tokens = sum(thread.text_tokens for thread in self.threads if thread.finish != "superseded")
+        text_tokens = sum(
+            thread.text_tokens for thread in self.threads if thread.finish_reason != "superseded"
+        )
         if self._dialect == "text":
             text_tokens = round(completion * len(document.text) / max(1, len(document.format())))
         return Generation(
@@ -421,7 +431,8 @@ class Machine:
             ),
             critical_path=self._chain + self._longest(),
             text_tokens=text_tokens,
-            finish=finish,
+            finish_reason=self._finish_reason,
+            matched_stop=self._visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),
             parallel=parallel,

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.machine import Machine
     from pasta_async.interpreter.slots import Slots
     from pasta_async.limits import Limits
-    from pasta_async.protocol import Backend, ModelInfo, Piece
-    from pasta_async.results import AnswerFinish, Generation, RequestFinish
+    from pasta_async.protocol import Backend, FinishReason, ModelInfo, Piece
+    from pasta_async.results import Generation
     from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
@@ -122,7 +122,7 @@ class Runner:
                 raise asyncio.CancelledError from None
             error: BaseException = group.exceptions[0]  # the others followed from it
             if isinstance(error, PastaError):
-                error.partial = await self._finish("interrupted")
+                error.partial = await self._finish("error")
             raise error from error.__cause__
         return await self._finish()
 
@@ -138,8 +138,8 @@ class Runner:
         if deadline:
             deadline.cancel()
 
-    async def _finish(self, finish: AnswerFinish | None = None) -> Generation:
-        generation = self.machine.finish(finish, self._now(), parallel=self._parallel)
+    async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
+        generation = self.machine.finish(finish_reason, self._now(), parallel=self._parallel)
         await self._flush()
         return generation
 
@@ -246,23 +246,26 @@ class Runner:
         """Send a request, decode what comes, and keep the record of it."""
         number, machine, began = request.thread, self.machine, self._now()
         thread = machine.threads[number]
-        before, finish, problem = thread.tokens, "abort", None
+        before, finish_reason, problem = thread.tokens, "abort", None
         machine.begin_request(number, len(request.ids), began)
         await self._flush()
         if headers := self._observer.request_started(request):
             request = replace(request, headers=headers)
         try:
-            finish = await self._decode(request)
+            finish_reason = await self._decode(request)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            finish, problem = "error", BackendProtocolError("the backend cancelled the request by itself")
+            finish_reason, problem = (
+                "error",
+                BackendProtocolError("the backend cancelled the request by itself"),
+            )
             raise problem from error
         except Exception as error:
-            finish, problem = "error", error
+            finish_reason, problem = "error", error
             raise
         finally:
-            record = machine.end_request(number, began, thread.tokens - before, self._now(), finish)
+            record = machine.end_request(number, began, thread.tokens - before, self._now(), finish_reason)
             self._observer.request_ended(request, record, problem)
 
     async def _request(self, number: int) -> DecodeRequest | None:
@@ -305,16 +308,16 @@ class Runner:
         before, whole, behind = whole_ids(cut, texts)
         return (*await self._encode(before), *whole, *await self._encode(behind))
 
-    async def _decode(self, request: DecodeRequest) -> RequestFinish:
+    async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until it, or the request, ends; why the request did."""
         number, machine, finished = request.thread, self.machine, None
         async with aclosing(self._backend.decode(request)) as pieces:
             async for piece in pieces:
-                if piece.finish == "abort":
+                if piece.finish_reason == "abort":
                     raise BackendProtocolError("the backend aborted the request unasked")
                 if len(piece.ids) > (allowed := machine.allowance(number)):
                     piece = await self._shortened(number, piece, allowed)
-                finished = piece.finish
+                finished = piece.finish_reason
                 stop = machine.feed(number, piece, self._now())
                 if machine.dropped:
                     self._drop()
@@ -334,7 +337,7 @@ class Runner:
         ids = piece.ids[: max(0, allowed)]
         raw = self.machine.threads[number].stretch.raw
         before, after = await self._backend.detokenize(raw), await self._backend.detokenize([*raw, *ids])
-        return piece._replace(ids=ids, text=after[len(before) :], finish="length")
+        return piece._replace(ids=ids, text=after[len(before) :], finish_reason="length")
 
     def _spawn(self) -> None:
         numbers, self.machine.spawned = self.machine.spawned, []

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.visible import Lane
     from pasta_async.lang import Parser, Promise
     from pasta_async.lang.document import ClosedBy
-    from pasta_async.protocol import Piece
-    from pasta_async.results import RequestFinish
+    from pasta_async.protocol import FinishReason, Piece
 
 __all__ = ["Thread"]
 
@@ -28,7 +27,7 @@ class Thread:
         "closed_by",
         "ended",
         "fed",
-        "finish",
+        "finish_reason",
         "first_token",
         "lane",
         "latest",
@@ -77,7 +76,7 @@ class Thread:
         self.started: float | None = None
         self.first_token: float | None = None
         self.ended: float | None = None
-        self.finish: Literal["end", "stop", "length", "superseded", "interrupted"] = "interrupted"
+        self.finish_reason: FinishReason = "abort"
         self.closed_by: ClosedBy | None = None if number == 0 else "interrupted"
         self.prompt: tuple[int, int | None] = (0, None)
         """Context tokens of the request under way, and how many of them were cached."""
@@ -93,11 +92,14 @@ class Thread:
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
 
-    def end_request(self, generated: int, finish: RequestFinish) -> RequestRecord:
+    def end_request(self, generated: int, finish_reason: FinishReason) -> RequestRecord:
         """The request is over, one way or the other, after so many tokens."""
         prompt_tokens, cached = self.prompt
         self.requests[-1] = RequestRecord(
-            prompt_tokens=prompt_tokens, cached_tokens=cached, completion_tokens=generated, finish=finish
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached,
+            completion_tokens=generated,
+            finish_reason=finish_reason,
         )
         return self.requests[-1]
 
@@ -124,7 +126,7 @@ class Thread:
             started=self.started,
             first_token=self.first_token,
             ended=self.ended,
-            finish=self.finish,
+            finish_reason=self.finish_reason,
             closed_by=self.closed_by,
             requests=tuple(self.requests),
         )

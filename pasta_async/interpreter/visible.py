@@ -34,6 +34,8 @@ class Visible:
         self.length: int = 0
         """Characters shown."""
         self.stopped: bool = False
+        self.matched_stop: str | None = None
+        """The stop text that was found."""
         self.tail: Lane = Lane()
         self._lanes = deque((self.tail,))
         self._stop = tuple(stop)
@@ -78,9 +80,10 @@ class Visible:
             return self._record(text)
         text = self._back + text
         self._back = ""
-        if found := [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]:
+        if found := [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]:
             self.stopped = True  # by the one that was complete first, however the text came in
-            return self._record(text[: min(found)[1]])
+            _, start, self.matched_stop = min(found)
+            return self._record(text[:start])
         keep = max(_overlap(text, stop) for stop in self._stop)
         if keep:
             text, self._back = text[:-keep], text[-keep:]

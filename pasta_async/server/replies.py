@@ -166,7 +166,7 @@ class Completion(_Envelope):
 
 def finish_reason(generation: Generation) -> FinishReason:
     """Why an answer ended, in OpenAI's words."""
-    return "length" if generation.finish == "length" else "stop"
+    return "length" if generation.finish_reason == "length" else "stop"
 
 
 def pasta_choice(generation: Generation, index: int, *, record: bool) -> dict[str, Any]:

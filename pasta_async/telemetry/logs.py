@@ -92,13 +92,13 @@ class _AnswerLog(AnswerObserver):
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
         for record in generation.threads if generation else ():
             self._log_thread(record)
-        finish = outcome(generation, error)
-        failed = finish == "error"
+        finish_reason = outcome(generation, error)
+        failed = finish_reason == "error"
         self._log(
             logging.WARNING if failed else logging.INFO,
             "answer failed" if failed else "answer ended",
             model=self._model,
-            finish=finish,
+            finish_reason=finish_reason,
             **(self._figures(generation) if generation else {}),
             **self._failure(error if failed else None),
         )

@@ -46,7 +46,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
-        self.answers: Counter = self._counter("answers", "Answers that ended, by how.", "finish")
+        self.answers: Counter = self._counter("answers", "Answers that ended, by how.", "finish_reason")
         self.answer_errors: Counter = self._counter(
             "answer_errors", "Answers that failed, by the class of the error.", "error_type"
         )
@@ -70,7 +70,9 @@ class Metrics:
         self.diagnostics: Counter = self._counter(
             "diagnostics", "What was not well-formed in what the model wrote.", "code"
         )
-        self.threads: Counter = self._counter("threads", "Threads of answers that ended.", "kind", "finish")
+        self.threads: Counter = self._counter(
+            "threads", "Threads of answers that ended.", "kind", "finish_reason"
+        )
         self.threads_decoding: Gauge = self._gauge("threads_decoding", "Threads that hold a slot.")
         self.threads_waiting: Gauge = self._gauge("threads_waiting", "Threads that wait for a slot.")
         self.thread_wait: Histogram = self._histogram(
@@ -79,7 +81,9 @@ class Metrics:
         self.chunk_first_token: Histogram = self._histogram(
             "chunk_time_to_first_token_seconds", "From a promise to its chunk's first token.", _SECONDS
         )
-        self.requests: Counter = self._counter("requests", "Requests to the backend, by how.", "finish")
+        self.requests: Counter = self._counter(
+            "requests", "Requests to the backend, by how.", "finish_reason"
+        )
         self.request_errors: Counter = self._counter(
             "request_errors", "Requests that failed, retried ones too.", "error_type"
         )
@@ -140,7 +144,7 @@ class _AnswerMetrics(AnswerObserver):
     ) -> None:
         metrics, model, cached = self._metrics, self._model, record.cached_tokens or 0
         metrics.requests_in_flight.labels(model).dec()
-        metrics.requests.labels(model, record.finish).inc()
+        metrics.requests.labels(model, record.finish_reason).inc()
         if error:
             metrics.request_errors.labels(model, error_type(error)).inc()
         metrics.generation_tokens.labels(model, _kind(request.thread)).inc(record.completion_tokens)
@@ -174,7 +178,7 @@ class _AnswerMetrics(AnswerObserver):
 
     def _count_thread(self, thread: ThreadRecord) -> None:
         metrics, model = self._metrics, self._model
-        metrics.threads.labels(model, _kind(thread.thread), thread.finish).inc()
+        metrics.threads.labels(model, _kind(thread.thread), thread.finish_reason).inc()
         if thread.first_token is not None:
             histogram = metrics.chunk_first_token if thread.thread else metrics.first_token
             histogram.labels(model).observe(thread.first_token - thread.opened)

@@ -111,7 +111,7 @@ class _AnswerSpans(AnswerObserver):
         attributes: Attributes = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
-            "gen_ai.response.finish_reasons": [record.finish or "error"],
+            "gen_ai.response.finish_reasons": [record.finish_reason or "error"],
         }
         if record.cached_tokens is not None:
             attributes["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
@@ -128,9 +128,9 @@ class _AnswerSpans(AnswerObserver):
             self._span.set_attributes(_answered(generation))
             if self._text:
                 self._span.set_attribute("gen_ai.output.messages", _output(generation))
-        finish = outcome(generation, error)
-        self._span.set_attribute("gen_ai.response.finish_reasons", [finish])
-        self._fail(self._span, error if finish == "error" else None)
+        finish_reason = outcome(generation, error)
+        self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+        self._fail(self._span, error if finish_reason == "error" else None)
         self._span.end()
 
     def _end_thread(self, span: Span, record: ThreadRecord | None) -> None:
@@ -205,7 +205,7 @@ def _answered(generation: Generation) -> Attributes:
 
 
 def _threaded(record: ThreadRecord) -> Attributes:
-    attributes: Attributes = {"pasta.tokens": record.tokens, "pasta.finish": record.finish}
+    attributes: Attributes = {"pasta.tokens": record.tokens, "pasta.finish_reason": record.finish_reason}
     optional = {
         "pasta.estimate": record.estimate,
         "pasta.closed_by": record.closed_by,
@@ -225,7 +225,7 @@ def _messages(start: AnswerStart) -> str:
 
 
 def _output(generation: Generation) -> str:
-    return json.dumps([{**_message("assistant", generation.text), "finish_reason": generation.finish}])
+    return json.dumps([{**_message("assistant", generation.text), "finish_reason": generation.finish_reason}])
 
 
 def _message(role: str, text: str) -> dict[str, object]:

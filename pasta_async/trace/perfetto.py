@@ -69,7 +69,7 @@ def perfetto_trace(answer: Generation, baseline: Generation | None = None) -> Pe
 def _process(answer: Generation, pid: int, name: str) -> Iterator[TraceEvent]:
     """Events of one answer. Those of one moment stay in this order: what encloses comes first, flows last."""
     yield {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield from _async("answer", pid, 0, (0.0, answer.elapsed), finish=answer.finish)
+    yield from _async("answer", pid, 0, (0.0, answer.elapsed), finish_reason=answer.finish_reason)
     for record in answer.threads:
         yield from _thread(answer, record, pid)
     yield from _joins(answer, pid)
@@ -97,7 +97,7 @@ def _promise(answer: Generation, record: ThreadRecord, pid: int) -> Iterator[Tra
     """A promise on its own track, with its time in the queue inside; an instant where main wrote it."""
     ended = answer.elapsed if record.ended is None else record.ended
     started = ended if record.started is None else record.started
-    told = {"estimate": record.estimate, "tokens": record.tokens, "finish": record.finish}
+    told = {"estimate": record.estimate, "tokens": record.tokens, "finish_reason": record.finish_reason}
     begin, end = _async(record.topic, pid, record.thread, (record.opened, ended), **told)
     yield begin
     yield from _async("queued", pid, record.thread, (record.opened, started))

@@ -36,9 +36,9 @@ def rounds(answer: Generation) -> Iterator[Round]:
     main = [span for span in answer.timeline if span.thread == 0]
     for numbers in _between_syncs(answer):
         records = [answer.threads[number] for number in numbers]
-        if any(record.finish == "interrupted" for record in records):
+        if any(record.finish_reason in ("abort", "error") for record in records):
             return
-        joined = [record for record in records if record.finish != "superseded"]
+        joined = [record for record in records if record.finish_reason != "superseded"]
         if not joined:
             continue
         kept = max(answer.elapsed if record.ended is None else record.ended for record in joined)

@@ -33,7 +33,7 @@ class Recorder(LocalBackend):
         try:
             async for piece in pieces:
                 ids += piece.ids
-                if piece.finish:
+                if piece.finish_reason:
                     self.seen.append((request, piece.cached_tokens or 0, ids))
                 yield piece
         finally:

@@ -25,7 +25,7 @@ from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 torch.set_num_threads(1)
 QUESTION = [{"role": "user", "content": "The causes"}]
@@ -95,10 +95,28 @@ async def test_it_is_a_backend_and_says_what_it_knows(backend: LocalBackend, fol
     assert await backend.detokenize(info.end_ids) == "<|im_end|>"
 
 
+async def test_a_logits_processor_chooses_for_its_own_request_only(backend: LocalBackend) -> None:
+    seen: list[list[int]] = []
+
+    def descending(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(list(generated))
+        assert (logits.shape, logits.dtype) == ((512,), torch.float32)
+        return torch.zeros_like(logits).index_fill(0, torch.tensor([40 - len(generated)]), 1.0)
+
+    alone = all_ids(await pieces(backend, request(range(30), 4)))
+    free, led = await asyncio.gather(
+        pieces(backend, request(range(30), 4)),
+        pieces(backend, request(range(30), 4, extra={"logits_processor": descending})),
+    )
+    assert all_ids(free) == alone
+    assert all_ids(led) == [40, 39, 38, 37]
+    assert seen == [[], [40], [40, 39], [40, 39, 38]]
+
+
 async def test_a_piece_for_each_step_with_usage_and_logprobs(backend: LocalBackend) -> None:
     received = await pieces(backend, request(range(30)))
     assert [len(piece.ids) for piece in received] == [1] * 20
-    assert [piece.finish for piece in received] == [None] * 19 + ["length"]
+    assert [piece.finish_reason for piece in received] == [None] * 19 + ["length"]
     assert (received[0].prompt_tokens, received[0].cached_tokens) == (30, 0)
     assert (received[-1].prompt_tokens, received[-1].cached_tokens) == (30, 0)
     assert all(piece.logprobs is not None and len(piece.logprobs) == 1 for piece in received)
@@ -133,7 +151,7 @@ async def test_stop_ids_are_part_of_the_output(backend: LocalBackend) -> None:
     first = expected.index(expected[6])
     received = await pieces(backend, request(range(30), 12, stop_ids=(expected[6], 511)))
     assert all_ids(received) == expected[: first + 1]
-    assert received[-1].finish == "stop"
+    assert received[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -145,7 +163,7 @@ async def test_stop_text_ends_the_request_and_is_kept(backend: LocalBackend, str
     text = "".join(piece.text for piece in received)
     assert text.startswith("one STOP")
     assert len(text) < len("one STOP two")
-    assert received[-1].finish == "stop"
+    assert received[-1].finish_reason == "stop"
     assert engine_tasks() == []
 
 

@@ -227,7 +227,7 @@ def test_when_slots_run_out_the_youngest_wait_and_all_come_out_right(made: Any, 
     order: list[Job] = []
     while (outputs := engine.step()) is not None:
         engine.scheduler.check()
-        order += [output.job for output in outputs if output.finish]
+        order += [output.job for output in outputs if output.finish_reason]
     assert order[0] is jobs[0]
     assert [decoded(task) for task in jobs] == [reference(made, ids, 60) for ids in prompts]
 
@@ -258,7 +258,7 @@ def test_started_answers_go_before_new_ones(folder: Path) -> None:
     engine.add(chunk)
     ended: list[Job] = []
     while (outputs := engine.step()) is not None:
-        ended += [output.job for output in outputs if output.finish]
+        ended += [output.job for output in outputs if output.finish_reason]
     assert ended == [chunk, new]
 
 
@@ -302,7 +302,7 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(made: Any, folder: Path,
             chosen = data.draw(st.sampled_from(alive))
             chosen.paused = not chosen.paused
         else:
-            ended = [output.job for output in engine.step() or () if output.finish]
+            ended = [output.job for output in engine.step() or () if output.finish_reason]
             alive = [task for task in alive if task not in ended]
             done += ended
         engine.scheduler.check()

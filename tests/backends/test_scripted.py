@@ -71,7 +71,7 @@ async def test_a_tag_travels_alone_and_only_the_last_piece_has_a_finish() -> Non
     tags = set(player.info.tags or ())
     assert all(len(piece.ids) == 1 for piece in pieces if tags & set(piece.ids))
     assert max(len(piece.ids) for piece in pieces) > 1
-    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["stop"]
     assert pieces[-1].text == SYNC
     assert pieces[-1].prompt_tokens == len(player.prompt)
 
@@ -86,7 +86,7 @@ async def test_end_of_text_is_a_piece_without_text() -> None:
     player = await Player.ask(ScriptedBackend("Short."))
     *_, last = await player.pieces()
     assert last.ids == player.info.end_ids
-    assert (last.text, last.finish) == ("", "stop")
+    assert (last.text, last.finish_reason) == ("", "stop")
 
 
 @pytest.mark.parametrize("cut", range(14))
@@ -140,7 +140,7 @@ async def test_a_context_that_is_in_no_view_leads_to_the_next_stretch() -> None:
 async def test_what_the_script_does_not_have_is_empty() -> None:
     player = await Player.ask(ScriptedBackend("No promise."))
     pieces = await player.pieces(thread=3)
-    assert [(piece.ids, piece.finish) for piece in pieces] == [(player.info.end_ids, "stop")]
+    assert [(piece.ids, piece.finish_reason) for piece in pieces] == [(player.info.end_ids, "stop")]
 
 
 async def test_each_prompt_may_have_its_own_script() -> None:
@@ -227,10 +227,10 @@ async def test_tokens_and_context_are_limits() -> None:
     player = await Player.ask(ScriptedBackend("one two three four", context_length=9))
     assert len(player.prompt) == 4
     *_, last = await player.pieces(max_tokens=2)
-    assert (last.text, last.finish) == (" two", "length")
+    assert (last.text, last.finish_reason) == (" two", "length")
     player = await Player.ask(ScriptedBackend("one two three four five six", context_length=9))
     pieces = await player.pieces()
-    assert (len(pieces), pieces[-1].finish) == (5, "length")
+    assert (len(pieces), pieces[-1].finish_reason) == (5, "length")
 
 
 async def test_what_cannot_be_decoded_is_refused() -> None:
@@ -294,7 +294,7 @@ async def test_closing_early_aborts_the_request() -> None:
         assert [play.request for play in backend.open] == [request]
     assert not backend.open
     assert backend.aborted == [request]
-    assert backend.played[0].finish == "abort"
+    assert backend.played[0].finish_reason == "abort"
 
 
 @pytest.mark.loop_matrix
@@ -315,10 +315,10 @@ async def test_leaving_after_the_last_piece_is_no_abort() -> None:
     player = await Player.ask(backend)
     async with aclosing(backend.decode(player.request())) as pieces:
         async for piece in pieces:
-            if piece.finish:
+            if piece.finish_reason:
                 break
     assert not backend.aborted
-    assert backend.played[0].finish == "stop"
+    assert backend.played[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("faults", [(), (Fault(0, 2, "stall"),)], ids=["running", "stalled"])
@@ -357,7 +357,7 @@ async def test_a_failure_comes_after_so_many_tokens(tokens: int, piece: int) -> 
     assert count == tokens
     assert isinstance(error, BackendError)
     assert not error.retryable
-    assert player.backend.played[0].finish == "failed"
+    assert player.backend.played[0].finish_reason == "error"
     assert not player.backend.aborted
 
 

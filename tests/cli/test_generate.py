@@ -61,7 +61,7 @@ def test_json_is_the_generation() -> None:
     assert answer["text"] == TEXT
     assert parse(answer["document"]) == parse(WRITTEN)
     assert [thread["topic"] for thread in answer["threads"]] == ["", "causes", "outcome"]
-    assert answer["finish"] == "end"
+    assert answer["finish_reason"] == "stop"
     assert answer["text_speedup"] == pytest.approx(answer["text_tokens"] / answer["critical_path"])
 
 
@@ -129,7 +129,7 @@ def test_a_failure_leaves_the_json_so_far() -> None:
     result = generate("x", "--json", backend=scripted(Fault(2, 2, "fail")))
     assert result.exit_code == 1
     answer = json.loads(result.stdout)
-    assert answer["finish"] == "interrupted"
+    assert answer["finish_reason"] == "error"
     assert answer["text"].startswith(INTRO)
 
 

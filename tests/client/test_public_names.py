@@ -70,7 +70,7 @@ async def test_a_generation_is_json() -> None:
     assert data["usage"]["completion_tokens"] == generation.usage.completion_tokens
     assert data["critical_path"] > 0
     assert data["text_speedup"] == generation.text_speedup
-    assert set(data) >= {"timeline", "finish", "elapsed", "notes", "parallel", "text_tokens"}
+    assert set(data) >= {"timeline", "finish_reason", "elapsed", "notes", "parallel", "text_tokens"}
     assert pydantic.TypeAdapter(pasta_async.Usage).validate_python(data["usage"]) == generation.usage
 
 

@@ -60,7 +60,7 @@ async def test_a_snapshot_survives_that_the_chunk_is_written_inline() -> None:
     assert deltas[0].snapshot == deltas[0].delta == "Thread"
     assert deltas[-1].snapshot == "Inline."
     done = [event.record for event in events if isinstance(event, ThreadDone) and event.thread == 1]
-    assert (done[-1].finish, done[-1].text) == ("superseded", "Inline.")
+    assert (done[-1].finish_reason, done[-1].text) == ("superseded", "Inline.")
 
 
 async def test_the_last_event_has_the_generation_that_result_gives() -> None:
@@ -70,7 +70,7 @@ async def test_the_last_event_has_the_generation_that_result_gives() -> None:
         async for event in stream:
             events.append(event)
             assert stream.partial is not None
-            assert (stream.partial.finish == "interrupted") == (event.type != "answer.done")
+            assert (stream.partial.finish_reason == "abort") == (event.type != "answer.done")
         generation = await stream.result()
     assert events[-1].type == "answer.done"
     assert getattr(events[-1], "generation") is generation is stream.partial  # noqa: B009

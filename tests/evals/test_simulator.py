@@ -143,7 +143,7 @@ async def test_whole_answers_are_compared_with_a_simulation_of_them():
 
 
 def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
-    return DecodeRequest("a", 0, (8, 9), 50, Sampling(), forced=forced)
+    return DecodeRequest("a", 0, (8, 9), 50, Sampling(), extra={"forced": forced})
 
 
 async def test_a_request_that_is_closed_early_leaves_its_batch():
@@ -153,7 +153,7 @@ async def test_a_request_that_is_closed_early_leaves_its_batch():
         await anext(pieces)
     began = backend.clock.time()
     alone = [piece async for piece in backend.decode(request(backend, ids[:3]))]
-    assert [piece.finish for piece in alone] == [None, None, "length"]
+    assert [piece.finish_reason for piece in alone] == [None, None, "length"]
     assert backend.clock.time() - began == pytest.approx(1 + 2 * 2)  # a prefill, then two steps
 
 

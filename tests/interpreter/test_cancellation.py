@@ -28,12 +28,12 @@ def nothing_is_left(backend: ScriptedBackend) -> None:
     """No task beside this one, no request."""
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not backend.open
-    assert all(play.finish for play in backend.played)
+    assert all(play.finish_reason for play in backend.played)
 
 
 def is_part_of_the_answer(partial: Generation | None) -> None:
     assert partial is not None
-    assert partial.finish == "interrupted"
+    assert partial.finish_reason in ("abort", "error")
     whole = parse(RICH)
     texts = [promise.chunk.text for promise in whole.promises if promise.chunk]
     kept = [promise.chunk.text for promise in partial.document.promises if promise.chunk]
@@ -66,7 +66,7 @@ async def test_leaving_the_block_at_any_event_ends_everything(latencies: dict[in
             async with client.stream("Why?") as stream:
                 seen = await first_events(stream, count) if count else 0
             nothing_is_left(backend)
-            if seen == count and (partial := stream.partial) and partial.finish == "interrupted":
+            if seen == count and (partial := stream.partial) and partial.finish_reason == "abort":
                 is_part_of_the_answer(partial)
                 assert parse(RICH).text.startswith(partial.text)  # what the reader has seen by then
 
@@ -148,7 +148,7 @@ async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
         await answer(backend, limits=Limits(timeout=5.0))
     nothing_is_left(backend)
     assert backend.clock.time() == 5.0
-    assert (await answer(backend, limits=Limits(timeout=70.0))).finish == "end"
+    assert (await answer(backend, limits=Limits(timeout=70.0))).finish_reason == "stop"
 
 
 async def test_cancelling_while_the_prompt_is_encoded_leaves_nothing() -> None:
@@ -195,7 +195,7 @@ class SlowToAbort(ScriptedBackend):
         ended = False
         try:
             async for piece in super().decode(request):
-                ended = piece.finish is not None
+                ended = piece.finish_reason is not None
                 yield piece
         finally:
             if not ended:
@@ -217,7 +217,7 @@ async def test_an_outside_cancellation_wins_over_an_error_at_the_same_time() -> 
         backend = ScriptedBackend(RICH, faults=[Fault(1, 0), Fault(2, 1)])
         task = asyncio.create_task(answer(backend))
         for _ in range(200):
-            if any(play.finish == "failed" for play in backend.played):
+            if any(play.finish_reason == "error" for play in backend.played):
                 break
             await asyncio.sleep(0)
         for _ in range(turns):

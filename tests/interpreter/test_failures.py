@@ -51,13 +51,15 @@ async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(thread
     generation = await answer(backend)
     assert generation.text == parse(RICH).text
     first, again = [play for play in backend.played if play.request.thread == thread][:2]
-    assert (first.finish, again.request) == ("failed", first.request)
+    assert (first.finish_reason, again.request) == ("error", first.request)
     assert not backend.aborted
 
 
 async def test_it_is_sent_again_so_often_and_no_more() -> None:
     fault = Fault(1, 0, retryable=True, times=3)
-    assert (await answer(ScriptedBackend(RICH, faults=[fault]), limits=Limits(retries=3))).finish == "end"
+    assert (
+        await answer(ScriptedBackend(RICH, faults=[fault]), limits=Limits(retries=3))
+    ).finish_reason == "stop"
     for limits in (Limits(retries=2), Limits(retries=0)):
         backend = ScriptedBackend(RICH, faults=[fault])
         assert isinstance(await failing(backend, limits), ThreadFailedError)
@@ -86,7 +88,7 @@ async def test_else_the_answer_fails_with_the_partial_answer_on_the_error(thread
     assert isinstance(error.__cause__, BackendError)
     assert ("main thread" if thread == 0 else f"thread {thread}") in str(error)
     assert error.partial is not None
-    assert error.partial.finish == "interrupted"
+    assert error.partial.finish_reason == "error"
     assert error.partial.text == error.partial.document.text
     assert error.partial.usage.completion_tokens == sum(len(play.ids) for play in backend.played)
     assert error.partial.threads[thread].tokens >= (thread != 4)
@@ -185,8 +187,8 @@ class Odd(ScriptedBackend):
             elif self.how == "cancels itself":
                 raise asyncio.CancelledError
             elif self.how == "aborts":
-                yield piece._replace(finish="abort")
-            elif piece.finish is None:  # else: says nothing at its end
+                yield piece._replace(finish_reason="abort")
+            elif piece.finish_reason is None:  # else: says nothing at its end
                 yield piece
 
 

@@ -141,7 +141,7 @@ async def test_a_chunk_over_its_cap_is_closed_and_its_closing_tag_forced() -> No
     chunk = generation.document.promises[0].chunk
     assert chunk is not None
     assert (chunk.text, chunk.closed_by) == ("a b c", "budget")
-    assert (generation.threads[1].finish, generation.threads[1].closed_by) == ("length", "budget")
+    assert (generation.threads[1].finish_reason, generation.threads[1].closed_by) == ("length", "budget")
     assert generation.text == "One a b c two three."
     assert "<async>a b c</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
     assert generation.usage.completion_tokens == sum(len(play.ids) for play in backend.played)
@@ -166,7 +166,7 @@ async def test_end_of_text_closes_a_chunk() -> None:
     chunk = generation.document.promises[0].chunk
     assert chunk is not None
     assert (chunk.text, chunk.closed_by) == ("Alpha beta", "end")
-    assert generation.threads[1].finish == "end"
+    assert generation.threads[1].finish_reason == "stop"
     assert "<async>Alpha beta</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
 
 

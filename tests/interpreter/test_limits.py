@@ -120,7 +120,7 @@ async def test_an_answer_has_at_most_so_many_tokens_over_all_its_threads(most: i
     backend = ScriptedBackend(WIDE)
     generation = await answer(backend, sampling=Sampling(max_tokens=most), parallel=parallel)
     assert sum(len(play.ids) for play in backend.played) == generation.usage.completion_tokens <= most
-    assert generation.finish == "length"
+    assert generation.finish_reason == "length"
     assert generation.text == generation.document.text
     assert most < 6 or parse(WIDE).text.startswith(generation.text)  # a tag that is cut is text
 
@@ -130,7 +130,7 @@ async def test_a_promise_reserves_its_cap_so_that_main_stops_where_the_answers_l
     limits = Limits(chunk_tokens=10)
     generation = await answer(ScriptedBackend(script), limits=limits, sampling=Sampling(max_tokens=20))
     main, chunk = generation.threads
-    assert (main.tokens, main.finish, chunk.tokens) == (10, "length", 3)
+    assert (main.tokens, main.finish_reason, chunk.tokens) == (10, "length", 3)
     assert generation.text == "One. Alpha. two three"
 
 
@@ -139,17 +139,17 @@ async def test_what_a_chunk_did_not_take_of_its_reserve_is_main_s_after_the_join
     limits = Limits(chunk_tokens=10)
     generation = await answer(ScriptedBackend(script), limits=limits, sampling=Sampling(max_tokens=20))
     assert generation.text == parse(script).text
-    assert generation.finish == "end"
+    assert generation.finish_reason == "stop"
 
 
 def outline(generation: Generation) -> object:
     return (
         generation.document,
         generation.text,
-        generation.finish,
+        generation.finish_reason,
         generation.critical_path,
         generation.usage.completion_tokens,
-        [(thread.tokens, thread.finish, thread.closed_by) for thread in generation.threads],
+        [(thread.tokens, thread.finish_reason, thread.closed_by) for thread in generation.threads],
     )
 
 
@@ -179,7 +179,7 @@ async def test_the_context_of_the_model_is_a_limit_too() -> None:
         backend = ScriptedBackend(RICH, context_length=prompt + room)
         generation = await answer(backend)
         assert all(len(p.request.ids) + len(p.ids) <= prompt + room for p in backend.played)
-        assert generation.finish == "length"
+        assert generation.finish_reason == "length"
         assert not backend.aborted
 
 

@@ -119,7 +119,7 @@ def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Out
             contexts[number, len(machine.threads[number].requests)] = model.resolve(machine.context(number))
             machine.begin_request(number, 0, 0.0)
         piece = model.next(number)
-        if machine.feed(number, piece, 0.0) or piece.finish:
+        if machine.feed(number, piece, 0.0) or piece.finish_reason:
             asking.discard(number)
         started += machine.spawned
         machine.spawned.clear()
@@ -141,7 +141,10 @@ def told(outcome: tuple[Generation, Outcome]) -> object:
         generation.critical_path,
         generation.usage.completion_tokens,
         [str(found) for found in generation.diagnostics],
-        [(thread.text, thread.tokens, thread.finish, thread.closed_by) for thread in generation.threads],
+        [
+            (thread.text, thread.tokens, thread.finish_reason, thread.closed_by)
+            for thread in generation.threads
+        ],
         contexts,
     )
 

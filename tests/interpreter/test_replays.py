@@ -23,7 +23,7 @@ class Output:
     main: list[str]
     chunks: dict[int, str] = field(default_factory=dict[int, str])
     text: str = ""
-    finish: tuple[str, ...] = ()
+    finish_reason: tuple[str, ...] = ()
     """How the threads end, without main."""
     codes: tuple[str, ...] = ()
     """What there is to complain about."""
@@ -124,7 +124,7 @@ OUTPUTS = {
         [f"A. {P} B."], {1: "<async>Tea is mild.</async>"}, "A. Tea is mild. B.", ("stop",), ("async-stray",)
     ),
     "a chunk that ends without its tag": Output(
-        [f"A. {P} B."], {1: "Tea is mild."}, "A. Tea is mild. B.", ("end",), ("async-unclosed",)
+        [f"A. {P} B."], {1: "Tea is mild."}, "A. Tea is mild. B.", ("stop",), ("async-unclosed",)
     ),
     "a chunk that goes on behind its end": Output(
         [f"A. {P} B."], {1: "Tea is mild.</async>\n\nAnd coffee."}, "A. Tea is mild. B.", ("stop",)
@@ -175,7 +175,7 @@ async def test_an_imperfect_output_has_a_sensible_result(output: Output, name: s
         backend = ScriptedBackend(script, tokenizer=words, latency=1.0, thread_latency=latencies, piece=piece)
         generation = await answer(backend)
         assert generation.text == generation.document.text == output.text
-        assert tuple(thread.finish for thread in generation.threads[1:]) == output.finish
+        assert tuple(thread.finish_reason for thread in generation.threads[1:]) == output.finish_reason
         assert tuple(sorted(str(found.code) for found in generation.diagnostics)) == tuple(
             sorted(output.codes)
         )

@@ -20,7 +20,7 @@ def stopping(*stop: str) -> Sampling:
 
 async def test_the_text_ends_before_the_stop_text() -> None:
     generation = await answer(ScriptedBackend("One two. Three four."), sampling=stopping("Three"))
-    assert (generation.text, generation.finish) == ("One two. ", "stop")
+    assert (generation.text, generation.finish_reason) == ("One two. ", "stop")
 
 
 @pytest.mark.parametrize("piece", [1, 2, 50])
@@ -32,8 +32,8 @@ async def test_a_stop_text_is_found_across_pieces_and_threads(stop: str, piece: 
         backend = ScriptedBackend(RICH, latency=1.0, thread_latency=latencies, piece=piece)
         generation = await answer(backend, sampling=stopping(stop))
         whole = parse(RICH).text
-        assert (generation.text, generation.finish) == (
-            (whole.split(stop)[0], "stop") if stop in whole else (whole, "end")
+        assert (generation.text, generation.finish_reason) == (
+            (whole.split(stop)[0], "stop") if stop in whole else (whole, "stop")
         )
         assert generation.document.text == generation.text
         assert not backend.open
@@ -57,7 +57,7 @@ async def test_what_comes_behind_it_is_cancelled_and_what_comes_before_is_not() 
     backend = ScriptedBackend(script, latency=1.0)
     generation = await answer(backend, sampling=stopping("STOP"))
     assert generation.text == "One. " + "Alpha " * 60 + " two. "  # it is not known before chunk 1 is there
-    assert generation.threads[1].finish == "stop"
+    assert generation.threads[1].finish_reason == "stop"
     assert generation.elapsed > 60
 
 
@@ -65,7 +65,7 @@ async def test_a_stop_text_while_main_waits_at_its_sync_ends_the_answer() -> Non
     script = f"One. {promise('a', 'Alpha STOP beta.')}<sync/> two."
     backend = ScriptedBackend(script, latency=1.0, thread_latency={1: 10.0})
     generation = await answer(backend, sampling=stopping("STOP"))
-    assert (generation.text, generation.finish) == ("One. Alpha ", "stop")
+    assert (generation.text, generation.finish_reason) == ("One. Alpha ", "stop")
     assert [request.thread for request in backend.requests] == [0, 1]
 
 
@@ -73,7 +73,7 @@ async def test_tags_are_no_visible_text() -> None:
     generation = await answer(
         ScriptedBackend(RICH), sampling=stopping("promise", "sync", "<async>", 'tokens="')
     )
-    assert generation.finish == "end"
+    assert generation.finish_reason == "stop"
 
 
 async def test_the_stream_never_shows_a_part_of_it() -> None:

@@ -112,7 +112,7 @@ async def test_an_answer_that_was_shown_ends_with_its_text_so_far() -> None:
     assert isinstance(caught.value.__cause__, BackendLostError)
     assert caught.value.partial is not None
     assert caught.value.partial.text == shown
-    assert caught.value.partial.finish == "interrupted"
+    assert caught.value.partial.finish_reason == "error"
     assert sum(bool(member.requests) for member in members) == 1
     assert not any(member.open for member in members)
     await routed.aclose()

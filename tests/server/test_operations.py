@@ -81,7 +81,7 @@ async def test_a_scrape_after_answers() -> None:
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
     samples = Samples(scrape.text)
     assert reply.usage
-    assert samples.value("pasta_answers_total", finish="end", model_name="scripted") == 2
+    assert samples.value("pasta_answers_total", finish_reason="stop", model_name="scripted") == 2
     assert samples.value("pasta_generation_tokens_total") == 2 * reply.usage.completion_tokens
     assert samples.value("pasta_answers_in_flight") == samples.value("pasta_server_answers_in_flight") == 0
     assert samples.value("pasta_server_answers_limit") == 64

@@ -43,13 +43,15 @@ def _token(i: int, skip: bool) -> str:
     return "" if skip else SPECIALS[i]
 
 
-def event(ids: Sequence[int], done: int, *, text: str | None = None, finish: Any = None) -> dict[str, Any]:
+def event(
+    ids: Sequence[int], done: int, *, text: str | None = None, finish_reason: Any = None
+) -> dict[str, Any]:
     """An event of `/generate`."""
     return {
         "text": decode(ids) if text is None else text,
         "output_ids": list(ids),
         "meta_info": {
-            "finish_reason": finish,
+            "finish_reason": finish_reason,
             "prompt_tokens": 3,
             "cached_tokens": 1,
             "completion_tokens": done,

@@ -134,7 +134,7 @@ async def test_a_cancelled_connect_can_be_repeated() -> None:
 async def test_a_path_and_a_key_go_with_every_request() -> None:
     server = OddServer()
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
-    server.decoding = [stream([sse([event([END], 1, finish=STOP)])])]
+    server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])])]
     made = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
     await decode(made)
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
@@ -145,7 +145,7 @@ async def test_a_path_and_a_key_go_with_every_request() -> None:
 
 async def test_everything_a_server_could_default_is_spelled_out() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "enable_deterministic_inference": True}})
-    server.decoding = [stream([sse([event([CLOSE], 1, finish={"type": "stop", "matched": CLOSE})])])]
+    server.decoding = [stream([sse([event([CLOSE], 1, finish_reason={"type": "stop", "matched": CLOSE})])])]
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
     await decode(
         backend(server), sampling=sampling, seed=7, stop_ids=(CLOSE,), stop_text=("a.b", "", "x" * 300)
@@ -171,10 +171,19 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
     }
 
 
+async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:
+    server = OddServer()
+    server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])])]
+    await decode(backend(server), extra={"priority": 3, "sampling_params": {"min_new_tokens": 2}})
+    body = server.sent("/generate")[-1]
+    assert (body["priority"], body["input_ids"]) == (3, [11, 12, 13])
+    assert body["sampling_params"]["min_new_tokens"] == 2 and body["sampling_params"]["top_p"] == 1.0
+
+
 async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
     server = OddServer()
     count = 20
-    server.decoding = [stream([sse([event([END], 1, finish=STOP)])]) for _ in range(2 * count)]
+    server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])]) for _ in range(2 * count)]
     for made in (backend(server), backend(server)):
         for _ in range(count):
             await decode(made)
@@ -185,7 +194,7 @@ async def test_ids_of_requests_are_no_prefixes_of_each_other() -> None:
 async def test_all_threads_of_an_answer_meet_one_cache() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "dp_size": 4}})
     answers = [f"answer {number}" for number in range(20)]
-    server.decoding = [stream([sse([event([END], 1, finish=STOP)])]) for _ in range(60)]
+    server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])]) for _ in range(60)]
     made = backend(server)
     for thread in range(3):
         for answer in answers:
@@ -221,7 +230,7 @@ def cumulative(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def test_both_forms_of_streams_read_the_same() -> None:
-    events = [event([40], 1), event([40], 2), event([41, SYNC], 4), event([42, END], 6, finish=STOP)]
+    events = [event([40], 1), event([40], 2), event([41, SYNC], 4), event([42, END], 6, finish_reason=STOP)]
     expected = [((40,), "\x1e"), ((40,), "\x1e"), ((41,), "\x1f"), ((SYNC,), "<sync/>"), ((42, END), " ")]
     for form, flag in ((events, True), (cumulative(events), False)):
         for told in ({}, {"incremental_streaming_output": flag}):
@@ -230,7 +239,7 @@ async def test_both_forms_of_streams_read_the_same() -> None:
             pieces = await decode(backend(server))
             assert words(pieces) == expected
             assert pieces[-1] == Piece((42, END), " ", "stop", 3, 1)
-            assert all(piece.finish is None for piece in pieces[:-1])
+            assert all(piece.finish_reason is None for piece in pieces[:-1])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +257,7 @@ async def test_both_forms_of_streams_read_the_same() -> None:
 )
 async def test_tags_that_come_together_are_told_apart(ids: list[int], pieces: list[str]) -> None:
     server = OddServer()
-    server.decoding = [stream([sse([event([100], 1), event([*ids, END], len(ids) + 2, finish=STOP)])])]
+    server.decoding = [stream([sse([event([100], 1), event([*ids, END], len(ids) + 2, finish_reason=STOP)])])]
     got = await decode(backend(server))
     assert [piece.text for piece in got if piece.text] == ["Z", *pieces]
     assert [i for piece in got for i in piece.ids] == [100, *ids, END]
@@ -261,7 +270,7 @@ async def test_text_that_lags_is_complete_before_a_tag() -> None:
         event([501], 2, text="a"),
         event([502, SYNC], 4, text="é<sync/>"),
         event([503], 5, text=""),
-        event([END], 6, text="\ufffd</s>", finish=STOP),
+        event([END], 6, text="\ufffd</s>", finish_reason=STOP),
     ]
     server = OddServer()
     server.decoding = [stream([sse(events)])]
@@ -278,7 +287,7 @@ async def test_text_that_lags_is_complete_before_a_tag() -> None:
 
 async def test_one_answer_in_one_piece() -> None:
     server = OddServer()
-    server.decoding = [event([107, SYNC, 108, END], 4, finish=STOP)]
+    server.decoding = [event([107, SYNC, 108, END], 4, finish_reason=STOP)]
     pieces = await decode(backend(server), stream=False)
     assert words(pieces) == [((107,), "a"), ((SYNC,), "<sync/>"), ((108, END), "b")]
     assert server.sent("/generate")[-1]["stream"] is False and not server.sent("/abort_request")
@@ -322,7 +331,7 @@ async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(tabl
     vocabulary = table_model.tokenizer()
     ids: list[int] = vocabulary.encode("a<sync/>b").ids
     end: int = vocabulary.token_to_id("</s>")
-    events = [event([*ids, end], 4, finish={"type": "stop", "matched": end})]
+    events = [event([*ids, end], 4, finish_reason={"type": "stop", "matched": end})]
     events[0].pop("text")
     server = OddServer({"/server_info": {"version": "0.5.23", "skip_tokenizer_init": True}})
     server.decoding = [stream([sse(events)])]
@@ -343,7 +352,7 @@ async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(tabl
 
 
 def good() -> httpx.Response:
-    return stream([sse([event([107, END], 2, finish=STOP)])])
+    return stream([sse([event([107, END], 2, finish_reason=STOP)])])
 
 
 @pytest.mark.parametrize(
@@ -471,6 +480,6 @@ async def test_a_finished_request_is_not_aborted() -> None:
     server = OddServer()
     server.decoding = [good()]
     pieces = backend(server).decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
-    assert (await anext(pieces)).finish == "stop"
+    assert (await anext(pieces)).finish_reason == "stop"
     await pieces.aclose()
     assert not server.sent("/abort_request")

@@ -74,9 +74,9 @@ async def pieces_of(ids: Sequence[int], sizes: Sequence[int]) -> list[Piece]:
     for size in [*sizes, len(ids)]:
         part = ids[done : done + size]
         done += len(part)
-        finish = {"type": "length", "length": done} if done == len(ids) else None
-        pieces += await reader.read(increments.take(event(part, done, finish=finish)))
-        if finish:
+        finish_reason = {"type": "length", "length": done} if done == len(ids) else None
+        pieces += await reader.read(increments.take(event(part, done, finish_reason=finish_reason)))
+        if finish_reason:
             break
     return pieces
 
@@ -93,7 +93,7 @@ async def test_any_grouping_of_tokens_gives_the_same_text_and_lone_tags(
         if set(piece.ids) & set(TAGS):
             assert piece.text == decode(piece.ids) and len(piece.ids) == 1
     assert "".join(piece.text for piece in pieces) == decode(ids)
-    assert [piece.finish for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
 
 
 def test_an_event_that_takes_back_ids_is_refused() -> None:
@@ -109,12 +109,12 @@ async def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
     ids: list[int] = vocabulary.encode("é<sync/>").ids
     end: int = vocabulary.token_to_id("</s>")
     reader, increments = LocalReader(codec, ()), Increments(incremental=True)
-    finish = {"type": "stop", "matched": end}
-    parts = [(ids[:1], None), ([*ids[1:], ids[0]], None), ([end], finish)]
+    finish_reason = {"type": "stop", "matched": end}
+    parts = [(ids[:1], None), ([*ids[1:], ids[0]], None), ([end], finish_reason)]
     done, pieces = 0, list[Any]()
     for part, reason in parts:
         done += len(part)
-        pieces += await reader.read(increments.take(event(part, done, text="", finish=reason)))
+        pieces += await reader.read(increments.take(event(part, done, text="", finish_reason=reason)))
     assert [(piece.ids, piece.text) for piece in pieces] == [
         ((ids[0],), ""),
         ((ids[1],), "é"),
@@ -123,7 +123,7 @@ async def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
         ((end,), ""),
         ((), "\ufffd"),
     ]
-    assert pieces[-1].finish == "stop"
+    assert pieces[-1].finish_reason == "stop"
 
 
 # Encoding through a tokenizer elsewhere ---------------------------------------------------------------------

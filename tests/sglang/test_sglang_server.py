@@ -73,7 +73,7 @@ def ids_of(pieces: Sequence[Piece]) -> list[int]:
 
 def check_pieces(pieces: Sequence[Piece], tags: TagIds) -> None:
     """The contract of `Piece`."""
-    assert [piece.finish is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [piece.finish_reason is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     for piece in pieces:
         if set(piece.ids) & set(tags):
             assert len(piece.ids) == 1 and piece.text == tags.written(piece.ids[0])
@@ -133,7 +133,7 @@ async def test_output_keeps_special_tokens_and_adds_no_spaces(
     expected = await read(local, request(await chat(local)))
     assert ids_of(pieces) == ids_of(expected) and text_of(pieces) == text_of(expected)
     assert set(ids_of(pieces)) & set(tags)
-    assert (pieces[-1].finish, pieces[-1].prompt_tokens) == (expected[-1].finish, len(prompt))
+    assert (pieces[-1].finish_reason, pieces[-1].prompt_tokens) == (expected[-1].finish_reason, len(prompt))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -142,7 +142,7 @@ async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: SGLangBacke
     pieces = await read(backend, request(await chat(backend), stop_ids=(tags.end,), stream=stream))
     check_pieces(pieces, tags)
     assert text_of(pieces).endswith('"/>') and pieces[-1].ids == (tags.end,)
-    assert pieces[-1].finish == "stop"
+    assert pieces[-1].finish_reason == "stop"
 
 
 async def test_a_stop_text_ends_the_request_and_stays_whole(backend: SGLangBackend) -> None:
@@ -154,14 +154,14 @@ async def test_a_stop_text_ends_the_request_and_stays_whole(backend: SGLangBacke
     text = text_of(pieces)
     assert whole.startswith(text) and stop in text and len(text) < len(whole)
     assert await backend.detokenize(ids_of(pieces)) == text
-    assert pieces[-1].finish == "stop"
+    assert pieces[-1].finish_reason == "stop"
 
 
 async def test_a_request_ends_at_its_limit_and_at_the_end_of_the_context(backend: SGLangBackend) -> None:
     info = await backend.connect()
     prompt = await chat(backend)
     pieces = await read(backend, request(prompt, tokens=3))
-    assert len(ids_of(pieces)) == 3 and pieces[-1].finish == "length"
+    assert len(ids_of(pieces)) == 3 and pieces[-1].finish_reason == "length"
     nearly_full = [*prompt[:-1], *[prompt[5]] * (info.context_length - 2 - len(prompt)), prompt[-1]]
     pieces = await read(backend, request(nearly_full, tokens=100, stream=False))
     assert len(ids_of(pieces)) <= 2
@@ -210,7 +210,7 @@ async def endless(backend: SGLangBackend) -> DecodeRequest:
     """A request that goes on for at least 400 tokens, unless it is aborted."""
     prompt = await chat(backend)
     for seed in range(20):
-        if (await read(backend, hot(prompt, seed, tokens=400)))[-1].finish == "length":
+        if (await read(backend, hot(prompt, seed, tokens=400)))[-1].finish_reason == "length":
             return hot(prompt, seed, tokens=1500, stream=True)
     raise AssertionError("no seed goes on for long")
 

@@ -56,7 +56,7 @@ async def test_an_answer_in_figures_and_no_text(logger: logging.Logger, lines: L
     generation = await client.generate("a secret")
     [ended] = lines.said("answer ended")
     assert ended["levelno"] == logging.INFO
-    assert (ended["finish"], ended["threads"]) == ("end", 3)
+    assert (ended["finish_reason"], ended["threads"]) == ("stop", 3)
     assert ended["completion_tokens"] == generation.usage.completion_tokens
     assert {record["answer_id"] for record in lines.records} == {ended["answer_id"]}
     assert [record["thread_id"] for record in lines.said("thread ended")] == [0, 1, 2]

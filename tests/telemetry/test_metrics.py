@@ -37,8 +37,8 @@ def check_against(samples: Samples, generations: list[Generation]) -> None:
     assert samples.value("pasta_threads_total", kind="main") == len(generations)
     assert samples.value("pasta_threads_total") == len(threads)
     assert samples.value("pasta_requests_total") == len(requests) == sum(usage.requests for usage in usages)
-    for finish, count in Counter(request.finish for request in requests).items():
-        assert samples.value("pasta_requests_total", finish=str(finish)) == count
+    for finish_reason, count in Counter(request.finish_reason for request in requests).items():
+        assert samples.value("pasta_requests_total", finish_reason=str(finish_reason)) == count
     assert samples.value("pasta_prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages)
     assert samples.value("pasta_cached_tokens_total") == sum(usage.cached_tokens for usage in usages)
     assert samples.value("pasta_prefilled_tokens_total") == sum(usage.prefilled_tokens for usage in usages)
@@ -86,7 +86,7 @@ async def test_threads_in_parallel(fork: Fork) -> None:
     samples = Samples.of(registry)
     check_against(samples, generations)
     check_idle(samples)
-    assert samples.value("pasta_threads_total", kind="chunk", finish="stop") == 6
+    assert samples.value("pasta_threads_total", kind="chunk", finish_reason="stop") == 6
     assert samples.value("pasta_answer_threads_sum") == 9
     assert samples.value("pasta_chunk_time_to_first_token_seconds_count") == 6
 
@@ -101,10 +101,10 @@ async def test_failures_are_counted_by_their_class_and_retries_as_requests() -> 
     assert failure.value.partial
     check_against(samples, [failure.value.partial])
     check_idle(samples)
-    assert samples.value("pasta_answers_total", finish="error") == 1
+    assert samples.value("pasta_answers_total", finish_reason="error") == 1
     assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
     assert samples.value("pasta_request_errors_total", error_type="BackendError") == 2
-    assert samples.value("pasta_requests_total", finish="error") == 2
+    assert samples.value("pasta_requests_total", finish_reason="error") == 2
     assert samples.value("pasta_text_speedup_ratio_count") == 0
 
 
@@ -121,7 +121,7 @@ async def test_what_fails_before_it_begins() -> None:
         await client.generate("")
     samples = Samples.of(registry)
     check_idle(samples)
-    assert samples.value("pasta_answers_total", finish="error", model_name="unknown") == 2
+    assert samples.value("pasta_answers_total", finish_reason="error", model_name="unknown") == 2
     assert samples.value("pasta_answer_errors_total", error_type="BackendError") == 1
     assert samples.value("pasta_answer_errors_total", error_type="InvalidRequestError") == 1
 
@@ -142,8 +142,8 @@ async def test_a_cancelled_answer_aborts_its_requests() -> None:
         assert during.value("pasta_threads_decoding") >= 2
     samples = Samples.of(registry)
     check_idle(samples)
-    assert samples.value("pasta_answers_total", finish="cancelled") == 1
-    assert samples.value("pasta_requests_total", finish="abort") >= 2
+    assert samples.value("pasta_answers_total", finish_reason="abort") == 1
+    assert samples.value("pasta_requests_total", finish_reason="abort") >= 2
     assert samples.value("pasta_answer_errors_total") == 0
     assert stream.partial
     check_against(samples, [stream.partial])
@@ -165,7 +165,7 @@ async def test_threads_that_wait_are_seen() -> None:
     await asyncio.wait([first])
     samples = Samples.of(registry)
     check_idle(samples)
-    assert samples.value("pasta_answers_total", finish=generation.finish) == 1
+    assert samples.value("pasta_answers_total", finish_reason=generation.finish_reason) == 1
     assert samples.value("pasta_thread_wait_seconds_count") == samples.value("pasta_threads_total") + 1
 
 

@@ -68,7 +68,7 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     assert told["gen_ai.request.model"] == "scripted"
     assert told["gen_ai.usage.input_tokens"] == generation.usage.prompt_tokens
     assert told["gen_ai.usage.output_tokens"] == generation.usage.completion_tokens
-    assert told["gen_ai.response.finish_reasons"] == ("end",)
+    assert told["gen_ai.response.finish_reasons"] == ("stop",)
     assert told["pasta.critical_path"] == generation.critical_path
     threads = traces.children(answer, "pasta.thread")
     assert sorted(attributes(span)["pasta.thread"] for span in threads) == [0, 1, 2]
@@ -113,7 +113,9 @@ async def test_answers_side_by_side_keep_their_own_parents(traces: Traces) -> No
 async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None:
     server = odd_server.OddServer()
     server.decoding = [
-        odd_server.stream([odd_server.sse([odd_server.event(odd_server.encode("Hi"), 2, finish=_STOP)])])
+        odd_server.stream(
+            [odd_server.sse([odd_server.event(odd_server.encode("Hi"), 2, finish_reason=_STOP)])]
+        )
     ]
     async with server.client() as http:
         backend = SGLangBackend("http://odd", client=http)
@@ -150,7 +152,7 @@ async def test_a_cancelled_answer_ends_all_its_spans(traces: Traces) -> None:
             if isinstance(event, ThreadStarted) and event.thread == 2:
                 break
     [answer] = traces.spans("chat")
-    assert attributes(answer)["gen_ai.response.finish_reasons"] == ("cancelled",)
+    assert attributes(answer)["gen_ai.response.finish_reasons"] == ("abort",)
     assert answer.status.status_code is StatusCode.UNSET
     reasons = [attributes(span)["gen_ai.response.finish_reasons"] for span in traces.spans("text_completion")]
     assert ("abort",) in reasons

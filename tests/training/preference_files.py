@@ -28,7 +28,7 @@ def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **
         "seed": number,
         "text": document.text,
         "written": written,
-        "finish": "end",
+        "finish_reason": "stop",
         "well_formed": True,
         "tokens": len(trie.targets),
         "critical_path": len(trie.targets),

@@ -188,12 +188,12 @@ def test_nobody_at_the_address_is_an_error_that_names_it(annotator: Annotator, t
 async def test_a_line_that_was_cut_is_dropped(tmp_path: Path) -> None:
     asked = Asked(model="a", prompt="b", temperature=0)
     with Journal(tmp_path / "journal", asked) as journal:
-        await journal.keep(Reply(key="k", text="kept", finish="stop"))
+        await journal.keep(Reply(key="k", text="kept", finish_reason="stop"))
     with (tmp_path / "journal").open("ab") as torn:
         torn.write(b'{"key":"k","te')
     with Journal(tmp_path / "journal", asked) as journal:
         assert [reply.text for reply in journal.replies["k"]] == ["kept"]
-        await journal.keep(Reply(key="k", text="next", finish="stop"))
+        await journal.keep(Reply(key="k", text="next", finish_reason="stop"))
     with Journal(tmp_path / "journal", asked) as journal:
         assert [reply.text for reply in journal.replies["k"]] == ["kept", "next"]
 

@@ -157,7 +157,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
             with torch.inference_mode():
                 seen = log_probabilities(model, row).item()
             assert seen == pytest.approx(backend.total, abs=2e-2)
-            if answer.finish != "end" or answer.diagnostics:
+            if answer.finish_reason != "stop" or answer.diagnostics:
                 continue
             packed = pack_views(codec, codec.prompt(record.messages), answer.document)
             same = paths(trie) == paths(packed)
@@ -217,7 +217,7 @@ def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     backend = ScriptedBackend(written, faults=[inline], latency=1.0, thread_latency={1: 0.1})
     prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"), n=1, together=1, clock=backend.clock)
     (sample,) = prompts[0].samples
-    assert [thread.finish for thread in sample.threads] == ["end", "superseded"]
+    assert [thread.finish_reason for thread in sample.threads] == ["stop", "superseded"]
     assert sample.text == "See the causes here."
     assert not sample.exact
     (said,) = (play.ids for play in backend.played if play.request.thread)
@@ -242,7 +242,7 @@ def test_an_answer_that_fails_keeps_what_it_has_and_harms_no_other(tmp_path: Pat
     (sample,) = failed
     assert "thread 2 after 3 tokens" in sample.error
     assert run.failures == [sample.error]
-    assert sample.finish == "interrupted"
+    assert sample.finish_reason == "error"
     assert sample.tokens > 3
     assert sample.text.startswith("Both: The causes were many.")
     assert not sample.exact

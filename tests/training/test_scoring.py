@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:
-    values: dict[str, Any] = {"seed": number, "written": text, "finish": "end", "well_formed": True}
+    values: dict[str, Any] = {"seed": number, "written": text, "finish_reason": "stop", "well_formed": True}
     values |= {"tokens": 20, "threads": (), "ids": (), "parents": (), "targets": (), "exact": True}
     return Sample.model_validate(
         {"number": number, "text": text, "critical_path": critical_path, **values, **changed}
@@ -240,7 +240,7 @@ def test_another_weight_of_quality_is_a_sum_over_what_is_stored() -> None:
 
 def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     (prompt,) = (prompt_of("a", "good a", "good a"),)
-    broken = sample_of("good", 2, error="ThreadFailedError: it broke", finish="interrupted", exact=False)
+    broken = sample_of("good", 2, error="ThreadFailedError: it broke", finish_reason="error", exact=False)
     prompts = (prompt.model_copy(update={"samples": (*prompt.samples, broken)}),)
     with judging(_known) as (_, url):
         summary, qualities = scored(tmp_path, url, prompts=prompts)

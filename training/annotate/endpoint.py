@@ -31,7 +31,7 @@ class Completion(NamedTuple):
     """What came back."""
 
     text: str
-    finish: str
+    finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     first_token: Mapping[str, float] = {}

@@ -40,7 +40,7 @@ class Reply(_Line):
     key: str
     """The digest of the prompt and answer that it is about."""
     text: str
-    finish: str
+    finish_reason: str
     """Why it ended: "stop", "length", ..."""
     prompt_tokens: int = 0
     completion_tokens: int = 0

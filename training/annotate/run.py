@@ -145,7 +145,7 @@ class Run:
         reply = Reply(
             key=key,
             text=said.text,
-            finish=said.finish,
+            finish_reason=said.finish_reason,
             prompt_tokens=said.prompt_tokens,
             completion_tokens=said.completion_tokens,
         )
@@ -172,4 +172,8 @@ class Run:
 
 def _with_cut(reply: Reply, reasons: tuple[str, ...]) -> tuple[str, ...]:
     """The reasons, and first that the reply was cut, if it was."""
-    return ("reply-cut: the reply reached its token limit", *reasons) if reply.finish == "length" else reasons
+    return (
+        ("reply-cut: the reply reached its token limit", *reasons)
+        if reply.finish_reason == "length"
+        else reasons
+    )

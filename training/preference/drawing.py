@@ -173,7 +173,7 @@ def _sample(
     """An answer, or the part of one that an error left, as it is stored."""
     if generation is None:
         return _nothing(number, seed, error)
-    superseded = [record.thread for record in generation.threads if record.finish == "superseded"]
+    superseded = [record.thread for record in generation.threads if record.finish_reason == "superseded"]
     trie = trie_of(exchanges, superseded)
     tokens = generation.usage.completion_tokens
     return Sample(
@@ -181,9 +181,9 @@ def _sample(
         seed=seed,
         text=generation.text,
         written=generation.document.format(),
-        finish=generation.finish,
+        finish_reason=generation.finish_reason,
         error=error,
-        well_formed=generation.finish == "end" and not generation.diagnostics,
+        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
         tokens=tokens,
         critical_path=generation.critical_path,
         threads=generation.threads,
@@ -200,7 +200,7 @@ def _nothing(number: int, seed: int | None, error: str) -> Sample:
         seed=seed,
         text="",
         written="",
-        finish="interrupted",
+        finish_reason="error",
         error=error,
         well_formed=False,
         tokens=0,

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from pasta_async.protocol import Message  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.results import AnswerFinish, ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.protocol import (
+    FinishReason,  # noqa: TC001 (pydantic reads it at run time)
+    Message,  # noqa: TC001 (pydantic reads it at run time)
+)
+from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.training.corpus.record import check_messages
 from pasta_async.training.corpus.store import read_lines
 from pasta_async.training.packing import Trie
@@ -41,7 +44,7 @@ class Sample(_Stored):
     """What a reader sees."""
     written: str
     """With the tags."""
-    finish: AnswerFinish
+    finish_reason: FinishReason
     error: str = ""
     """What ended it, if an error did: the rest is what there was by then."""
     well_formed: bool

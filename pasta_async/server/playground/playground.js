@@ -146,7 +146,7 @@
       "thread.done"({ thread, record }) {
         this.clock.done(record);
         this.lanes[thread].done(record);
-        if (record.finish === "superseded") this.prose.replaced(thread, record.text);
+        if (record.finish_reason === "superseded") this.prose.replaced(thread, record.text);
         if (!thread) this.clock.wait(record.ended);
         this.tellHowMany();
       },

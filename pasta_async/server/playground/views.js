@@ -4,11 +4,11 @@
 const views = (() => {
   const { make, tint, nameOf, tokens } = pasta;
   const ENDED = {
-    end: "done",
     stop: "done",
     length: "cut at its limit",
     superseded: "written by main itself",
-    interrupted: "stopped",
+    abort: "stopped",
+    error: "failed",
   };
 
   /** One thread's card: its name, how far it is, what it said so far. */
@@ -49,8 +49,9 @@ const views = (() => {
     done(record) {
       this.count.textContent = tokens(record.tokens);
       this.progress.value = 1;
-      if (record.finish === "superseded") this.said.replaceChildren(record.text);
-      this.state(record.finish === "interrupted" ? "stopped" : "done", ENDED[record.finish]);
+      if (record.finish_reason === "superseded") this.said.replaceChildren(record.text);
+      const broken = record.finish_reason === "abort" || record.finish_reason === "error";
+      this.state(broken ? "stopped" : "done", ENDED[record.finish_reason]);
     }
 
     scroll() {

@@ -8,10 +8,15 @@ what the weights know.
 from __future__ import annotations
 
 import asyncio
+import json
+import pickle
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.routed import RoutedBackend
+from pasta_async.backends.sglang import EngineBackend, SGLangBackend
 from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, views
@@ -21,14 +26,90 @@ from pasta_async.sampling import Sampling
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    import torch
+
     from pasta_async.lang import Document, Segment
     from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
 
-__all__ = ["FORCED_LIMITS", "FORCED_SAMPLING", "ForcedBackend", "encode_segments", "tags_of"]
+__all__ = [
+    "FORCE",
+    "FORCED_LIMITS",
+    "FORCED_SAMPLING",
+    "ForcedBackend",
+    "encode_segments",
+    "force",
+    "tags_of",
+]
 
 FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
 FORCED_SAMPLING = Sampling(max_tokens=2**40)
 """What clients of a `ForcedBackend` need: the document ends a chunk and the answer, no limit does."""
+
+
+_FORCE = """lambda: lambda logits, requests: (lambda tokens: logits.scatter_add_(
+    1,
+    logits.argmax(-1, keepdim=True).new_tensor([[max(token, 0)] for token in tokens]),
+    logits.new_tensor([[1e6 if token >= 0 else 0.0] for token in tokens]),
+))([
+    (lambda forced, at: forced[at] if 0 <= at < len(forced) else -1)(
+        request["forced"],
+        getattr(request["__req__"], "kv", request["__req__"]).kv_allocated_len
+        - len(request["__req__"].origin_input_ids),
+    )
+    for request in requests
+])"""
+"""SGLang's custom logit processor that raises one token above all others: the next of the request's `forced`.
+
+Which one is next is told by the request's KV slots (`alloc_for_decode` in mem_cache/allocation.py), since
+with overlapped scheduling `output_ids` lags a step behind. An expression, for it travels in a pickle: as
+source it needs neither this package nor the same Python on the server.
+"""
+
+
+class _ForceOnServer:
+    """What unpickles on the server (sampling/custom_logit_processor.py) as the processor."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return eval, (_FORCE,)
+
+
+FORCE = json.dumps({"callable": pickle.dumps(_ForceOnServer()).hex()})
+"""The `custom_logit_processor` of a request to SGLang; its `custom_params` then hold `forced`, the tokens.
+
+The server has to allow it (`--enable-custom-logit-processor`), else it answers 400.
+"""
+
+
+class _ForceTokens:
+    """The same as a `logits_processor` of the embedded engine."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def __call__(self, generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(generated) < len(self._tokens):
+            logits[self._tokens[len(generated)]] = 1e6
+        return logits
+
+
+def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> DecodeRequest:
+    """A request whose tokens are given: the engine computes every step, only the choice is not its own.
+
+    Args:
+        backend: What it is for: the embedded engine, SGLang, or a simulated engine.
+        request: The request.
+        tokens: Behind the last one the engine chooses by itself.
+    """
+    while isinstance(backend, WrappingBackend):
+        backend = backend.inner
+    if isinstance(backend, LocalBackend):
+        extra = {"logits_processor": _ForceTokens(tokens)}
+    elif isinstance(backend, SGLangBackend | EngineBackend | RoutedBackend):
+        params = {"custom_params": {"forced": list(tokens)}}
+        extra = {"custom_logit_processor": FORCE, "sampling_params": params}
+    else:
+        extra = {"forced": tuple(tokens)}
+    return replace(request, extra={**request.extra, **extra})
 
 
 class ForcedBackend(WrappingBackend):
@@ -104,7 +185,8 @@ class ForcedBackend(WrappingBackend):
         forced = self._next(request)
         # one more than needed: an engine may look at the limit before it looks at the stop token
         limit = min(request.max_tokens, len(forced) + 1)
-        async with aclosing(self.inner.decode(replace(request, forced=forced, max_tokens=limit))) as pieces:
+        request = force(self.inner, replace(request, max_tokens=limit), forced)
+        async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 yield piece
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from pasta_async import Client, Sampling
-from pasta_async.evals.forced import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
@@ -47,7 +47,7 @@ async def test_the_server_writes_the_given_document(backend: SGLangBackend, fork
         answer = await client.generate("Well?", sampling=FORCED_SAMPLING, fork=fork)
         baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
     assert answer.document == DOCUMENT
-    assert answer.finish == baseline.finish == "end"
+    assert answer.finish_reason == baseline.finish_reason == "stop"
     assert baseline.text == DOCUMENT.text
 
 
@@ -55,7 +55,7 @@ async def decode(
     backend: Backend, ids: list[int], forced: list[int], count: int, temperature: float = 0.0
 ) -> list[int]:
     sampling = Sampling(temperature=temperature, seed=1)
-    request = DecodeRequest("a", 0, tuple(ids), count, sampling, seed=1, forced=tuple(forced))
+    request = force(backend, DecodeRequest("a", 0, tuple(ids), count, sampling, seed=1), forced)
     return [token async for piece in backend.decode(request) for token in piece.ids]
 
 
