@@ -87,11 +87,14 @@ def test_what_is_there_without_a_record_is_gone_on_with(tmp_path: Path, run: Run
     assert (tmp_path / "a/work").read_text().split() == ["0", "adopted", "2"]
 
 
-def test_a_failed_step_ends_the_run_and_is_not_done(tmp_path: Path, run: Run) -> None:
+def test_a_failed_step_ends_the_run_and_is_not_done(
+    tmp_path: Path, run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nor is one that leaves no result, as a trainer does that was asked to leave."""
     for fault in ("fail=reason", "nothing=1"):
         with pytest.raises(TrainingError, match=r"^b ended with status"):
             run(tmp_path, "a:pieces=1", f"b:{fault}:a", "c:pieces=1:b")
+    capfd.readouterr()
     assert run(tmp_path, "a:pieces=1", "b:pieces=1:a", "c:pieces=1:b") == ["b", "c"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(
     assert not left.value.code
     shown = capsys.readouterr().out.splitlines()
     made = Plan(read_recipe(find_recipe("llama-8b")), tmp_path / "run").steps.values()
-    assert shown == [line for one in made for line in (f"# {one.name}", shlex.join(command(one)))]
+    assert shown == [text for one in made for text in (f"# {one.name}", shlex.join(command(one)))]
     assert not (tmp_path / "run").exists()
 
 
