@@ -117,7 +117,6 @@ class Piece(NamedTuple):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
-    logprobs: tuple[float, ...] | None = None
 
 
 @runtime_checkable

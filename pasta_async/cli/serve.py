@@ -128,8 +128,7 @@ def _run(
             "pip install 'pasta_async[server]' brings it"
         ) from error
     from pasta_async.limits import Limits
-    from pasta_async.settings import Settings
 
     chosen = ServerSettings(**settings)
-    limited = Limits(**{**Settings().limits.model_dump(), **limits})
+    limited = Limits(**limits)
     return run(backend or names or None, chosen, limited)

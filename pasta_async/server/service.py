@@ -30,7 +30,9 @@ class Service:
     def limits(self) -> Limits:
         """Limits of an answer that asks for none of its own."""
         own, settings = self.client.limits, self.settings
-        timeout = settings.timeout if own.timeout is None else min(own.timeout, settings.timeout)
+        timeout = settings.timeout
+        if own.timeout is not None and "timeout" in own.model_fields_set:
+            timeout = min(own.timeout, timeout)
         prompt = settings.max_prompt_tokens or own.prompt_tokens
         return own.model_copy(update={"timeout": timeout, "prompt_tokens": prompt})
 
