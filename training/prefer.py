@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.backends.local.config import read_config
+from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import ending
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from pasta_async.training.trainer.tree import Tree, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from pasta_async.lang.views import Segment
     from pasta_async.protocol import DecodeRequest, Piece
@@ -129,9 +130,17 @@ class Listening(LocalBackend):
         self.total = 0.0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        async with aclosing(super().decode(request)) as pieces:
+        steps: list[torch.Tensor] = []
+
+        def note(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            steps.append(logits.log_softmax(-1))
+            return logits
+
+        rest = iter(steps)
+        noting = replace(request, extra={**request.extra, "logits_processor": note})
+        async with aclosing(super().decode(noting)) as pieces:
             async for piece in pieces:
-                self.total += sum(piece.logprobs or ())
+                self.total += sum(next(rest)[token].item() for token in piece.ids)
                 yield piece
 
 

@@ -33,7 +33,7 @@ class SyntheticSettings(BaseModel):
     families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
     annotator: Annotator = Field(
         default="maker",
-        description="maker: the right tags; looks: those of a noisy annotator; nobody: no tags",
+        description="maker: the right tags; noisy: some wrong; nobody: no tags",
     )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"

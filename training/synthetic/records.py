@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 SOURCE = "synthetic"
-Annotator = Literal["maker", "looks", "nobody"]
-"""Who annotates: the task's maker, who knows what is right; one that judges by an answer's layout; nobody."""
+Annotator = Literal["maker", "noisy", "nobody"]
+"""Who annotates: the task's maker, who knows what is right; one that errs (`annotate_noisily`); nobody."""
 
 Layout = Literal["list", "paragraphs", "prose"]
 
@@ -61,7 +61,7 @@ def record_of(example: Example, annotator: Annotator = "maker") -> Record:
     match annotator:
         case "maker":
             document = example.document
-        case "looks":
+        case "noisy":
             document = annotate_noisily(example)
         case "nobody":
             document = Document((Text(example.document.text),))

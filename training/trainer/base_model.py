@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pasta_async.backends.local.config import read_config
-from pasta_async.backends.local.weights import load_weights
+from pasta_async.backends.local.checkpoint import load_weights, read_config
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
 
 __all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "new_rows", "shard"]

@@ -13,7 +13,7 @@ import torch
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.settings import TrainerSettings
 
 __all__ = ["available_memory", "check_memory", "memory_needs"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from pasta_async.backends.local.config import read_config
+from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.training.trainer.attention import choose_attention
 from pasta_async.training.trainer.base_model import REFUSAL, BaseModel, new_rows, shard
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
     from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task

@@ -1,7 +1,8 @@
-"""A radix tree over token ids whose edges own KV slots: who began with these tokens before?
+"""The KV cache: memory for keys and values in slots of one token, and a radix tree that says what they hold.
 
-Nodes that a running sequence stands on are locked; the rest is a cache, evicted leaf by leaf, least recently
-used first. After SGLang's RadixAttention (arXiv 2312.07104).
+The edges of the tree are token ids and own their slots. Nodes that a running sequence stands on are locked;
+the rest is a cache, evicted leaf by leaf, least recently used first. After SGLang's RadixAttention
+(arXiv 2312.07104).
 """
 
 from __future__ import annotations
@@ -11,15 +12,58 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from pasta_async.backends.local.checkpoint import ModelConfig
+
     Ids = NDArray[np.int64]
 
-__all__ = ["Node", "RadixCache"]
+__all__ = ["KVCache", "Node", "RadixCache", "SlotPool"]
+
+
+class KVCache:
+    """Keys and values of all slots, `[slots, 2 * kv_heads, head_dim]` for each layer (keys first)."""
+
+    def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (slots, 2 * config.kv_heads, config.head_dim)
+        # Not zeroed: memory is claimed page by page as it is used, and no slot is read before it is written.
+        self.layers: list[torch.Tensor] = [
+            torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)
+        ]
+
+
+class SlotPool:
+    """The free slots, lowest first while nothing was given back."""
+
+    def __init__(self, slots: int) -> None:
+        self.size = slots
+        self._stack = np.arange(slots - 1, -1, -1, dtype=np.int64)
+        self._free = slots
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self._free
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Claim `count` slots; the caller has made sure that they are there."""
+        assert count <= self._free
+        self._free -= count
+        return self._stack[self._free : self._free + count][::-1].copy()
+
+    def give(self, slots: NDArray[np.int64]) -> None:
+        """Give slots back."""
+        self._stack[self._free : self._free + len(slots)] = slots[::-1]
+        self._free += len(slots)
+
+    def peek(self) -> NDArray[np.int64]:
+        """The free slots themselves (for checks)."""
+        return self._stack[: self._free].copy()
 
 
 @dataclass(eq=False, slots=True)
