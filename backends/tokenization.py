@@ -120,7 +120,8 @@ class TextCodec:
             PromptTooLongError: It has more tokens than `limit`.
         """
         texts_in(text)
-        self._check_length(text, limit)
+        if limit:
+            self._check_length(text, limit)
         ids = _token_ids(self._data, text)
         return ids if self._faithful(ids, text) else self._encode_parts(text)
 
