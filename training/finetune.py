@@ -20,10 +20,9 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
 from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.trainer.rows import Example, Tree
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
-from pasta_async.training.trainer.task import Example
-from pasta_async.training.trainer.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from pasta_async.training.preference.bonbon import BonBon
 from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
 from pasta_async.training.preference.samples import read_samples
 from pasta_async.training.preference.scoring import read_scores
-from pasta_async.training.trainer.base_model import REFUSAL
+from pasta_async.training.trainer.model import REFUSAL
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
