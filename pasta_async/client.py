@@ -358,7 +358,7 @@ def _messages(prompt: Prompt) -> list[Message]:
         messages = _MESSAGES.validate_python(prompt)
     except ValidationError as error:
         raise InvalidRequestError(
-            "the prompt is a text, or a list of messages with a role and a content, both text, or ids: "
+            "the prompt is a text, or a list of messages with a role and a content, or ids: "
             + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
         ) from error
     if not messages:
@@ -366,7 +366,9 @@ def _messages(prompt: Prompt) -> list[Message]:
     for index, message in enumerate(messages):
         if not {"role", "content"} <= message.keys():
             raise InvalidRequestError(f"message {index} needs a role and a content; got {message!r}")
-    if not any(message["content"].strip() for message in messages):
+        if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
+            raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
+    if not any(str(message["content"] or "").strip() for message in messages):
         raise InvalidRequestError("the prompt is empty")
     return messages
 

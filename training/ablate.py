@@ -25,7 +25,7 @@ from pasta_async.training.evaluate import evaluate, table
 from pasta_async.training.packing import pack_hidden, pack_views
 from pasta_async.training.pretrain import loss_of, save_model
 from pasta_async.training.synthetic import sample
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import Codec
 
 if TYPE_CHECKING:

@@ -95,6 +95,9 @@ def train(
         if finished:
             tokenizer, out = settings.out / "tokenizer", settings.out / "model"
             export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
+        if processes.first:
+            model = settings.out / "model"
+            print(f"the model is in {model}" if finished else "stopped; the same command goes on")
         return finished
 
 
