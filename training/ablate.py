@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import LlamaForCausalLM, get_linear_schedule_with_warmup
+from transformers import (
+    LlamaForCausalLM,
+    get_linear_schedule_with_warmup,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from pasta_async import Client
 from pasta_async.cli.command import run_command

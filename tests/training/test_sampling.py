@@ -21,9 +21,9 @@ from finetune_folders import ANSWERS
 import pasta_async
 from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.scripted import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse, views
+from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
