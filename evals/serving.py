@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pasta_async import Client, Limits
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.statistics import quantile
 from pasta_async.evals.workload import document
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -211,7 +211,7 @@ def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
 
 def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     from pasta_async.server import ServerSettings, create_app
-    from pasta_async.server.lifecycle import uvicorn_server
+    from pasta_async.server.run import uvicorn_server
 
     model: str | ScriptedBackend = backend
     if backend == "scripted":

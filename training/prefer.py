@@ -18,8 +18,7 @@ from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference.bonbon import BonBon
 from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
-from pasta_async.training.preference.samples import read_samples
-from pasta_async.training.preference.scoring import read_scores
+from pasta_async.training.preference.samples import read_samples, read_scores
 from pasta_async.training.trainer.base_model import REFUSAL
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train

@@ -120,7 +120,7 @@ def _run(
 ) -> int:
     """Serve until a signal ends it; the exit code."""
     try:
-        from pasta_async.server.lifecycle import serve as run
+        from pasta_async.server.run import serve as run
         from pasta_async.server.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from killable import answers_at, several
 
-from pasta_async import Client, Limits, TextDelta, ThreadFailed, VirtualClock
+from pasta_async import Client, Limits, TextDelta, ThreadFailed
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.routed.placement import BLOCK, Prefixes
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 from pasta_async.errors import (
     BackendConnectError,
     BackendLostError,
@@ -25,6 +24,7 @@ from pasta_async.errors import (
     ThreadFailedError,
     UnsupportedModelError,
 )
+from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
