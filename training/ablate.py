@@ -1,5 +1,5 @@
 # torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What the rules of PASTA-LANG are worth: `python -m pasta_async.training.ablate MODEL`.
 
 A model that meets a broken rule for the first time fails for that reason alone. So a copy of the model is
