@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack
 from uuid import uuid4
 
 import anyio
@@ -397,9 +397,10 @@ def _open(
         if options:
             raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
         return backend, False
-    listed = [backend] if isinstance(backend, str) else cast("Sequence[object]", backend or settings.backends)
+    named: Any = settings.backends if backend is None else backend
+    listed: list[Any] = [named] if isinstance(named, str) else [*named]
     urls = [url for url in listed if isinstance(url, str)]
-    if backend == [] or len(urls) < len(listed):
+    if not urls or len(urls) < len(listed):
         raise InvalidRequestError(f"backends are named by strings, one at least; got {backend!r}")
     if all(url.startswith(("http:", "https:")) for url in urls):
         key = settings.api_key.get_secret_value() if settings.api_key else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from functools import reduce
 from typing import Any
 
 import pytest
@@ -61,7 +60,14 @@ def test_limits(values: dict[str, Any]) -> None:
         Limits(**values)
 
 
-DEEP: Any = reduce(lambda inner, _: [inner], range(100_000), [])
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+DEEP = nested(100_000)
 
 PROMPTS: list[Any] = [
     "",
