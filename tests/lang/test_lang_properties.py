@@ -13,12 +13,12 @@ from pasta_async.errors import ParseError
 from pasta_async.lang import (
     ASYNC_CLOSE,
     MAX_TAG,
-    MILD,
+    STYLE_CODES,
     Diagnostic,
     Document,
-    Event,
+    Reading,
     Parser,
-    TextDelta,
+    TextRead,
     check,
     parse,
 )
@@ -36,11 +36,11 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
 
 
-def coalesced(events: Iterable[Event]) -> list[Event | str]:
-    result: list[Event | str] = []
-    for is_text, group in groupby(events, lambda event: isinstance(event, TextDelta)):
+def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
+    result: list[Reading | str] = []
+    for is_text, group in groupby(events, lambda event: isinstance(event, TextRead)):
         if is_text:
-            result.append("".join(event.text for event in group if isinstance(event, TextDelta)))
+            result.append("".join(event.text for event in group if isinstance(event, TextRead)))
         else:
             result += group
     return result
@@ -49,7 +49,7 @@ def coalesced(events: Iterable[Event]) -> list[Event | str]:
 def outcome(parser: Parser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
     events = [event for piece, literal in pieces for event in parser.feed(piece, literal=literal)]
     events += parser.close()
-    assert TextDelta("") not in events
+    assert TextRead("") not in events
     return coalesced(events), parser.nodes, parser.diagnostics, parser.end
 
 
@@ -109,7 +109,7 @@ def refused(pieces: Iterable[str]) -> Diagnostic | None:
 def test_strict_reading_raises_the_same_for_any_cut(text: str) -> None:
     diagnostic = refused([text])
     assert refused(text) == diagnostic
-    assert (diagnostic is None) == all(found.code in MILD for found in check(text))
+    assert (diagnostic is None) == all(found.code in STYLE_CODES for found in check(text))
 
 
 @thorough
@@ -159,7 +159,7 @@ def test_literal_text_is_text(text: str) -> None:
     events = parser.feed(text, literal=True) + parser.close()
     assert (
         parser.document().text
-        == "".join(event.text for event in events if isinstance(event, TextDelta))
+        == "".join(event.text for event in events if isinstance(event, TextRead))
         == text
     )
     assert parse(parser.document().format()).text == text
