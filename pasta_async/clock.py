@@ -9,13 +9,14 @@ import asyncio
 import heapq
 import math
 from collections import deque
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncGenerator, Awaitable
 
-__all__ = ["REAL_CLOCK", "Clock", "RealClock", "VirtualClock", "within"]
+__all__ = ["REAL_CLOCK", "Clock", "RealClock", "VirtualClock", "time_limit", "within"]
 
 _T = TypeVar("_T")
 
@@ -57,7 +58,28 @@ REAL_CLOCK: Clock = RealClock()
 """The clock that is used where none is given."""
 
 
-async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+@asynccontextmanager
+async def time_limit(clock: Clock, seconds: float) -> AsyncGenerator[None]:
+    """Do what stands in the block in so many seconds of a clock, as `asyncio.timeout` does on the loop's.
+
+    Raises:
+        TimeoutError: It took longer, and was cancelled.
+    """
+    async with asyncio.timeout(None) as limit:
+
+        async def alarm() -> None:
+            await clock.sleep(seconds)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        task = asyncio.create_task(alarm())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
     """Do some work in so many seconds of a clock.
 
     Raises:
@@ -65,16 +87,8 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, _T]) ->
 
     Cancelling it cancels the work, and waits until it is over.
     """
-    task, alarm = asyncio.create_task(work), asyncio.create_task(clock.sleep(seconds))
-    try:
-        await asyncio.wait((task, alarm), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise TimeoutError
-        return task.result()
-    finally:
-        task.cancel()
-        alarm.cancel()
-        await asyncio.wait((task, alarm))
+    async with time_limit(clock, seconds):
+        return await work
 
 
 class VirtualClock:

@@ -50,7 +50,8 @@ class SampleSettings(BaseModel):
     )
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
-    limit: int = Field(default=0, ge=0, description="the first so many prompts only (0: all)")
+    skip: int = Field(default=0, ge=0, description="leave out the first so many prompts")
+    limit: int = Field(default=0, ge=0, description="only so many prompts (0: all)")
     temperature: float = Field(default=1.0, ge=0, description="of sampling")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
@@ -128,7 +129,7 @@ def _records(settings: SampleSettings) -> list[Record]:
         raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
     if not records:
         raise InvalidRequestError(f"no prompts in {', '.join(map(str, settings.prompts))}")
-    return records[: settings.limit or None]
+    return records[settings.skip :][: settings.limit or None]
 
 
 async def _draw(settings: SampleSettings, stack: AsyncExitStack) -> Draw:

@@ -30,7 +30,6 @@ _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
-_LONG_TEXT = 20_000  # characters; longer ones are encoded off the event loop
 
 
 class LocalBackend:
@@ -109,12 +108,9 @@ class LocalBackend:
 
         Raises:
             InvalidRequestError: The text has lone surrogates, which no encoding can write.
+            PromptTooLongError: It has far more tokens than the model takes.
         """
-        _check_text(text)
-        model = await self._connected()
-        if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode, text)
-        return model.codec.encode(text)
+        return await (await self._connected()).text.encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Encode messages by the model's chat template, what stands in them as data.
@@ -125,13 +121,7 @@ class LocalBackend:
             InvalidRequestError: The template refuses them; there is none, and there are several messages; or
                 they have lone surrogates.
         """
-        for message in messages:
-            for text in message.values():
-                _check_text(text)
-        model = await self._connected()
-        if sum(len(message.get("content", "")) for message in messages) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode_chat, messages, template_kwargs)
-        return model.codec.encode_chat(messages, template_kwargs)
+        return await (await self._connected()).text.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept, nothing added between them.
@@ -226,7 +216,7 @@ class _Model:
         try:
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.session import EngineLoop
-            from pasta_async.backends.tokenization import TextCodec
+            from pasta_async.backends.tokenization import AsyncTextCodec, TextCodec
         except ModuleNotFoundError as error:
             raise BackendError(
                 f"local: needs the module {error.name!r}, which is not installed; "
@@ -234,6 +224,7 @@ class _Model:
             ) from error
         self.codec = TextCodec.from_folder(folder)
         self.engine = Engine(folder, EngineOptions(*options))
+        self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
         _use_threads(threads or (1 if self.engine.weights < _SMALL else None))
         config = self.engine.config
@@ -290,13 +281,6 @@ def _checked_path(path: Any) -> Path:
     if b"\0" in encoded or len(encoded) > 4095 or any(len(part) > 255 for part in encoded.split(b"/")):
         raise InvalidRequestError(f"{path!r:.80} is no path that a file system takes")
     return Path(path)
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"character {error.start} of a text is a lone surrogate") from error
 
 
 def _checked_ids(ids: Sequence[int], info: ModelInfo) -> NDArray[np.int64]:

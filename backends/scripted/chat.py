@@ -35,8 +35,8 @@ class Chat:
         ids: list[int] = []
         for n, message in enumerate(messages):
             role, content = message.get("role"), message.get("content")
-            if role not in _ROLES or content is None:
-                raise InvalidRequestError(f"message {n}: needs content, and a role among {', '.join(_ROLES)}")
+            if role not in _ROLES or not isinstance(content, str):
+                raise InvalidRequestError(f"message {n}: needs a text, and a role among {', '.join(_ROLES)}")
             ids += (self._id(f"<|{role}|>"), *self._tokenizer.encode(content), self._id("<|end|>"))
         return [*ids, self._id("<|plain answer|>" if plain else "<|answer|>")]
 

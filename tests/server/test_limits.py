@@ -15,7 +15,7 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, offi
 from pasta_async import BackendConnectError, InvalidRequestError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.lifecycle import uvicorn_server
+from pasta_async.server.run import uvicorn_server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from samples import DOCUMENT
 from pasta_async import Client, ThreadFailedError
 from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings
-from pasta_async.server.logs import log_config
+from pasta_async.server.operations import log_config
 from pasta_async.telemetry.logs import Logs, with_ids
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Runs the server: where it listens, what it logs, how it stops."""
+"""Runs the server with uvicorn."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.server.app import create_app
-from pasta_async.server.keys import read_keys
-from pasta_async.server.logs import log_config
+from pasta_async.server.middleware import HttpProtocol, read_keys
+from pasta_async.server.operations import log_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,12 +54,13 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
         )
     if not keys:  # or any page on the web could ask, under a name of its own for this machine
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*_LOCAL_HOSTS, settings.host])
-    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # it would tell texts
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
     return uvicorn.Server(
         uvicorn.Config(
             app,
             host=settings.host,
             port=settings.port,
+            http=HttpProtocol,
             timeout_graceful_shutdown=round(settings.drain_seconds),
             server_header=False,
             log_config=log_config(settings),
