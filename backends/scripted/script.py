@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pasta_async.lang.check import parse
 from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
+from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ class ThinkingFilter:
 
     def __init__(self, *, inside: bool = False) -> None:
         self.inside: bool = inside
-        self._held = ""  # may yet turn out to be a marker
+        self._held: str = ""  # may yet turn out to be a marker
         self.passed: bool = False
         """Whether no block can come any more, so that the filter can be left out."""
 
@@ -52,8 +52,8 @@ class ThinkingFilter:
         if marker:
             self.passed = True
         else:
-            keep = overlap(thinking, _THINK_CLOSE)
-            self._held, thinking = thinking[len(thinking) - keep :], thinking[: len(thinking) - keep]
+            end = len(thinking) - overlap(thinking, _THINK_CLOSE)
+            thinking, self._held = thinking[:end], thinking[end:]
         return thinking, rest
 
     def flush(self) -> tuple[str, str]:
@@ -112,7 +112,7 @@ class Reader:
         return self._read(_Unit(self.tokens + len(ids), text, is_tag))
 
     def close(self, *, cut: bool = False) -> list[Reading]:
-        """The thread is over; what was held back comes out, or if it was broken off (`cut`), half a tag goes."""
+        """The thread is over: what was held back comes out, but half a tag if it was broken off (`cut`)."""
         readings: list[Reading] = []
         if self._thinking and not self._thinking.passed:
             thought, text = self._thinking.flush()
@@ -121,7 +121,7 @@ class Reader:
         return readings + self.parser.close(cut=cut)
 
     def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
-        """A closed reader that has read only the first so many tokens.
+        """A closed reader that has read only the first so many tokens. Half a tag at the end is left out.
 
         Args:
             tokens: How many.
@@ -137,7 +137,7 @@ class Reader:
             units.append(_Unit(tokens, rest, is_tag=False))
         for unit in units:
             again._read(unit)
-        again.close()
+        again.close(cut=True)
         return again
 
     def known(self, tokens: int) -> int:

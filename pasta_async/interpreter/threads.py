@@ -214,6 +214,10 @@ class TokenBudget:
             left = of_cap if of_cap <= left else min(of_cap, self._left_of_chunk(thread))
         return min(left, self._total_left())
 
+    def at_the_end(self, thread: Thread) -> bool:
+        """Whether the answer's last token, rather than a chunk's cap, ends this thread."""
+        return thread.number == 0 or (thread.kept < thread.cap and self._left_of_chunk(thread) <= 0)
+
     def behind(self) -> Iterator[Thread]:
         """Threads of which no further token can be kept."""
         if self._max_tokens <= self._known():
@@ -234,14 +238,18 @@ class TokenBudget:
         return Cut(0, left)
 
     @property
+    def undecided(self) -> bool:
+        """Whether main may still keep its last promise itself."""
+        return bool(self.round) and self.round[-1].lane.held
+
+    @property
     def round_start(self) -> int:
         """Main's tokens up to the last join."""
         return self._round_start
 
     def _known(self) -> int:
         """Tokens of the answer that are certain to stand in its document."""
-        undecided = bool(self.round) and self.round[-1].lane.held
-        main = self.round[-1].origin if undecided else self._main.kept
+        main = self.round[-1].origin if self.undecided else self._main.kept
         return self._joined + main + sum(thread.kept for thread in self.round if not thread.lane.held)
 
     def _left_of_chunk(self, chunk: Thread) -> int:
@@ -258,5 +266,6 @@ class TokenBudget:
 
     def _longest(self) -> int:
         """The longest chain of the round."""
-        chains = (thread.origin + thread.kept for thread in self.round if not thread.superseded)
-        return max((self._main.kept, *chains)) - self._round_start
+        main = self._main.kept
+        chains = (t.origin + t.kept for t in self.round if not t.superseded and t.origin <= main)
+        return max((main, *chains)) - self._round_start

@@ -113,6 +113,11 @@ class Parser:
         self._values_place = self._place
 
     @property
+    def held(self) -> str:
+        """The beginning of what may become a tag, if the text so far ends with one."""
+        return self._lexer.held
+
+    @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far; until `close()` the last one may grow, and what is held back is not in it."""
         text = str(self._text)
@@ -234,7 +239,7 @@ class Parser:
         """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`).
 
         Args:
-            cut: The writer was interrupted: forget a tag that is not complete rather than show it as text.
+            cut: The writer was interrupted: forget what may begin a tag rather than show it as text.
         """
         events: list[Reading] = []
         if self.end is not None:
@@ -243,7 +248,7 @@ class Parser:
             self._values = None
         self._break_tag(events, Code.TAG_CUT)
         text, tag, end = self._lexer.close()
-        if text and not (tag and cut):
+        if text and not cut:
             self._on_text(text, events)
         self._end_gap(events)
         if tag and not cut:

@@ -66,9 +66,10 @@ def views(document: Document) -> list[View]:
     Covers every generated token once and no forced one (`<async>`; `</async>` where something else than the
     writer closed the chunk). A promise that no chunk keeps has no view of its own.
 
-    Each view has its whole context, so time and memory grow with the square of the number of chunks (192 kB of
-    promises took 2.3 s): this is for training and measuring on answers that are known. Nothing that serves
-    answers calls it on text from outside.
+    Each view has its whole context, so time and memory grow with the square of the number of chunks (2.3 s
+    for 192 kB of promises): this is for training and
+    measuring, on answers that are known. Nothing that serves
+    answers calls it on a text from outside.
     """
     result: list[View] = []
     joined: list[Segment] = []  # the written form up to the last join

@@ -9,22 +9,23 @@ from pasta_async.lang import (
     MAX_TAG,
     TAG_TOKENS,
     Chunk,
-    ChunkEnded,
     ChunkBegun,
+    ChunkEnded,
     Document,
-    Reading,
     Ignored,
     IgnoredRead,
     Node,
     Parser,
     Promise,
     PromiseRead,
+    Reading,
     Sync,
     SyncRead,
     Text,
     TextRead,
     escape,
     parse,
+    views,
 )
 
 WARS = (
@@ -296,40 +297,56 @@ def test_an_escape_may_be_longer_than_the_limit_by_its_backslashes() -> None:
     assert parse(too_long).text == too_long
 
 
-def test_literal_pieces_start_no_tag_but_go_on_with_one() -> None:
+# Tags that are ids ----------------------------------------------------------------------------------------
+
+OPEN, TOKENS, CLOSE, *_ = TAG_TOKENS
+
+
+def from_ids(*pieces: str) -> Parser:
+    """A parser that was fed tag tokens as tags, and everything else as text."""
     parser = Parser()
-    topen, ttokens, tclose, *_ = TAG_TOKENS
-    events: list[Reading] = []
-    pieces = (
-        ("<sync/> ", True),
-        (topen, False),
-        ("it", True),
-        (ttokens, False),
-        ("60", True),
-        (tclose, False),
-    )
-    for piece, literal in pieces:
-        events += parser.feed(piece, literal=literal)
-    assert events == [TextRead("<sync/> "), PromiseRead(Promise("it", 60), 41)]
-    parser.feed("<async>", literal=True)
+    for piece in pieces:
+        parser.feed_tag(piece) if piece in TAG_TOKENS else parser.feed_text(piece)
     parser.close()
+    return parser
+
+
+def test_only_tag_ids_are_tags() -> None:
+    document = from_ids("<sync/ > ", OPEN, "it", TOKENS, "60", CLOSE, " <async ", ">").document()
+    assert document == Document((Text("<sync/ > "), Promise("it", 60), Text(" <async >")))
+    assert document.format() == '<\\sync/ > <promise topic="it" tokens="60"/> <\\async >'
+
+
+@pytest.mark.parametrize(
+    "topic", ["a > b", "a < b", 'so "called"', "R&D", "&gt;", "<sync/ >", '" tokens="1', "/>"]
+)
+def test_a_topic_is_whatever_stands_between_the_ids(topic: str) -> None:
+    parser = from_ids("So ", OPEN, topic, TOKENS, "60", CLOSE, " on.")
     document = parser.document()
-    assert document == Document((Text("<sync/> "), Promise("it", 60), Text("<async>")))
-    assert document.format() == '<\\sync/> <promise topic="it" tokens="60"/><\\async>'
+    assert document.text == "So  on."
+    assert [(promise.topic, promise.tokens) for promise in document.promises] == [(topic, 60)]
+    assert parse(document.format()) == document
+    target = views(document)[0].target
+    assert "".join(segment.text for segment in target) == f"So {OPEN}{topic}{TOKENS}60{CLOSE} on."
 
 
-def test_a_literal_angle_bracket_breaks_an_open_tag() -> None:
-    parser = Parser()
-    parser.feed('<promise topic="')
-    assert parser.feed("a <b", literal=True) == [TextRead('<promise topic="a <b')]
-    assert parser.feed('"/>') == [TextRead('"/>')]
-    assert [found.code for found in parser.diagnostics] == ["tag-broken"]
-
-
-def test_a_literal_piece_can_end_a_tag() -> None:
-    parser = Parser()
-    parser.feed('<promise topic="')
-    assert parser.feed("a> b", literal=True) == [IgnoredRead('<promise topic="a>', 18), TextRead(" b")]
+@pytest.mark.parametrize(
+    ("pieces", "text", "codes"),
+    [
+        ((OPEN, "a", "<sync/>", " b"), f"{OPEN}a b", ["tag-broken", "sync-idle"]),
+        ((OPEN, "a", OPEN, "b", TOKENS, "10", CLOSE), f"{OPEN}a", ["tag-broken"]),
+        ((OPEN, "a", TOKENS), f"{OPEN}a{TOKENS}", ["tag-cut"]),
+        ((TOKENS, "a", CLOSE), f"{TOKENS}a{CLOSE}", []),
+        ((OPEN, "a" * MAX_TAG, CLOSE), f"{OPEN}{'a' * MAX_TAG}{CLOSE}", ["tag-broken"]),
+        ((OPEN, "a", TOKENS, "1", TOKENS, "2", CLOSE), "", ["attributes-bad"]),
+        ((OPEN, "a", CLOSE), "", ["tokens-missing"]),
+    ],
+)
+def test_tag_ids_that_make_no_tag_are_text(pieces: tuple[str, ...], text: str, codes: list[str]) -> None:
+    parser = from_ids(*pieces)
+    assert parser.document().text == text
+    assert [found.code for found in parser.diagnostics] == codes
+    assert parse(parser.document().format()) == parser.document()
 
 
 @pytest.mark.parametrize(
