@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.records import explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ __all__ = [
 Flags = dict[str, bool | int | float | str | list[int | float | str] | dict[str, Any]]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 
-Annotator = Literal["looks", "maker", "given", "endpoint", "points", "details"]
+Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details"]
 """Who puts in the tags: the synthetic task's noisy annotator or its maker; those that the data have; a model
 behind an endpoint; structure alone, by points or by details."""
 
@@ -145,7 +145,7 @@ class Recipe(_Table):
     def _fits(self) -> Self:
         for name, variant in self.stage1.variants.items():
             why = None
-            if variant.annotator in ("looks", "maker") and self.data.synthetic is None:
+            if variant.annotator in ("noisy", "maker") and self.data.synthetic is None:
                 why = f"{variant.annotator} annotates `data.synthetic` alone"
             elif variant.annotator == "endpoint" and not self.data.annotator:
                 why = "an endpoint annotates, and `data.annotator` is missing"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ValidationError
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.records import explain
 from pasta_async.training.recipe import BASELINE
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Plan:
         """A variant's data."""
         annotator = variant.annotator
         base, model = self._base()
-        if annotator in ("looks", "maker"):
+        if annotator in ("noisy", "maker"):
             return self._synthetic(f"data/{annotator}", annotator)
         plain = self._plain()
         if annotator == "given":

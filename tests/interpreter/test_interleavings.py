@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend
 from pasta_async.lang import Document, Promise, Sync, parse
+from pasta_async.testing import Fault, Script, ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
 from tests.interpreter.vocabularies import tokenizer
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.interpreter import PrioritySemaphore, thread_seed
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
 
 WIDE = "".join(promise(f"part {n}", "a b c d e f g h. ") for n in range(12)) + "<sync/>Done."

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.backends.scripted import Script, ScriptedBackend
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadReplaced
 from pasta_async.lang import parse
+from pasta_async.testing import Script, ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise
 from tests.interpreter.vocabularies import tokenizer
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.events import ReasoningDelta, TextDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.prompting import INSTRUCTIONS
+from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
 

@@ -9,7 +9,7 @@ import pytest
 from pasta_async.training.card import main as write_card
 from pasta_async.training.evaluate import Row, table, wilson
 from pasta_async.training.synthetic import sample
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
 
 if TYPE_CHECKING:
     from pathlib import Path

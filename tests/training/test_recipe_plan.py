@@ -90,7 +90,7 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
     [
         (SMALL + "[stage3]\n", "stage3: Extra inputs"),
         (SMALL + "[stage1.variants.other]\nannotator = 'nobody'\n", "stage1.variants.other.annotator"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'looks'\n", "looks annotates `data.synthetic` alone"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "noisy annotates `data.synthetic` alone"),
         (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "`data.annotator` is missing"),
         (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "it is no variant"),
         (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other' is no variant of stage 1 .own."),
@@ -125,7 +125,7 @@ def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[s
 
 def test_the_baseline_is_trained_on_the_same_data_and_as_long() -> None:
     made = plan("pasta-tiny", "stage1.train.epochs=3")
-    own, baseline = (flags(made, f"stage1/{name}") for name in ("looks", "baseline"))
+    own, baseline = (flags(made, f"stage1/{name}") for name in ("noisy", "baseline"))
     assert (own["form"], baseline["form"]) == ("both", "plain")
     assert baseline["epochs"] == 2 * own["epochs"] == 6  # two examples of each answer, or one
     same = {name: value for name, value in own.items() if name not in ("out", "form", "epochs")}
@@ -139,7 +139,7 @@ def test_rounds_sample_from_the_model_before_with_fresh_prompts() -> None:
         first, second = (flags(made, f"round{number}/lambda{weight}") for number in (1, 2))
         assert first["quality_weight"] == second["quality_weight"] == weight
         assert first["samples"] == OUT / "samples/round1/samples.jsonl"
-        assert first["model"] == OUT / "stage1/looks/model"
+        assert first["model"] == OUT / "stage1/noisy/model"
         assert second["samples"] == OUT / f"samples/round2/lambda{weight}/samples.jsonl"
         assert second["model"] == OUT / f"round1/lambda{weight}/model"
         drawn = flags(made, f"samples/round2/lambda{weight}")
@@ -160,7 +160,7 @@ def test_only_what_one_model_needs() -> None:
     made = plan("pasta-tiny")
     path = [step.name for step in needed(made.steps, ["evaluation/round2/lambda4"])]
     assert path == [
-        *("base", "data/looks", "stage1/baseline", "stage1/looks", "evaluation/stage1/baseline"),
+        *("base", "data/noisy", "stage1/baseline", "stage1/noisy", "evaluation/stage1/baseline"),
         *("prompts/round1", "samples/round1", "scores/round1", "round1/lambda4"),
         *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
         "evaluation/round2/lambda4",

@@ -55,7 +55,7 @@ def result(score: float, speedup: float | None, tokens: float = 60.0) -> dict[st
 
 FOUND = {
     "stage1/baseline": (90.0, None),
-    "stage1/looks": (80.0, 1.5),
+    "stage1/noisy": (80.0, 1.5),
     "stage1/ceiling": (91.0, 1.8),
     "stage1/points": (70.0, 1.4),
     "round1/lambda1": (79.0, 1.9),
@@ -94,7 +94,7 @@ def test_the_report_of_what_was_measured_so_far(measured: Path, capsys: pytest.C
     assert not re.search(r'(?:src|href)="(?!data:|#)', page)  # it needs nothing else
     tables = (report / "tables.md").read_text()
     assert "It is round 2, λ = 8 (round2/lambda8): speed-up 1.70 (1.60 to 1.80)" in tables
-    assert "| stage 1: looks | round 1, λ = 8; round 2, λ = 1; round 2, λ = 8 |" in tables
+    assert "| stage 1: noisy | round 1, λ = 8; round 2, λ = 1; round 2, λ = 8 |" in tables
     assert "| stage 1: ceiling | none |" in tables
     assert "| round 2, λ = ∞ | 92.0 (91.0 to 93.0) | +2.0 (+1.0 to +3.0) |" in tables
     assert "| round2/lambda4 |" not in tables

@@ -1,7 +1,8 @@
-"""Examples, and the small language in which the families write them down."""
+"""Examples of the synthetic task: how they are written down, and the program that grades an answer to one."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -13,12 +14,28 @@ if TYPE_CHECKING:
 
     from pasta_async.lang.document import Node
 
-__all__ = ["Draft", "Example", "Mark", "Plan", "Sentence", "Split", "Template", "listed", "say"]
+__all__ = [
+    "Draft",
+    "Example",
+    "Mark",
+    "Plan",
+    "Sentence",
+    "Split",
+    "Template",
+    "grade",
+    "listed",
+    "merge_text",
+    "say",
+    "score",
+]
 
 Split = Literal["train", "names", "templates"]
 """`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
 Mark = Literal[" ", "\n\n", "\n- "]
 """What stands before an item of an answer: in prose, paragraphs, a list."""
+
+_SENTENCE = re.compile(r"[^.!?]+[.!?]?")
+_WORD = re.compile(r"\w+")
 
 
 class Sentence(NamedTuple):
@@ -40,9 +57,9 @@ class Example:
     document: Document
     """The annotated answer; its `text` is the answer of the plain baseline."""
     facts: tuple[tuple[str, ...], ...]
-    """For each sentence of the answer that carries facts: its words that must stand there, in order."""
+    """For each sentence of the answer that states facts: the words that it must contain, in order."""
     names: tuple[str, ...]
-    """Every open name in the prompt."""
+    """Every invented name in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +92,9 @@ class _Step(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """An answer in the making: sentences by main, promises with the sentences that keep them, syncs.
+    """An answer under construction: sentences by main, promises with the sentences that keep them, syncs.
 
-    Its items, what a list would have a dash for, are set off by `mark`: a space, an empty line, or a dash.
+    Its items are set off by `mark`: a space, an empty line, or the dash of a list.
     """
 
     mark: Mark = " "
@@ -92,12 +109,12 @@ class Plan:
         self.steps.append(_Step(sentences, topic, is_item))
 
     def sync(self) -> None:
-        """Join what is open."""
+        """Join the open promises."""
         self.steps.append(_Step())
 
     @property
     def facts(self) -> tuple[tuple[str, ...], ...]:
-        """The facts of every sentence, in reading order."""
+        """The facts of every sentence that has any, in reading order."""
         return tuple(sentence.facts for step in self.steps for sentence in step.sentences if sentence.facts)
 
     def document(self, count_tokens: Callable[[str], int]) -> Document:
@@ -153,3 +170,43 @@ def say(pattern: str, **values: object) -> Sentence:
 def listed(items: Sequence[str]) -> str:
     """Join names as a sentence does: "A, B and C"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def score(example: Example, text: str) -> bool:
+    """Whether a text answers the prompt: every fact present, correct, in its place, and no other.
+
+    Each sentence that states facts must state exactly the next expected facts: all their words in order, the
+    same numbers, the same names. Sentences with no number and no name of the prompt are free, and so is the
+    wording; a wrong, missing, repeated or misplaced fact is a failure.
+    """
+    return grade(example, text) == 1.0
+
+
+def grade(example: Example, text: str) -> float:
+    """How much of an answer is right, from 0 to 1; `score` asks for 1.
+
+    The number of sentences that state the expected facts in the expected order (the longest such sequence),
+    divided by the number of expected sentences or, if larger, of sentences that claim anything: that have a
+    number, a name, or any expected facts. What is missing, wrong, repeated or misplaced costs its share.
+    """
+    claims = 0
+    longest = [0] * (len(example.facts) + 1)  # common subsequences with the first facts
+    for sentence in _SENTENCE.findall(text):
+        words = _WORD.findall(sentence)
+        stated = [_states(words, facts, example.names) for facts in example.facts]
+        claims += any(stated) or bool(_specific(words, example.names))
+        before = list(longest)
+        for place, match in enumerate(stated, start=1):
+            longest[place] = max(before[place - 1] + match, before[place], longest[place - 1])
+    return longest[-1] / max(len(example.facts), claims)
+
+
+def _states(words: list[str], facts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    remaining = iter(words)
+    in_order = all(fact in remaining for fact in facts)
+    return in_order and _specific(words, names) == _specific(list(facts), names)
+
+
+def _specific(words: list[str], names: tuple[str, ...]) -> list[str]:
+    """The words that can be right or wrong: numbers and the names of the prompt."""
+    return [word for word in words if word.isdigit() or word in names]
