@@ -71,9 +71,10 @@ def run_command(
 
 def _option_type(annotation: Any) -> Any:
     """The type that typer reads: it knows lists, but no tuples of any length."""
-    if getattr(annotation, "__origin__", None) is tuple:
-        return list[annotation.__args__[0]]
-    return annotation
+    if getattr(annotation, "__origin__", None) is not tuple:
+        return annotation
+    element = annotation.__args__[0]
+    return list[getattr(element, "__origin__", element) if hasattr(element, "__metadata__") else element]
 
 
 def _complaints(error: ValidationError) -> str:

@@ -26,13 +26,13 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
-    "evals/alpaca/judge_worker": {"numpy", "pandas", "yaml"},
-    "evals/hardware/steps": {"torch"},
-    "evals/interpreter_cost": {"opentelemetry", "prometheus_client"},
+    "evals/alpaca/judge_worker": {"pandas", "yaml"},
+    "evals/costs": {"opentelemetry", "prometheus_client"},
+    "evals/forcing": {"torch"},
+    "evals/hardware": {"torch"},
     "evals/methods/endpoint": {"uvicorn"},
     "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
-    "evals/simulator/model": {"numpy"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/server": {"opentelemetry"},
 }
