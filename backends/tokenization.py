@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import codecs
 import json
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import anyio
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from pasta_async.backends.chat import ChatTemplate, free_marker, mark
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.backends.guard import beginnings, check_messages, free_marker, mark, replace_texts, texts_in
+from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pasta_async.protocol import Message
 
-__all__ = ["Detokenizer", "TextCodec", "find_template"]
+__all__ = ["AsyncTextCodec", "ChatTemplate", "Detokenizer", "TextCodec", "find_template"]
+
+_T = TypeVar("_T")
+
+LONG_TEXT = 5_000
+"""Characters; texts with more are encoded in a worker thread, so that the event loop goes on."""
+
+LONG_TEXTS_AT_ONCE = 2
+"""Worker threads that encode for one model at the same time."""
+
+EDGE = 16
+"""Tokens that a text may have more where it is cut than where it goes on."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
@@ -92,29 +108,60 @@ class TextCodec:
         """Ids that the tokenizer knows; a model may have more rows."""
         return self._full.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """Encode text as data: no added token comes out, whatever it spells; decoding gives it back."""
-        ids: list[int] = self._data.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Encode text as data: no added token comes out, whatever it spells; decoding gives it back.
+
+        Args:
+            text: Any text.
+            limit: Tokens that may come out; a longer text is refused before all of it is encoded.
+
+        Raises:
+            InvalidRequestError: The text is no valid Unicode.
+            PromptTooLongError: It has more tokens than `limit`.
+        """
+        texts_in(text)
+        if limit:
+            self._check_length(text, limit)
+        ids = _token_ids(self._data, text)
         return ids if self._faithful(ids, text) else self._encode_parts(text)
 
-    def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any], limit: int | None = None
+    ) -> list[int]:
         """Encode messages by the chat template, up to where the answer begins.
+
+        Whatever stands in the messages or in `template_kwargs` (descriptions of tools, say) is data.
+
+        Args:
+            messages: Each has a role and a content; further fields are the template's business.
+            template_kwargs: What else the template may name.
+            limit: Tokens that may come out; longer messages are refused before all of them are encoded.
 
         Raises:
             InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
                 are more than one user message.
+            PromptTooLongError: They have more tokens than `limit`.
         """
-        _check_messages(messages)
-        marker = free_marker(text for message in messages for text in message.values())
+        check_messages(messages)
+        texts = texts_in(messages, template_kwargs)
+        if limit:
+            for text in texts:
+                self._check_length(text, limit)
+        marker = free_marker(texts)
         commands = [self._added[i] for i in self._commands]
-        marked = [
-            {key: mark(text, commands, marker) for key, text in message.items()} for message in messages
-        ]
+        guarded = {text: mark(text, commands, marker) for text in texts}
+        marked, kwargs = replace_texts([messages, dict(template_kwargs)], guarded.__getitem__)
         if self._template is not None:
-            return self._encode_marked(self._template.render(marked, template_kwargs), marker)
-        if len(messages) != 1 or messages[0]["role"] != "user":
+            return self._encode_marked(self._template.render(marked, kwargs), marker)
+        content: Any = messages[0]["content"]
+        if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):
             raise InvalidRequestError("this model has no chat template: give it one user message, or text")
-        return self._opening() + self._encode_marked(marked[0]["content"], marker)
+        return self._opening() + self._encode_marked(guarded[content], marker)
+
+    def _check_length(self, text: str, limit: int) -> None:
+        for beginning in beginnings(text, limit):
+            if len(_token_ids(self._data, beginning)) > limit + EDGE:
+                raise PromptTooLongError(f"the text has more than the {limit} tokens that the model takes")
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept, no spaces added; unfinished characters become U+FFFD."""
@@ -137,7 +184,7 @@ class TextCodec:
 
     def _encode_parts(self, text: str) -> list[int]:
         """Cut the text until each part encodes faithfully: this also cuts inside what spells a command."""
-        ids: list[int] = self._bare.encode(text, add_special_tokens=False).ids
+        ids = _token_ids(self._bare, text)
         if self._faithful(ids, text):
             return ids
         if len(text) == 1:
@@ -160,7 +207,7 @@ class TextCodec:
             for number, stretch in enumerate(part.split(_SPACE) if written else [part]):
                 tokenizer = self._inner if ids or number else self._full
                 ids += written if number else []
-                ids += tokenizer.encode(stretch, add_special_tokens=False).ids
+                ids += _token_ids(tokenizer, stretch)
         return ids
 
     def _opening(self) -> list[int]:
@@ -176,6 +223,39 @@ class TextCodec:
         by_text = {text: i for i, text in self._added.items()}
         found = [by_text.get(tag) for tag in TAG_TOKENS]
         return None if None in found else TagIds(*(i for i in found if i is not None))
+
+
+class AsyncTextCodec:
+    """A codec for event loops: what is long is encoded in a worker thread, what cannot fit is refused.
+
+    Args:
+        codec: Does the work.
+        context_length: Tokens that the model takes.
+    """
+
+    def __init__(self, codec: TextCodec, context_length: int) -> None:
+        self.codec = codec
+        self._limit = context_length
+        self._workers = anyio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
+
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data; raises as `TextCodec.encode`. May be cancelled at any point."""
+        return await self._run(len(text), lambda: self.codec.encode(text, self._limit))
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages; raises as `TextCodec.encode_chat`. May be cancelled at any point."""
+        size = sum(map(len, texts_in(messages, template_kwargs)))
+        return await self._run(size, lambda: self.codec.encode_chat(messages, template_kwargs, self._limit))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept. Never waits, so there is nothing to cancel."""
+        return self.codec.detokenize(ids)
+
+    async def _run(self, size: int, work: Callable[[], _T]) -> _T:
+        if size <= LONG_TEXT:
+            return work()
+        # A cancelled caller leaves at once; the thread finishes what it does, which is bounded by the limit.
+        return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._workers)
 
 
 class Detokenizer:
@@ -240,13 +320,11 @@ def _is_space(text: str) -> bool:
     return text.replace(_SPACE, " ").isspace()
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise InvalidRequestError("there are no messages")
-    for i, message in enumerate(messages):
-        content: Any = message.get("content")
-        if not isinstance(content, str) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"message {i} needs a role and a content, both text")
+def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    if len(text) <= LONG_TEXT:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+    # `encode` would hold the GIL until it is done, and with it every other thread.
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _build(raw: dict[str, Any], edit: Any) -> Tokenizer:
@@ -329,3 +407,68 @@ def _read_byte_level(piece: str) -> bytes:
         return bytes(_BYTES[character] for character in piece)
     except KeyError:  # a token that was added to the vocabulary as it is
         return piece.encode()
+
+
+class ChatTemplate:
+    """A model's Jinja template, run in a sandbox as Hugging Face does.
+
+    Args:
+        source: The template.
+        tokens: What it may name: ``bos_token`` and the like.
+
+    Raises:
+        ValueError: The template is malformed.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(_GLOBALS)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template is malformed: {error}") from error
+        self._tokens = dict(tokens)
+
+    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str:
+        """The conversation as text, up to where the answer begins.
+
+        Raises:
+            InvalidRequestError: The template refuses these messages or arguments.
+        """
+        defaults = {**self._tokens, "add_generation_prompt": True, "tools": None, "documents": None}
+        values = {**defaults, **kwargs, "messages": list(messages)}
+        try:
+            return self._template.render(values)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
+
+
+class _Generation(Extension):
+    """``{% generation %}``, which marks answers for training; here its content and nothing more."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja declares it
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_EXTENSIONS = [_Generation, loopcontrols]
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(format: str) -> str:  # templates may pass it by name
+    return datetime.now().strftime(format)
+
+
+_GLOBALS: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

@@ -30,13 +30,13 @@ from pydantic import Field
 
 from pasta_async import Client, DecodeRequest, Limits, Sampling
 from pasta_async.backends import open_backend
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.commands import Count, Positive, Settings, run_sub_command
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.statistics import estimate, format_estimate, quantile
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -442,7 +442,7 @@ def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
 
 def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     from pasta_async.server import ServerSettings, create_app
-    from pasta_async.server.lifecycle import uvicorn_server
+    from pasta_async.server.run import uvicorn_server
 
     model: str | ScriptedBackend = backend
     if backend == "scripted":

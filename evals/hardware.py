@@ -134,8 +134,7 @@ class Traffic(NamedTuple):
         """
         from math import prod
 
-        from pasta_async.backends.local.config import read_config
-        from pasta_async.backends.local.weights import expected_shapes
+        from pasta_async.backends.local.checkpoint import expected_shapes, read_config
 
         config = read_config(folder)
         shapes = expected_shapes(config)

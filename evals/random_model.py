@@ -115,8 +115,7 @@ def _save_weights(folder: Path, seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from pasta_async.backends.local.config import read_config
-    from pasta_async.backends.local.weights import expected_shapes
+    from pasta_async.backends.local.checkpoint import expected_shapes, read_config
 
     draw = torch.Generator().manual_seed(seed)
     weights = {

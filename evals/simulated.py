@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pasta_async.backends.scripted import VirtualClock, WordTokenizer
-from pasta_async.backends.scripted.cache import PrefixTree
-from pasta_async.backends.scripted.chat import Chat
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.testing import VirtualClock, WordTokenizer
+from pasta_async.testing.backend import PrefixTree
+from pasta_async.testing.tokenizer import Chat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
     from pathlib import Path
 
-    from pasta_async.backends.scripted import Tokenizer
     from pasta_async.backends.tokenization import TextCodec
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message, TagIds
+    from pasta_async.testing import Tokenizer
 
 __all__ = ["CONSTANTS", "CodecTokenizer", "EngineModel", "SimulatedBackend"]
 

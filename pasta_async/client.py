@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import uuid4
 
 import anyio
 from pydantic import TypeAdapter, ValidationError
 
-from pasta_async.clock import REAL_CLOCK, within
-from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PromptTooLongError
+from pasta_async.clock import REAL_CLOCK, time_limit
+from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError, PromptTooLongError
 from pasta_async.interpreter import Machine, Runner, Slots
 from pasta_async.interpreter.restart import run_restarting
+from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.thinking import OPEN as THINK
 from pasta_async.observers import AnswerStart, Observation
 from pasta_async.prompting import with_instructions
@@ -23,7 +24,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from pasta_async.clock import Clock
     from pasta_async.interpreter import Dialect, Fork
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     Prompt = str | Sequence[Message] | Sequence[int]
 
 __all__ = ["Client", "generate", "stream"]
-
-_T = TypeVar("_T")
 
 _MESSAGES = TypeAdapter(list[Message])
 
@@ -67,7 +66,7 @@ class Client:
         backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (in-process), or
             several of these, over which answers are spread; or a `Backend`, which is then not closed here.
             None: `PASTA_BACKEND`, or `local:`.
-        limits: None: from the environment, or the defaults.
+        limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.
         observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
         options: Passed to the backend that is opened, an `api_key` for instance.
@@ -85,7 +84,7 @@ class Client:
         from pasta_async.settings import Settings
 
         settings = Settings()
-        self.limits: Limits = limits or settings.limits
+        self.limits: Limits = limits.over(settings.limits) if limits else settings.limits
         self._clock = clock
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
@@ -124,7 +123,7 @@ class Client:
         """
         async with self._connecting:
             if self._info is None:
-                self._info = await self._backend.connect()
+                self._info = await with_retries(self._backend.connect, self.limits.retries, self._clock)
         return self._info
 
     async def generate(
@@ -203,7 +202,7 @@ class Client:
             answer=uuid4().hex,
             prompt=question.prompt,
             sampling=question.sampling or Sampling(),
-            limits=question.limits or self.limits,
+            limits=question.limits.over(self.limits) if question.limits else self.limits,
             parallel=question.parallel,
             baseline=question.baseline,
             streamed=emit is not None,
@@ -225,12 +224,13 @@ class Client:
         if question.fork not in ("stream", "cut"):
             raise InvalidRequestError(f'fork is "stream" or "cut"; got {question.fork!r}')
         sampling, limits = start.sampling, start.limits
-        info = await self.connect()  # loading a model is no part of the answer's time
-        observer = observation.begin(info)
-        began = self._clock.time()
-        dialect = _dialect(info, question.prompted, baseline=question.baseline, told=not ids)
-        encoding = self._encode(ids, messages, dialect, question)
-        ids, thinking = await self._in_time(encoding, limits)
+        deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
+        async with self._time_limit(limits):
+            info = await self.connect()
+            observer = observation.begin(info)
+            began = self._clock.time()
+            dialect = _dialect(info, question.prompted, baseline=question.baseline, told=not ids)
+            ids, thinking = await self._encode(ids, messages, dialect, question, limits)
         _check_length(ids, info, limits)
 
         def attempt(show: Emit | None, notes: tuple[str, ...]) -> Runner:
@@ -256,6 +256,7 @@ class Client:
                 slots=self._slots,
                 clock=self._clock,
                 began=began,
+                deadline=deadline,
                 emit=show,
                 observer=observer,
                 parallel=question.parallel,
@@ -268,26 +269,36 @@ class Client:
 
         return await run_restarting(attempt, emit, limits.retries)
 
-    async def _in_time(self, work: Coroutine[Any, Any, _T], limits: Limits) -> _T:
+    @asynccontextmanager
+    async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
+        """For what comes before decoding."""
         if limits.timeout is None:
-            return await work
+            yield
+            return
         try:
-            return await within(self._clock, limits.timeout, work)
+            async with time_limit(self._clock, limits.timeout):
+                yield
         except TimeoutError as error:
+            if isinstance(error, PastaError):
+                raise
             raise GenerationTimeoutError(
-                f"encoding the prompt took longer than Limits.timeout = {limits.timeout:g} s"
+                f"connecting and encoding took longer than Limits.timeout = {limits.timeout:g} s"
             ) from error
 
     async def _encode(
-        self, ids: list[int], messages: list[Message], dialect: Dialect, question: _Question
+        self, ids: list[int], messages: list[Message], dialect: Dialect, question: _Question, limits: Limits
     ) -> tuple[list[int], bool]:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
         if not ids:
             if dialect == "text":
                 messages = with_instructions(messages)
-            form = {"pasta": False} if question.baseline else {}
-            ids = await self._backend.encode_chat(messages, {**form, **question.kwargs})
-        tail = "" if dialect == "plain" else await self._backend.detokenize(ids[-8:])
+            kwargs = {**({"pasta": False} if question.baseline else {}), **question.kwargs}
+            ids = await with_retries(
+                lambda: self._backend.encode_chat(messages, kwargs), limits.retries, self._clock
+            )
+        if dialect == "plain":
+            return ids, False
+        tail = await with_retries(lambda: self._backend.detokenize(ids[-8:]), limits.retries, self._clock)
         return ids, tail.rstrip().endswith(THINK)
 
 
@@ -347,7 +358,7 @@ def _messages(prompt: Prompt) -> list[Message]:
         messages = _MESSAGES.validate_python(prompt)
     except ValidationError as error:
         raise InvalidRequestError(
-            "the prompt is a text, or a list of messages with a role and a content, both text, or ids: "
+            "the prompt is a text, or a list of messages with a role and a content, or ids: "
             + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
         ) from error
     if not messages:
@@ -355,7 +366,9 @@ def _messages(prompt: Prompt) -> list[Message]:
     for index, message in enumerate(messages):
         if not {"role", "content"} <= message.keys():
             raise InvalidRequestError(f"message {index} needs a role and a content; got {message!r}")
-    if not any(message["content"].strip() for message in messages):
+        if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
+            raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
+    if not any(str(message["content"] or "").strip() for message in messages):
         raise InvalidRequestError("the prompt is empty")
     return messages
 

@@ -26,13 +26,19 @@ class Limits(Options):
     """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
     prompt_tokens: int | None = Field(default=None, ge=1)
     """Tokens of the prompt; None: what the model's context holds."""
-    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for the whole answer, time in a queue counted."""
-    retries: int = Field(default=1, ge=0, le=100)
-    """How often a request that failed before its first token is sent again, and an answer starts again whose
-    server was lost before anything of it was shown."""
+    timeout: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Seconds for the whole answer: connecting (and loading a local model, unless `Client.connect` did that
+    before), waiting for its turn, encoding, decoding, retries. None: no limit."""
+    retries: int = Field(default=2, ge=0, le=100)
+    """How often a request is sent again that failed before its first token, in a way that may pass: 0.25 s
+    later, doubling with each try, or when the server said. Connecting and encoding likewise. An answer whose
+    server was lost before anything of it was shown starts again elsewhere as often. Time-outs are final."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
+
+    def over(self, base: Limits) -> Limits:
+        """These limits laid over others: fields that were set here win, the rest is as there."""
+        return base.model_copy(update=self.model_dump(exclude_unset=True))
 
     def chunk_cap(self, estimate: int | None) -> int:
         """Tokens that a chunk may have, given its promise's estimate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reprlib import Repr
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,7 +21,16 @@ class Options(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            told = (
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
+            found = (
+                f"{self._field_label(e['loc'])}: {e['msg']} (got {_shown.repr(e['input'])})"
+                for e in error.errors(include_url=False)
             )
-            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(told)}") from error
+            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(found)}") from error
+
+    @classmethod
+    def _field_label(cls, path: tuple[int | str, ...]) -> str:
+        return ".".join(map(str, path))
+
+
+_shown = Repr()
+_shown.maxstring = _shown.maxother = 80

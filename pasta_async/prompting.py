@@ -54,4 +54,7 @@ def with_instructions(messages: Sequence[Message]) -> list[Message]:
     first, *rest = messages
     if first["role"] != "system":
         return [{"role": "system", "content": INSTRUCTIONS}, *messages]
-    return [{**first, "content": f"{first['content']}\n\n{INSTRUCTIONS}"}, *rest]
+    content = first["content"]
+    if isinstance(content, list):
+        return [{**first, "content": [*content, {"type": "text", "text": INSTRUCTIONS}]}, *rest]
+    return [{**first, "content": f"{content}\n\n{INSTRUCTIONS}"}, *rest]

@@ -37,8 +37,9 @@ FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
 * `superseded`: a thread whose chunk main wrote itself, behind the promise.
 """
 
-Message = dict[str, str]
-"""A chat message: ``{"role": ..., "content": ...}``."""
+Message = dict[str, Any]
+"""A chat message: ``{"role": ..., "content": ...}``, both text. Further fields (``name``,
+``reasoning_content``, ``tool_calls``, ...) and a content of several parts are left to the chat template."""
 
 
 class TagIds(NamedTuple):
@@ -117,7 +118,6 @@ class Piece(NamedTuple):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     """Tokens of the prompt whose KV came from the prefix cache; at the latest on the last piece."""
-    logprobs: tuple[float, ...] | None = None
 
 
 @runtime_checkable

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import SecretStr  # noqa: TC002 - pydantic needs it at run time
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.backends import backend_names
-from pasta_async.errors import InvalidRequestError
 from pasta_async.limits import Limits
 
 __all__ = ["Settings"]
 
 
-class Settings(BaseSettings):
-    """What holds where the code says nothing; each field is read from `PASTA_<NAME>`."""
+class Settings(Limits, BaseSettings):
+    """What holds where the code says nothing, limits and all; each field is read from `PASTA_<NAME>`."""
 
-    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(env_prefix="PASTA_", frozen=True)
-
-    def __init__(self) -> None:
-        try:
-            super().__init__()
-        except ValidationError as error:
-            told = (
-                f"PASTA_{e['loc'][0]}".upper() + f": {e['msg']}" for e in error.errors(include_input=False)
-            )
-            raise InvalidRequestError(f"settings from the environment: {'; '.join(told)}") from None
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(  # pyright: ignore[reportIncompatibleVariableOverride]
+        env_prefix="PASTA_", frozen=True
+    )
 
     backend: str = "local:"
     """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
-    max_threads: int = Field(default=16, ge=1)
-    client_threads: int = Field(default=64, ge=1)
-    chunk_tokens: int | None = Field(default=None, ge=1)
-    prompt_tokens: int | None = Field(default=None, ge=1)
-    timeout: float | None = Field(default=None, gt=0)
-    retries: int = Field(default=1, ge=0)
-    on_failure: Literal["fail", "sequence"] = "fail"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _field_label(cls, path: tuple[int | str, ...]) -> str:
+        return f"PASTA_{path[0]}".upper()
 
     @property
     def backends(self) -> list[str]:
@@ -47,13 +39,5 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """The limits these settings give."""
-        return Limits(
-            chunk_tokens=self.chunk_tokens,
-            prompt_tokens=self.prompt_tokens,
-            max_threads=self.max_threads,
-            client_threads=self.client_threads,
-            timeout=self.timeout,
-            retries=self.retries,
-            on_failure=self.on_failure,
-        )
+        """The limits these settings give; those that the environment names count as set."""
+        return Limits(**self.model_dump(include=self.model_fields_set & set(Limits.model_fields)))

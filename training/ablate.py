@@ -1,5 +1,5 @@
-# torch, transformers and tokenizers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What the rules of PASTA-LANG are worth: `python -m pasta_async.training.ablate MODEL`.
 
 A model that meets a broken rule for the first time fails for that reason alone. So a copy of the model is
@@ -8,66 +8,84 @@ first trained on documents that break the rule, and then measured on prompts tha
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import random
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import (
+    LlamaForCausalLM,
+    get_linear_schedule_with_warmup,  # pyright: ignore[reportUnknownVariableType]
+)
 
+from pasta_async import Client
+from pasta_async.cli.command import run_command
 from pasta_async.training.data import collate
-from pasta_async.training.evaluate import evaluate, load, table
+from pasta_async.training.evaluate import evaluate, table
 from pasta_async.training.packing import pack_hidden, pack_views
-from pasta_async.training.pretrain import loss_of
+from pasta_async.training.pretrain import loss_of, save_model
 from pasta_async.training.synthetic import sample
-from pasta_async.training.synthetic.noise import parallel_chain
+from pasta_async.training.synthetic.records import parallel_chain
+from pasta_async.training.tokenizer import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import LlamaForCausalLM
-
     from pasta_async.training.evaluate import Row
     from pasta_async.training.packing import Trie
-    from pasta_async.training.tokenizer import Codec
 
-__all__ = ["ablate", "main"]
+__all__ = ["AblateSettings", "ablate", "main"]
 
 
-def ablate(
-    model: LlamaForCausalLM,
-    codec: Codec,
-    steps: int,
-    batch: int,
-    prompts: int,
-    lr: float = 1e-3,
-) -> list[Row]:
-    """Train a model further with the rules broken (chunks of totals hidden, chains in parallel); measure it.
+class AblateSettings(BaseModel):
+    """How to train and measure. Every field is an option of the command line."""
 
-    Args:
-        model: Trained in place.
-        codec: Its tokenizer.
-        steps: Updates.
-        batch: Documents of an update.
-        prompts: Held-out prompts of each family.
-        lr: Peak learning rate of AdamW; it falls linearly to zero.
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path = Field(description="folder of a model of the synthetic task")
+    steps: int = Field(default=150, ge=0, description="updates with the rules broken")
+    batch: int = Field(default=12, ge=1, description="documents of an update")
+    lr: float = Field(default=1e-3, gt=0, description="peak learning rate; it falls linearly to zero")
+    prompts: int = Field(default=500, ge=1, description="held-out prompts of each family")
+
+
+def ablate(settings: AblateSettings) -> list[Row]:
+    """Train a copy with the rules broken (chunks of totals hidden, chains in parallel); measure it.
+
+    Raises:
+        PastaError: The model cannot be used.
     """
+    torch.manual_seed(0)
+    model = LlamaForCausalLM.from_pretrained(settings.model, dtype=torch.float32, attn_implementation="sdpa")
+    codec = Codec.load(settings.model)
+    _train(model, codec, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(model, codec, Path(folder), torch.float32)
+        return asyncio.run(_measured(folder, settings.prompts))
+
+
+async def _measured(folder: str, prompts: int) -> list[Row]:
+    async with Client(f"local:{folder}") as client:
+        hidden, _ = await evaluate(client, "totals", "names", "chunks hidden", prompts)
+        chains, _ = await evaluate(client, "chain", "names", "chain in parallel", prompts)
+    return [hidden, chains]
+
+
+def _train(model: LlamaForCausalLM, codec: Codec, settings: AblateSettings) -> None:
     rng = random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, 20, settings.steps)
     model.train()
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        drawn = collate([_draw(codec, rng) for _ in range(batch)], codec.pad)
+    for _ in range(settings.steps):
+        drawn = collate([_draw(codec, rng) for _ in range(settings.batch)], codec.pad)
         (loss_of(model, drawn) / len(drawn.labels)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-    model.eval()
-    return [
-        evaluate(model, codec, "totals", "names", "chunks hidden", prompts)[0],
-        evaluate(model, codec, "chain", "names", "forced parallel", prompts)[0],
-    ]
 
 
 def _draw(codec: Codec, rng: random.Random) -> Trie:
@@ -79,17 +97,16 @@ def _draw(codec: Codec, rng: random.Random) -> Trie:
     return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="pasta_async.training.ablate", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch", type=int, default=12, help="documents of an update")
-    parser.add_argument("--prompts", type=int, default=500)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    print(table(ablate(*load(args.model), args.steps, args.batch, args.prompts)))
+    run_command(
+        AblateSettings,
+        lambda settings: print(table(ablate(settings))),
+        program="pasta_async.training.ablate",
+        description=__doc__,
+        positional=("model",),
+        arguments=arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic import FAMILIES, sample
-from pasta_async.training.synthetic.names import make_name
+from pasta_async.training.synthetic.families import make_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

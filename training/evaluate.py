@@ -1,39 +1,60 @@
-"""Evaluate a model on held-out prompts: `python -m pasta_async.training.evaluate MODEL`.
+"""Evaluate a model on held-out prompts: `python -m pasta_async.training.evaluate local:MODEL`.
 
-Greedy, both forms, every family; unseen names and unseen templates apart; two ablations. Writes JSON and
-prints a table in Markdown.
+Greedy answers through the public client, both forms, every family; unseen names and unseen templates apart.
+Prints a table in Markdown.
 """
 
-# torch, transformers and tokenizers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# scipy has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from transformers import LlamaForCausalLM
+from pydantic import BaseModel, ConfigDict, Field
+from scipy.stats import binomtest
 
-from pasta_async.evals.statistics import wilson
-from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.training.ablations import forced_parallel_mains
-from pasta_async.training.answers import decode_pasta, decode_plain
+from pasta_async import Client, Sampling
+from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.cli.command import run_command
+from pasta_async.jobs import for_each, progress
+from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN, TAG_TOKENS
 from pasta_async.training.synthetic import FAMILIES, sample, score
-from pasta_async.training.tokenizer import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from pasta_async.training.answers import Answer
+    from pasta_async.protocol import DecodeRequest, Piece
+    from pasta_async.results import Generation
     from pasta_async.training.synthetic import Example, Split
 
-__all__ = ["Row", "evaluate", "load", "main", "table", "wilson"]
+__all__ = ["EvaluateSettings", "Form", "HiddenChunks", "Row", "evaluate", "main", "table", "wilson"]
 
-Form = Literal["parallel", "baseline", "chunks hidden", "forced parallel"]
-_TAGS = frozenset(TAG_TOKENS)
+Form = Literal["parallel", "baseline", "chunks hidden", "chain in parallel"]
+
+_SAMPLING = Sampling(max_tokens=1024)
+_TOGETHER = 64
+"""Answers at the same time."""
+
+
+class EvaluateSettings(BaseModel):
+    """What to evaluate. Every field is an option of the command line."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
+    prompts: int = Field(default=500, ge=1, description="of each family, split and form")
+    splits: tuple[Literal["names", "templates"], ...] = Field(
+        default=("names", "templates"), description="what is held out"
+    )
+    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
+    json_file: Path | None = Field(default=None, description="write the figures here, for training.card")
+    show_wrong: int = Field(default=0, ge=0, description="print so many wrong answers of each row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,69 +74,73 @@ class Row:
     promises: int
 
 
-def load(folder: Path) -> tuple[LlamaForCausalLM, Codec]:
-    """Load a model folder; weights are computed with as float32."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return model.eval(), Codec.load(folder)
+class HiddenChunks(WrappingBackend):
+    """An ablation: main goes on behind a sync without seeing what the chunks say."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """As the inner backend, main's context without its chunks. Cancelling it ends the inner request."""
+        tags = (await self.connect()).tags
+        if request.thread == 0 and tags is not None:
+            opens, closes = (tags[TAG_TOKENS.index(tag)] for tag in (ASYNC_OPEN, ASYNC_CLOSE))
+            request = replace(request, ids=_without(request.ids, opens, closes))
+        async with aclosing(self.inner.decode(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
-def evaluate(
-    model: LlamaForCausalLM,
-    codec: Codec,
-    family: str,
-    split: Split,
-    form: Form,
-    count: int,
-    first_seed: int = 0,
-) -> tuple[Row, list[tuple[Example, str, bool]]]:
-    """Answer `count` prompts; returns the figures, and each example with its answer and verdict."""
-    examples = [sample(family, first_seed + i, split, codec.count) for i in range(count)]
-    answers = _answers(model, codec, examples, form)
-    texts = [visible_text(codec, answer) for answer in answers]
-    verdicts = [score(example, text) for example, text in zip(examples, texts, strict=True)]
-    row = Row(
-        family,
-        split,
-        form,
-        count,
-        sum(verdicts),
-        sum(answer.well_formed for answer in answers),
-        sum(answer.critical for answer in answers),
-        sum(answer.generated for answer in answers),
-        sum(answer.chunks for answer in answers),
-    )
-    return row, list(zip(examples, texts, verdicts, strict=True))
-
-
-def _answers(model: LlamaForCausalLM, codec: Codec, examples: Sequence[Example], form: Form) -> list[Answer]:
-    prompts = [example.prompt for example in examples]
-    if form == "baseline":
-        return decode_plain(model, codec, prompts)
-    if form == "forced parallel":
-        return decode_pasta(model, codec, prompts, forced_mains=forced_parallel_mains(codec, examples))
-    return decode_pasta(model, codec, prompts, hide_chunks=form == "chunks hidden")
-
-
-def visible_text(codec: Codec, answer: Answer) -> str:
-    """What a reader sees of an answer: text without tags and attributes."""
-    tags = {codec.special(tag) for tag in TAG_TOKENS}
-    opens, closes = codec.special(TAG_TOKENS[0]), codec.special(TAG_TOKENS[2])
-    ids: list[int] = []
+def _without(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ...]:
+    """Ids without those from an opening to a closing one."""
+    kept: list[int] = []
     inside = False
-    for token in answer.written:
-        inside = token == opens or (inside and token != closes)
-        if not inside and token not in tags:
-            ids.append(token)
-    return codec.decode(ids)
+    for token in ids:
+        inside = inside or token == opens
+        if not inside:
+            kept.append(token)
+        inside = inside and token != closes
+    return tuple(kept)
+
+
+async def evaluate(
+    client: Client, family: str, split: Split, form: Form, count: int, first_seed: int = 0
+) -> tuple[Row, list[tuple[Example, str]]]:
+    """Answer `count` prompts of one family in one form.
+
+    Returns:
+        The figures, and the examples that were answered wrongly with their answers.
+
+    Raises what `Client.generate` raises. Cancelling it cancels the answers under way.
+    """
+    if form == "chunks hidden":
+        client = Client(HiddenChunks(client.backend), limits=client.limits)
+    examples = [sample(family, first_seed + number, split) for number in range(count)]
+    answers: dict[int, Generation] = {}
+
+    async def answer(number: int) -> None:
+        prompt, baseline = examples[number].prompt, form == "baseline"
+        answers[number] = await client.generate(prompt, sampling=_SAMPLING, baseline=baseline)
+
+    await for_each(range(count), answer, _TOGETHER)
+    found = [answers[number] for number in range(count)]
+    pairs = list(zip(examples, (one.text for one in found), strict=True))
+    wrong = [(example, text) for example, text in pairs if not score(example, text)]
+    formed = sum(one.finish_reason == "stop" and not one.diagnostics for one in found)
+    critical = sum(one.critical_path for one in found)
+    tokens = sum(one.usage.completion_tokens for one in found)
+    promises = sum(len(one.threads) - 1 for one in found)
+    row = Row(family, split, form, count, count - len(wrong), formed, critical, tokens, promises)
+    return row, wrong
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share."""
+    low, high = binomtest(right, count).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def table(rows: Sequence[Row]) -> str:
     """The results as a Markdown table."""
-    lines = [
-        "| family | held out | form | prompts | right | 95% interval | well-formed "
-        "| tokens | critical path |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = "family held_out form prompts right 95%_interval well-formed tokens critical_path".split()
+    lines = [f"| {' | '.join(head)} |".replace("_", " "), "|---" * len(head) + "|"]
     for row in rows:
         low, high = wilson(row.right, row.prompts)
         lines.append(
@@ -126,42 +151,43 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="pasta_async.training.evaluate", description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--prompts", type=int, default=500, help="of each family, split and form")
-    parser.add_argument("--splits", nargs="+", default=["names", "templates"])
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES))
-    parser.add_argument("--no-ablations", action="store_true")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--show-wrong", type=int, default=0, help="print so many wrong answers of each row")
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(args.threads)
-    model, codec = load(args.model)
+async def _evaluate_all(settings: EvaluateSettings) -> list[Row]:
     rows: list[Row] = []
-    for family in args.families:
-        for split in args.splits:
-            for form in _forms(family, not args.no_ablations):
-                row, answers = evaluate(model, codec, family, split, form, args.prompts)
+    forms: tuple[Form, ...] = ("parallel", "baseline")
+    wanted = [*product(settings.families, settings.splits, forms)]
+    with progress(len(wanted), "evaluation") as advance:
+        async with Client(settings.backend) as client:
+            for family, split, form in wanted:
+                row, wrong = await evaluate(client, family, split, form, settings.prompts)
                 rows.append(row)
-                print(table([row]).splitlines()[-1], flush=True)
-                wrong = [(example, text) for example, text, right in answers if not right]
-                for example, text in wrong[: args.show_wrong]:
-                    print(f"  PROMPT {example.prompt}\n  ANSWER {text}\n  RIGHT  {example.document.text}")
-    print("\n" + table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+                advance()
+                for example, text in wrong[: settings.show_wrong]:
+                    print(f"PROMPT {example.prompt}\nANSWER {text}\nRIGHT  {example.document.text}\n")
+    return rows
 
 
-def _forms(family: str, ablations: bool) -> list[Form]:
-    forms: list[Form] = ["parallel", "baseline"]
-    if ablations and family in ("totals", "offers"):
-        forms.append("chunks hidden")
-    if ablations and family == "chain":
-        forms.append("forced parallel")
-    return forms
+def run(settings: EvaluateSettings) -> None:
+    """Evaluate, print the table, write the figures.
+
+    Raises:
+        PastaError: The model cannot be used.
+    """
+    rows = asyncio.run(_evaluate_all(settings))
+    print(table(rows))
+    if settings.json_file:
+        settings.json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    run_command(
+        EvaluateSettings,
+        run,
+        program="pasta_async.training.evaluate",
+        description=__doc__,
+        positional=("backend",),
+        arguments=arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Draw answers for stage 2: `python -m pasta_async.training.sample`.
 
 Draws n answers to each prompt, and the baseline's answer, into a file of
-`pasta_async.training.preference.samples.SampledPrompt`. Beside it is a journal: the same command goes on
-where an interrupted one was.
+`pasta_async.training.preference.samples.SampledPrompt`. Its journal stands beside it: the same command
+resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -14,35 +14,33 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, Json
-from tqdm import tqdm
+from pydantic import BaseModel, Field, Json
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import backend_names
-from pasta_async.cli.command import ending
-from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import Journal
-from pasta_async.training.corpus import read_records
-from pasta_async.training.corpus.store import write_lines
-from pasta_async.training.preference.drawing import Draw
-from pasta_async.training.preference.recording import Recording
-from pasta_async.training.trainer.settings import read_command_line
+from pasta_async.cli.command import run_command
+from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.jobs import Advance, Journal, for_each, progress
+from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_lines
+from pasta_async.training.failure_budget import FailureBudget
+from pasta_async.training.preference.recording import Recording, trie_of
+from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.training.corpus import Record
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.protocol import ModelInfo
+    from pasta_async.results import Generation
+    from pasta_async.training.corpus.records import Record
+    from pasta_async.training.preference.recording import Exchange
 
-__all__ = ["SampleSettings", "Summary", "main", "sample"]
+__all__ = ["Drawing", "SampleSettings", "Summary", "answer_seed", "main", "sample"]
 
 
-class SampleSettings(BaseModel):
+class SampleSettings(StrictModel):
     """How to draw. Every field is a flag of the command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(
@@ -50,7 +48,8 @@ class SampleSettings(BaseModel):
     )
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
-    limit: int = Field(default=0, ge=0, description="the first so many prompts only (0: all)")
+    skip: int = Field(default=0, ge=0, description="leave out the first so many prompts")
+    limit: int = Field(default=0, ge=0, description="only so many prompts (0: all)")
     temperature: float = Field(default=1.0, ge=0, description="of sampling")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
@@ -65,8 +64,6 @@ class SampleSettings(BaseModel):
 class Summary(BaseModel):
     """The figures of a run."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
-
     prompts: int
     samples: int
     well_formed: float
@@ -78,29 +75,24 @@ class Summary(BaseModel):
     left_out: int
     """Prompts whose baseline failed."""
     failures: dict[str, int]
-    """What ended answers, and how many; the same command draws these again."""
+    """Errors that ended answers, and how many; the same command draws these again."""
     resumed: int
     """Answers that were in the journal already."""
     tokens: int
     """Of this run."""
-    seconds: float = Field(gt=0)
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.samples} samples of {self.prompts} prompts: {self.well_formed:.1%} well-formed, "
-            f"{self.exact:.1%} exact, {self.mean_tokens:.0f} tokens each; {self.left_out} prompts left out",
-            f"{self.tokens:,} tokens in {self.seconds:.0f} s, {self.tokens / self.seconds:,.0f}/s; "
-            f"{self.resumed} answers from the journal",
-            *(f"failed, {count} times: {reason}" for reason, count in self.failures.items()),
-        ]
-        return "\n".join(lines)
+    seconds: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
-    settings = read_command_line(SampleSettings, "pasta_async.training.sample", __doc__, argv)
-    with ending(resumes=True):
-        print(asyncio.run(sample(settings)))
+    """The command line; see `run_command`, also for how it ends."""
+    run_command(
+        SampleSettings,
+        lambda settings: print(asyncio.run(sample(settings)).model_dump_json(indent=1)),
+        program="pasta_async.training.sample",
+        description=__doc__,
+        arguments=argv,
+        resumes=True,
+    )
 
 
 async def sample(settings: SampleSettings) -> Summary:
@@ -112,13 +104,23 @@ async def sample(settings: SampleSettings) -> Summary:
     records = _records(settings)
     started = time.monotonic()
     async with AsyncExitStack() as stack:
-        draw = await _draw(settings, stack)
-        total = len(records) * (settings.n + 1)
-        bar = stack.enter_context(tqdm(total=total, unit=" answers", disable=None))
-        draw.on_progress = lambda: _show(bar, draw.totals)
-        prompts = await draw.run(records, settings.together)
+        drawing = await _drawing(settings, stack)
+        advance = stack.enter_context(progress(len(records) * (settings.n + 1), "answers"))
+        prompts = await drawing.run(records, advance)
     write_lines(settings.out, prompts)
-    return _summary(draw, prompts, len(records), time.monotonic() - started)
+    samples = [one for prompt in prompts for one in prompt.samples]
+    return Summary(
+        prompts=len(prompts),
+        samples=len(samples),
+        well_formed=fmean([one.well_formed for one in samples] or [0.0]),
+        exact=fmean([one.exact for one in samples] or [0.0]),
+        mean_tokens=fmean([one.tokens for one in samples] or [0.0]),
+        left_out=len(records) - len(prompts),
+        failures=dict(Counter(drawing.failures).most_common()),
+        resumed=drawing.totals["resumed"],
+        tokens=drawing.totals["tokens"],
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
 def _records(settings: SampleSettings) -> list[Record]:
@@ -128,41 +130,30 @@ def _records(settings: SampleSettings) -> list[Record]:
         raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
     if not records:
         raise InvalidRequestError(f"no prompts in {', '.join(map(str, settings.prompts))}")
-    return records[: settings.limit or None]
+    return records[settings.skip :][: settings.limit or None]
 
 
-async def _draw(settings: SampleSettings, stack: AsyncExitStack) -> Draw:
+async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
+    """Open the backends and the journal; the stack closes them."""
     opened = await stack.enter_async_context(Client(backend_names(settings.backend)))
     recording = Recording(opened.backend)
     limits = opened.limits.model_copy(update={"client_threads": settings.threads})
-    client = Client(recording, limits=limits)
-    baseline = client
+    client = baseline = Client(recording, limits=limits)
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline)))
-    sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
+    fields = {"backend", "baseline", "temperature", "max_tokens", "seed", "template_kwargs"}
     identity = {
-        **settings.model_dump(
-            mode="json",
-            include={"backend", "baseline", "temperature", "max_tokens", "seed", "template_kwargs"},
-        ),
+        **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
         "weights": [_weights(settings.backend), _weights(settings.baseline)],
     }
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
-    return Draw(
-        client,
-        recording,
-        baseline,
-        stack.enter_context(Journal(path, identity)),
-        settings.n,
-        sampling,
-        settings.seed,
-        settings.template_kwargs,
-    )
+    journal = stack.enter_context(Journal(path, identity))
+    return Drawing(settings, client, recording, baseline, journal)
 
 
 def _weights(backend: str) -> str:
-    """What tells the weights of a folder from those that stood there before; nothing for a server."""
+    """A hash of the weights in a folder, which may be trained anew; of nothing for a server."""
     scheme, _, folder = backend.partition(":")
     hashed = hashlib.sha256()
     for path in sorted(Path(folder).glob("*.safetensors")) if scheme == "local" and folder else ():
@@ -173,25 +164,178 @@ def _weights(backend: str) -> str:
     return hashed.hexdigest()[:16]
 
 
-def _show(bar: tqdm[NoReturn], totals: Counter[str]) -> None:
-    elapsed = max(bar.format_dict["elapsed"], 1e-6)
-    bar.set_postfix_str(f"{totals['tokens']:,} tokens, {totals['tokens'] / elapsed:,.0f}/s", refresh=False)
-    bar.update(totals["resumed"] + totals["answers"] - bar.n)
+def answer_seed(seed: int, prompt: str, number: int) -> int:
+    """The seed of an answer: a hash of the run's seed, the prompt's id and the answer's number, 63 bits."""
+    hashed = hashlib.sha256(f"{seed}/{number}/{prompt}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(hashed[:8], "big") >> 1
 
 
-def _summary(draw: Draw, prompts: Sequence[SampledPrompt], asked: int, seconds: float) -> Summary:
-    samples = [one for prompt in prompts for one in prompt.samples]
-    return Summary(
-        prompts=len(prompts),
-        samples=len(samples),
-        well_formed=fmean(one.well_formed for one in samples) if samples else 0.0,
-        exact=fmean(one.exact for one in samples) if samples else 0.0,
-        mean_tokens=fmean(one.tokens for one in samples) if samples else 0.0,
-        left_out=asked - len(prompts),
-        failures=dict(Counter(draw.failures).most_common()),
-        resumed=draw.totals["resumed"],
-        tokens=draw.totals["tokens"],
-        seconds=round(seconds, 3),
+class Drawing:
+    """One run over some prompts.
+
+    Args:
+        settings: How many answers, and how they are sampled; the baseline's are greedy.
+        client: Draws the samples; its backend is `recording`.
+        recording: Records them.
+        baseline: Draws the baseline's answers.
+        journal: Keeps finished answers, which are not drawn again. Answers that ended in an error are.
+    """
+
+    def __init__(
+        self,
+        settings: SampleSettings,
+        client: Client,
+        recording: Recording,
+        baseline: Client,
+        journal: Journal,
+    ) -> None:
+        self._settings, self._client, self._recording = settings, client, recording
+        self._baseline, self._journal = baseline, journal
+        self._sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
+        self._samples: dict[tuple[str, int], Sample] = {}
+        self._plain: dict[str, Plain] = {}
+        self._budget = FailureBudget(proven=True)
+        self.totals: Counter[str] = Counter()
+        """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
+        self.failures: list[str] = []
+        """The errors that ended answers."""
+
+    async def run(self, records: Sequence[Record], advance: Advance) -> list[SampledPrompt]:
+        """Draw for every record. A prompt whose baseline failed is left out.
+
+        Cancelling it cancels the answers under way.
+
+        Raises:
+            PastaError: The backend cannot be used, or failed many answers in a row.
+        """
+        info = await self._client.connect()
+        self._resume()
+        # Baselines first: few at a time beside the samples, they would cost another model as much as these.
+        due: list[tuple[Record, int | None]] = [
+            (one, None) for one in records if _key(one) not in self._plain
+        ]
+        numbers = range(self._settings.n)
+        due += [(one, k) for one in records for k in numbers if (_key(one), k) not in self._samples]
+        self.totals["resumed"] = len(records) * (self._settings.n + 1) - len(due)
+        advance(self.totals["resumed"])
+
+        async def draw(one: tuple[Record, int | None]) -> None:
+            record, number = one
+            await (self._draw_plain(record) if number is None else self._draw(record, number, info))
+            self.totals["answers"] += 1
+            advance()
+
+        await for_each(due, draw, self._settings.together)
+        return [
+            SampledPrompt(
+                id=record.id,
+                messages=record.messages,
+                samples=tuple(self._samples[_key(record), number] for number in numbers),
+                baseline=self._plain[_key(record)],
+            )
+            for record in records
+            if _key(record) in self._plain
+        ]
+
+    def _resume(self) -> None:
+        for row in self._journal.rows:
+            if row["number"] is None:
+                self._plain[row["prompt"]] = Plain.model_validate(row["answer"])
+            else:
+                self._samples[row["prompt"], row["number"]] = Sample.model_validate(row["answer"])
+
+    async def _draw(self, record: Record, number: int, info: ModelInfo) -> None:
+        seed = answer_seed(self._settings.seed, record.id, number) if info.honours_seeds else None
+        error = ""
+        with self._recording.recorded() as exchanges:
+            try:
+                generation = await self._client.generate(
+                    record.messages,
+                    sampling=self._sampling.model_copy(update={"seed": seed}),
+                    chat_template_kwargs=self._settings.template_kwargs,
+                    whole_chunks=True,  # nothing is streamed
+                )
+            except PastaError as failure:
+                error, generation = self._failed(failure), failure.partial
+        sample = _sample(number, seed, generation, exchanges, error, tagged=info.tags is not None)
+        self._samples[_key(record), number] = sample
+        self.totals["tokens"] += sample.tokens
+        if not error:
+            self._keep(record, number, sample)
+
+    async def _draw_plain(self, record: Record) -> None:
+        try:
+            generation = await self._baseline.generate(
+                record.messages,
+                sampling=self._sampling.model_copy(update={"temperature": 0.0}),
+                baseline=True,
+                chat_template_kwargs=self._settings.template_kwargs,
+            )
+        except PastaError as failure:
+            self._failed(failure)
+            return
+        plain = Plain(text=generation.text, tokens=generation.usage.completion_tokens)
+        self._plain[_key(record)] = plain
+        self.totals["tokens"] += plain.tokens
+        self._keep(record, None, plain)
+
+    def _keep(self, record: Record, number: int | None, answer: Sample | Plain) -> None:
+        self._budget.succeeded()
+        row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
+        self._journal.append(row)
+
+    def _failed(self, error: PastaError) -> str:
+        """Note the reason; raises the error if the backend fails for all answers."""
+        self._budget.failed(error)
+        self.failures.append(f"{type(error).__name__}: {error}")
+        return self.failures[-1]
+
+
+def _key(record: Record) -> str:
+    return digest(record.messages, record.id)
+
+
+def _sample(
+    number: int,
+    seed: int | None,
+    generation: Generation | None,
+    exchanges: Sequence[Exchange],
+    error: str,
+    *,
+    tagged: bool,
+) -> Sample:
+    """An answer, or the part of one that an error left, as it is stored."""
+    if generation is None:
+        return Sample(
+            number=number,
+            seed=seed,
+            text="",
+            written="",
+            finish_reason="error",
+            error=error,
+            well_formed=False,
+            tokens=0,
+            critical_path=0,
+            exact=False,
+        )
+    superseded = [one.thread for one in generation.threads if one.finish_reason == "superseded"]
+    trie = trie_of(exchanges, superseded)
+    tokens = generation.usage.completion_tokens
+    return Sample(
+        number=number,
+        seed=seed,
+        text=generation.text,
+        written=generation.document.format(),
+        finish_reason=generation.finish_reason,
+        error=error,
+        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+        tokens=tokens,
+        critical_path=generation.critical_path,
+        threads=generation.threads,
+        ids=tuple(trie.ids),
+        parents=tuple(trie.parents),
+        targets=tuple(trie.targets),
+        exact=tagged and not error and not superseded and len(trie.targets) == tokens,
     )
 
 

@@ -3,54 +3,56 @@
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
 trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); or a
 model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`), whose
-replies are kept in a journal, so that the same command goes on where an interrupted one was; or your own
-(`package.module:name`, what makes a `pasta_async.training.preference.judge.Judge`).
+replies are kept in a journal, so that the same command resumes an interrupted run; or your own
+(`package.module:name`, what makes a `pasta_async.training.preference.judges.Judge`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from tqdm import tqdm
+from pydantic import BaseModel, Field, model_validator
 
-from pasta_async.cli.command import ending
-from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.store import write_lines
-from pasta_async.training.preference.judge import TaskJudge
-from pasta_async.training.preference.judge_pairwise import PairwiseJudge
-from pasta_async.training.preference.judging import Scoring, Standing, standing
-from pasta_async.training.preference.samples import read_samples
-from pasta_async.training.trainer.settings import read_command_line
+from pasta_async.cli.command import run_command
+from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.training.corpus.records import StrictModel, write_lines
+from pasta_async.training.failure_budget import FailureBudget
+from pasta_async.training.preference.judges import PairwiseJudge, TaskJudge
+from pasta_async.training.preference.samples import Score, read_samples, value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pasta_async.training.preference.judge import Judge
+    from pasta_async.training.preference.judges import Judge
+    from pasta_async.training.preference.samples import SampledPrompt
 
-__all__ = ["ScoreSettings", "Summary", "main", "open_judge", "score"]
+__all__ = ["WEIGHTS", "ScoreSettings", "Summary", "main", "open_judge", "score"]
+
+WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
+"""The weights of quality that the paper trains with (section 4)."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
 
 
-class ScoreSettings(BaseModel):
+class ScoreSettings(StrictModel):
     """How to score. Every field is a flag of the command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
     judge: str = Field(description="task; an endpoint, http://host:30000/v1; or package.module:name")
     judge_model: str = Field(default="", description="name of the model at the endpoint")
     key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    in_flight: int = Field(default=32, ge=1, description="requests at a time")
-    retries: int = Field(default=5, ge=0, description="of a request that fails on its way")
+    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
+    retries: int = Field(default=5, ge=0, description="of a request that fails")
     timeout: float = Field(default=120.0, gt=0, description="seconds for a request")
 
     @model_validator(mode="after")
@@ -72,9 +74,20 @@ class ScoreSettings(BaseModel):
 class Summary(BaseModel):
     """The figures of a run."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)
-
-    standing: Standing
+    prompts: int
+    samples: int
+    well_formed: float
+    """Share of the samples."""
+    scored: int
+    """Samples with a score."""
+    mean_quality: float
+    geometric_mean_speedup: float
+    """Theoretical, against the baseline's answer."""
+    quality_spread: float
+    """Best minus worst of a prompt, mean over the prompts."""
+    speedup_spread: float
+    ties: dict[str, int]
+    """Prompts whose samples all have the same value, for each weight of quality: they teach nothing."""
     failures: dict[str, int]
     """Why answers have no score, and how many; the same command asks again."""
     requests: int = 0
@@ -84,48 +97,72 @@ class Summary(BaseModel):
     tokens: int = 0
     """Of these requests and their replies."""
 
-    def __str__(self) -> str:
-        lines = [str(self.standing)]
-        if self.requests or self.resumed:
-            asked = f"{self.requests} requests to the judge, {self.tokens:,} tokens"
-            lines.append(f"{asked}; {self.resumed} replies from the journal")
-        lines += [f"not judged, {count} times: {reason}" for reason, count in self.failures.items()]
-        return "\n".join(lines)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
-    settings = read_command_line(ScoreSettings, "pasta_async.training.score", __doc__, argv)
-    with ending(resumes=True):
-        print(asyncio.run(score(settings)))
+    """The command line; see `run_command`, also for how it ends."""
+    run_command(
+        ScoreSettings,
+        lambda settings: print(asyncio.run(score(settings)).model_dump_json(indent=1)),
+        program="pasta_async.training.score",
+        description=__doc__,
+        arguments=argv,
+        resumes=True,
+    )
 
 
 async def score(settings: ScoreSettings) -> Summary:
     """Score, and write the file of scores. Cancelling it loses only the requests under way.
 
+    The same answer to a prompt is judged once. Samples that ended in an error have no score.
+
     Raises:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
     prompts = await asyncio.to_thread(read_samples, settings.samples)
-    answers = len({(prompt.id, sample.text) for prompt in prompts for sample in prompt.samples})
+    failures: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, stack)
-        bar: tqdm[NoReturn] = stack.enter_context(tqdm(total=answers, unit=" answers", disable=None))
-        scoring = Scoring(judge, on_progress=lambda: _advance(bar))
-        scores = await scoring.run(prompts, settings.in_flight)
+        qualities = await _judged(judge, prompts, settings.in_flight, failures)
+    scores = [
+        Score(
+            id=prompt.id,
+            number=sample.number,
+            speedup=prompt.baseline.tokens / sample.critical_path if sample.critical_path else 1.0,
+            quality=qualities[prompt.id, sample.text],
+        )
+        for prompt in prompts
+        for sample in prompt.samples
+        if not sample.error and (prompt.id, sample.text) in qualities
+    ]
     write_lines(settings.out, scores)
-    paid = judge if isinstance(judge, PairwiseJudge) else None
-    return Summary(
-        standing=standing(prompts, scores),
-        failures=dict(Counter(scoring.failures).most_common()),
-        requests=paid.requests if paid else 0,
-        resumed=paid.resumed if paid else 0,
-        tokens=paid.tokens if paid else 0,
-    )
+    summary = _summary(prompts, scores, failures)
+    if isinstance(judge, PairwiseJudge):
+        costs = {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
+        summary = summary.model_copy(update=costs)
+    return summary
 
 
-def _advance(bar: tqdm[NoReturn]) -> None:
-    bar.update()
+async def _judged(
+    judge: Judge, prompts: Sequence[SampledPrompt], in_flight: int, failures: Counter[str]
+) -> dict[tuple[str, str], float]:
+    """The quality of every different answer, by the prompt's id and the text."""
+    qualities: dict[tuple[str, str], float] = {}
+    different = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
+    budget = FailureBudget(proven=False)
+    with progress(len(different), "answers") as advance:
+
+        async def work(one: tuple[tuple[str, str], SampledPrompt]) -> None:
+            (id_, text), prompt = one
+            try:
+                qualities[id_, text] = await judge.quality(prompt, text)
+                budget.succeeded()
+            except BackendError as error:
+                budget.failed(error)
+                failures[f"{type(error).__name__}: {error}"] += 1
+            advance()
+
+        await for_each(different.items(), work, in_flight)
+    return qualities
 
 
 async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
@@ -138,24 +175,23 @@ async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
         return TaskJudge()
     if not settings.remote:
         return _own(settings.judge)
-    from pasta_async.training.annotate.endpoint import Endpoint  # needs the client, which takes a second
+    from pasta_async.training.endpoint import Endpoint  # its client takes a second to import
 
-    endpoint = await stack.enter_async_context(
-        Endpoint(
-            settings.judge,
-            settings.judge_model,
-            key_variable=settings.key_variable,
-            max_tokens=1,
-            top_logprobs=5,
-            retries=settings.retries,
-            timeout=settings.timeout,
-        )
+    path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+    identity = PairwiseJudge.journal_identity(settings.judge, settings.judge_model)
+    journal = stack.enter_context(Journal(path, identity))
+    endpoint = Endpoint(
+        settings.judge,
+        settings.judge_model,
+        key_variable=settings.key_variable,
+        retries=settings.retries,
+        timeout=settings.timeout,
+        temperature=0.0,
+        max_tokens=1,
+        logprobs=True,
+        top_logprobs=5,
     )
-    journal = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
-    asked = {"judge": settings.judge, "model": settings.judge_model}
-    judge = PairwiseJudge(endpoint, journal, asked)
-    stack.callback(judge.close)
-    return judge
+    return PairwiseJudge(await stack.enter_async_context(endpoint), journal)
 
 
 def _own(name: str) -> Judge:
@@ -164,6 +200,35 @@ def _own(name: str) -> Judge:
         return getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
         raise InvalidRequestError(f"--judge {name}: {error}") from error
+
+
+def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score], failures: Counter[str]) -> Summary:
+    by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
+    for one in scores:
+        by_prompt[one.id].append(one)
+
+    def spreads(weight: float) -> list[float]:
+        values = ([value(one, weight) for one in own] for own in by_prompt.values())
+        return [max(own) - min(own) for own in values]
+
+    samples = [sample for prompt in prompts for sample in prompt.samples]
+    return Summary(
+        prompts=len(prompts),
+        samples=len(samples),
+        well_formed=_mean(sample.well_formed for sample in samples),
+        scored=len(scores),
+        mean_quality=_mean(one.quality for one in scores),
+        geometric_mean_speedup=geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
+        quality_spread=_mean(spreads(math.inf)),
+        speedup_spread=_mean(spreads(0.0)),
+        ties={f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
+        failures=dict(failures.most_common()),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return fmean(found) if found else 0.0
 
 
 if __name__ == "__main__":

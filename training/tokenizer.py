@@ -18,8 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.synthetic import FAMILIES, sample, templates
-from pasta_async.training.synthetic.names import SYLLABLES
-from pasta_async.training.synthetic.words import CLOSINGS, OPENINGS
+from pasta_async.training.synthetic.families import SYLLABLES, WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,7 +152,7 @@ def _texts(family: str, samples: int, names: set[str]) -> Iterator[str]:
         yield example.document.text
     for template in templates(family, "train"):
         yield re.sub(r"\{\w+\}", "", template.frame + " " + template.fact)
-    yield " ".join((*OPENINGS, *CLOSINGS))
+    yield " ".join((*WORDS["openings"], *WORDS["closings"]))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
@@ -15,15 +17,19 @@ from pasta_async.protocol import ModelInfo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from pasta_async.backends.local.session import Session
-    from pasta_async.backends.local.stream import Stream
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pasta_async.backends.local.engine import Engine
+    from pasta_async.backends.local.session import Session, Stream
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
 __all__ = ["LocalBackend"]
 
 _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
-_LONG_TEXT = 20_000  # characters; longer ones are encoded off the event loop
+_DTYPES = ("float32", "bfloat16", "float16")
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
 class LocalBackend:
@@ -43,9 +49,13 @@ class LocalBackend:
         slots: Tokens whose keys and values are kept; None for what a gibibyte holds, at most 32768.
         context_length: Limit of prompt and output together; None for the model's own, at most `slots`.
         max_running: Requests that decode at the same time; the others wait.
-        step_tokens: Prompt tokens computed in one step; a long prompt takes several, and the others go on.
+        max_prefill_tokens: Prompt tokens computed in one step; a long prompt takes several, and the others
+            go on.
         threads: CPU threads of the engine; None for one if the model is small (more would wait for each
             other), else torch's own number. The rest of the process keeps its setting.
+
+    Raises:
+        InvalidRequestError: An option is of the wrong type or out of range.
     """
 
     def __init__(
@@ -57,22 +67,32 @@ class LocalBackend:
         slots: int | None = None,
         context_length: int | None = None,
         max_running: int = 256,
-        step_tokens: int = 256,
+        max_prefill_tokens: int = 256,
         threads: int | None = None,
     ) -> None:
-        numbers = {"max_running": max_running, "step_tokens": step_tokens, "threads": threads}
-        for name, value in {**numbers, "slots": slots, "context_length": context_length}.items():
-            if value is not None and value < 1:
-                raise InvalidRequestError(f"{name} must be at least 1, not {value}")
-        if dtype not in (None, "float32", "bfloat16", "float16"):
-            raise InvalidRequestError(f"dtype must be float32, bfloat16 or float16, not {dtype!r}")
-        self._folder = _shipped() if path is None else Path(path)
-        self._options = (device, dtype, slots, context_length, max_running, step_tokens)
+        _check_options(
+            {
+                "slots": slots,
+                "context_length": context_length,
+                "max_running": max_running,
+                "max_prefill_tokens": max_prefill_tokens,
+                "threads": threads,
+            },
+            device=device,
+            dtype=dtype,
+        )
+        self._folder = _shipped() if path is None else _checked_path(path)
+        self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
         self._threads = threads
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
         self._model: _Model | None = None
         self._session: Session | None = None
         self._closed = False
+
+    @property
+    def engine(self) -> Engine | None:
+        """Model, cache and scheduler, to look into; None before `connect` and after `aclose`."""
+        return self._model and self._model.engine
 
     async def connect(self) -> ModelInfo:
         """Load the model, once. Cancelling it leaves the loading to the engine's thread.
@@ -84,26 +104,35 @@ class LocalBackend:
         return (await self._connected()).info
 
     async def encode(self, text: str) -> list[int]:
-        """Encode text as data; decoding gives it back. May be cancelled."""
-        model = await self._connected()
-        if len(text) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode, text)
-        return model.codec.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages by the model's chat template, what stands in them as data. May be cancelled.
+        """Encode text as data; decoding gives it back. Cancelling it leaves nothing behind.
 
         Raises:
-            InvalidRequestError: The template refuses them; or there is none, and there are several messages.
+            InvalidRequestError: The text has lone surrogates, which no encoding can write.
+            PromptTooLongError: It has far more tokens than the model takes.
         """
-        model = await self._connected()
-        if sum(len(message.get("content", "")) for message in messages) > _LONG_TEXT:
-            return await asyncio.to_thread(model.codec.encode_chat, messages, template_kwargs)
-        return model.codec.encode_chat(messages, template_kwargs)
+        return await (await self._connected()).text.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages by the model's chat template, what stands in them as data.
+
+        Cancelling it leaves nothing behind.
+
+        Raises:
+            InvalidRequestError: The template refuses them; there is none, and there are several messages; or
+                they have lone surrogates.
+        """
+        return await (await self._connected()).text.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens kept, nothing added between them. May be cancelled."""
-        return (await self._connected()).codec.detokenize(ids)
+        """The text of ids, special tokens kept, nothing added between them.
+
+        Cancelling it leaves nothing behind.
+
+        Raises:
+            InvalidRequestError: Ids outside the vocabulary, or no integers.
+        """
+        model = await self._connected()
+        return model.codec.detokenize(_checked_ids(ids, model.info).tolist())
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode, a piece for each step. See `pasta_async.protocol.Backend.decode`.
@@ -116,9 +145,8 @@ class LocalBackend:
             BackendError: The engine failed, or the backend was closed.
         """
         model = await self._connected()
-        _check(request, model.info)
-        session = self._open_session(model)
         stream = model.stream(request)
+        session = self._open_session(model)
         session.open(stream)
         try:
             finish_reason = None
@@ -132,12 +160,19 @@ class LocalBackend:
             await session.close(stream)
 
     async def aclose(self) -> None:
-        """End open requests with an error and let the model go. A cancellation is raised after that."""
+        """End open requests with an error and let the model go.
+
+        A cancellation is raised after that. Requests of another event loop that still runs end as well.
+        """
         self._closed = True
         session, self._session, self._model = self._session, None, None
         try:
             if session is not None and session.busy:
-                await session.fail(BackendError(f"{self._folder.name}: the backend was closed"))
+                error = BackendError(f"{self._folder.name}: the backend was closed")
+                if session.loop is asyncio.get_running_loop():
+                    await session.fail(error)
+                else:
+                    session.fail_from_elsewhere(error)
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -154,7 +189,9 @@ class LocalBackend:
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
-            self._model = _Model(self._folder, self._options, self._threads)
+            model = _Model(self._folder, self._options, self._threads)
+            if not self._closed:
+                self._model = model
 
     def _open_session(self, model: _Model) -> Session:
         from pasta_async.backends.local.session import Session
@@ -165,8 +202,8 @@ class LocalBackend:
         if session is not None and session.busy:
             raise BackendError(f"{self._folder.name}: the backend is in use on another event loop")
         if session is not None and session.abandoned:
-            model.stepper.submit(model.stepper.drop_abandoned)
-        self._session = Session(model.stepper, self._executor)
+            model.engine_loop.submit(model.engine_loop.drop_abandoned)
+        self._session = Session(model.engine_loop, self._executor)
         return self._session
 
 
@@ -178,8 +215,8 @@ class _Model:
             raise UnsupportedModelError(f"there is no model folder {folder}")
         try:
             from pasta_async.backends.local.engine import Engine, EngineOptions
-            from pasta_async.backends.local.session import Stepper
-            from pasta_async.backends.tokenization import TextCodec
+            from pasta_async.backends.local.session import EngineLoop
+            from pasta_async.backends.tokenization import AsyncTextCodec, TextCodec
         except ModuleNotFoundError as error:
             raise BackendError(
                 f"local: needs the module {error.name!r}, which is not installed; "
@@ -187,7 +224,8 @@ class _Model:
             ) from error
         self.codec = TextCodec.from_folder(folder)
         self.engine = Engine(folder, EngineOptions(*options))
-        self.stepper = Stepper(self.engine)
+        self.text = AsyncTextCodec(self.codec, self.engine.context_length)
+        self.engine_loop = EngineLoop(self.engine)
         _use_threads(threads or (1 if self.engine.weights < _SMALL else None))
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
@@ -205,14 +243,15 @@ class _Model:
 
     def stream(self, request: DecodeRequest) -> Stream:
         """A request as the engine takes it."""
-        from pasta_async.backends.local.sampler import Chooser
+        from pasta_async.backends.local.sampler import TokenSampler
         from pasta_async.backends.local.scheduler import Job
-        from pasta_async.backends.local.stream import Stream, Writer
+        from pasta_async.backends.local.session import PieceWriter, Stream
 
-        chooser = Chooser(request.sampling, request.seed, request.extra.get("logits_processor"))
+        ids = _checked(request, self.info)
+        sampler = TokenSampler(request.sampling, request.seed, request.extra.get("logits_processor"))
         stops = (*request.stop_ids, *self.info.end_ids)
-        job = Job(request.answer, request.ids, request.max_tokens, chooser, stops)
-        return Stream(job, Writer(request, self.codec))
+        job = Job(request.answer, ids, request.max_tokens, sampler, stops)
+        return Stream(job, PieceWriter(request, self.codec))
 
 
 def _shipped() -> Path:
@@ -224,22 +263,54 @@ def _shipped() -> Path:
     return folder
 
 
-def _check(request: DecodeRequest, info: ModelInfo) -> None:
-    count = len(request.ids)
-    if not count:
-        raise InvalidRequestError("the context is empty: decoding needs at least one token")
-    if min(request.ids) < 0 or max(request.ids) >= info.vocab_size:
-        wrong = next(i for i in request.ids if not 0 <= i < info.vocab_size)
+def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> None:
+    for name, value in numbers.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InvalidRequestError(f"{name} must be an integer of at least 1, not {value!r}")
+    if dtype is not None and dtype not in _DTYPES:
+        raise InvalidRequestError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
+    if device is not None and not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+        raise InvalidRequestError(f"device must be cpu, cuda, cuda:1 or the like, not {device!r}")
+
+
+def _checked_path(path: Any) -> Path:
+    try:
+        encoded = os.fsencode(path)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidRequestError(f"{path!r:.80} is no path: {error}") from error
+    if b"\0" in encoded or len(encoded) > 4095 or any(len(part) > 255 for part in encoded.split(b"/")):
+        raise InvalidRequestError(f"{path!r:.80} is no path that a file system takes")
+    return Path(path)
+
+
+def _checked_ids(ids: Sequence[int], info: ModelInfo) -> NDArray[np.int64]:
+    """The ids as an array; only what is in the vocabulary."""
+    import numpy as np
+
+    array = np.array(ids) if len(ids) else np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InvalidRequestError("token ids must be integers that fit in 64 bits")
+    wrong = array[(array < 0) | (array >= info.vocab_size)]
+    if len(wrong):
         raise InvalidRequestError(
-            f"token id {wrong} is outside the vocabulary of {info.name} ({info.vocab_size})"
+            f"token id {wrong[0]} is outside the vocabulary of {info.name} ({info.vocab_size})"
         )
+    return array.astype(np.int64)
+
+
+def _checked(request: DecodeRequest, info: ModelInfo) -> NDArray[np.int64]:
+    """The context of a request that the engine can work on."""
+    ids = _checked_ids(request.ids, info)
+    if not len(ids):
+        raise InvalidRequestError("the context is empty: decoding needs at least one token")
     if request.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be at least 1, not {request.max_tokens}")
-    if count + request.max_tokens > info.context_length:
+    if len(ids) + request.max_tokens > info.context_length:
         raise InvalidRequestError(
-            f"{count} context tokens and max_tokens {request.max_tokens} exceed the context length of "
+            f"{len(ids)} context tokens and max_tokens {request.max_tokens} exceed the context length of "
             f"{info.name} ({info.context_length}): shorten the prompt or lower max_tokens"
         )
+    return ids
 
 
 def _use_threads(count: int | None) -> None:

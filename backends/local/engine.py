@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry
-from pasta_async.backends.local.config import read_config
-from pasta_async.backends.local.kv_cache import KVCache
+from pasta_async.backends.local.cache import KVCache
+from pasta_async.backends.local.checkpoint import load_weights, read_config
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
-from pasta_async.backends.local.weights import load_weights
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.backends.local.config import ModelConfig
+    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
 
@@ -35,7 +35,7 @@ class EngineOptions(NamedTuple):
     slots: int | None = None
     context_length: int | None = None
     max_running: int = 256
-    step_tokens: int = 256
+    max_prefill_tokens: int = 256
 
 
 class Output(NamedTuple):
@@ -43,7 +43,6 @@ class Output(NamedTuple):
 
     job: Job
     token: int
-    logprob: float
     finish_reason: FinishReason | None
 
 
@@ -56,12 +55,13 @@ class Engine:
 
     Raises:
         UnsupportedModelError: The checkpoint cannot be used.
+        InvalidRequestError: torch cannot use the device.
     """
 
     def __init__(self, folder: Path, options: EngineOptions) -> None:
         config = read_config(folder)
         self.config: ModelConfig = config
-        self._device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = _usable_device(options.device)
         self._dtype = _dtype(options.dtype)
         self._options = options
         self.slots: int = options.slots or _default_slots(config, self._dtype)
@@ -74,7 +74,9 @@ class Engine:
     def reset(self) -> None:
         """Forget every job and everything cached."""
         config, slots = self.config, self.slots
-        self.scheduler: Scheduler = Scheduler(slots, self._options.max_running, self._options.step_tokens)
+        self.scheduler: Scheduler = Scheduler(
+            slots, self._options.max_running, self._options.max_prefill_tokens
+        )
         self._batches = BatchMaker(slots, config.heads // config.kv_heads, self._device, self._dtype)
         self._cache = KVCache(config, slots, device=self._device, dtype=self._dtype)
 
@@ -106,10 +108,10 @@ class Engine:
         if len(ready) < len(tasks):
             logits = logits[ready]
         jobs = [tasks[i].job for i in ready]
-        chosen = zip(jobs, *sample(logits, [job.chooser for job in jobs]), strict=True)
-        return [self._advance(job, token, logprob) for job, token, logprob in chosen]
+        tokens = sample(logits, [job.sampler for job in jobs], [job.length for job in jobs])
+        return [self._advance(job, token) for job, token in zip(jobs, tokens, strict=True)]
 
-    def _advance(self, job: Job, token: int, logprob: float) -> Output:
+    def _advance(self, job: Job, token: int) -> Output:
         if job.length == job.prompt:
             self.scheduler.publish(job)
         job.ids[job.length] = token
@@ -121,7 +123,18 @@ class Engine:
             finish_reason = "length"
         if finish_reason:
             self.scheduler.remove(job)
-        return Output(job, token, logprob, finish_reason)
+        return Output(job, token, finish_reason)
+
+
+def _usable_device(name: str | None) -> torch.device:
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
+        raise InvalidRequestError(
+            f"torch cannot use the device {name!r} here: {str(error).splitlines()[0]}"
+        ) from error
+    return device
 
 
 def _dtype(name: str | None) -> torch.dtype:

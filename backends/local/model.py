@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.linear import Linear, pad_rows
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pasta_async.backends.local.batch import Batch, Block
-    from pasta_async.backends.local.config import ModelConfig
-    from pasta_async.backends.local.kv_cache import KVCache
+    from pasta_async.backends.local.cache import KVCache
+    from pasta_async.backends.local.checkpoint import ModelConfig
 
-__all__ = ["CausalLM"]
+__all__ = ["CausalLM", "Linear"]
+
+_FEW_ROWS = 8  # the row count that the packed layout is chosen for
 
 
 class CausalLM:
@@ -43,7 +43,7 @@ class CausalLM:
         Row i of the logits belongs to the i-th of `batch.last`, a row of the batch.
         """
         ids, positions = batch.ids, batch.positions
-        if (padded := pad_rows(batch.rows)) > batch.rows:
+        if (padded := _pad_rows(batch.rows)) > batch.rows:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = F.embedding(ids, self._embedding)  # [padded rows, hidden]
         cos, sin = self._cos[positions], self._sin[positions]  # [padded rows, 1, head_dim]
@@ -128,3 +128,44 @@ def _rotary_tables(
     angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).to(like), torch.cat((-sin, sin), -1).to(like)
+
+
+class Linear:
+    """`y = x W^T + b` for `x` of `[rows, in]`.
+
+    A decode step has as many rows as there are threads. On a CPU the usual product of 2 to 16 rows costs
+    about twice that of one row, since it packs the weights anew each time; with oneDNN's packed weights 8
+    rows cost little more than one (measured for 256 x 1408: 1.4 times). Where torch has no packed product
+    (other devices and types), this is `torch.nn.functional.linear`.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._bias = bias
+        self._packed = _packed_product(weight)
+        self._weight = (
+            weight if self._packed is None else torch.ops.mkldnn._reorder_linear_weight(weight, _FEW_ROWS)
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product, `[rows, out]`."""
+        if self._packed is None:
+            return F.linear(x, self._weight, self._bias)
+        return self._packed(x, self._weight, self._bias, "none", [], "")
+
+
+def _pad_rows(rows: int) -> int:
+    """A row count to round up to: each new count costs oneDNN a few milliseconds once."""
+    if rows <= _FEW_ROWS:
+        return rows
+    step = 8 if rows <= 64 else 32
+    return -(-rows // step) * step
+
+
+def _packed_product(weight: torch.Tensor) -> Callable[..., torch.Tensor] | None:
+    ops: Any = torch.ops.mkldnn
+    usable = (
+        weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    )
+    if not usable or not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
+        return None
+    return ops._linear_pointwise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,13 +14,19 @@ if TYPE_CHECKING:
 
     LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
-__all__ = ["Chooser", "sample"]
+__all__ = ["TokenSampler", "sample"]
+
+_BITS = 2**64 - 1
 
 
-class Chooser:
-    """How one sequence chooses: its parameters, and its own source of chance.
+class TokenSampler:
+    """How one sequence chooses its tokens.
 
-    One random number is drawn for each token, so a seed gives the same numbers whatever else is decoded.
+    Args:
+        sampling: Temperature and cuts.
+        seed: Of the random numbers; None for one of its own.
+        processor: Called with the ids generated so far and the logits, float32 `[vocabulary]`; returns the
+            logits to choose from.
     """
 
     def __init__(
@@ -30,7 +36,7 @@ class Chooser:
         self.processor = processor
         self.generated: list[int] = []
         """What was chosen, for the processor; empty without one."""
-        self._random = random.Random(seed)
+        self._seed = secrets.randbits(64) if seed is None else seed
 
     @property
     def greedy(self) -> bool:
@@ -43,13 +49,24 @@ class Chooser:
         sampling = self.sampling
         return sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
 
-    def draw(self) -> float:
-        """The next number, in [0, 1)."""
-        return self._random.random()
+    def draw(self, position: int) -> float:
+        """The random number, in [0, 1), for the token at a position of the context.
+
+        It depends on the seed and the position alone, as in SGLang: neither on what else is decoded nor on
+        how an answer is cut into requests. It is the output of SplitMix64.
+        """
+        mixed = _mix((_mix(self._seed) + position * 0x9E3779B97F4A7C15) & _BITS)
+        return (mixed >> 11) / 2**53
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _BITS
+    return x ^ (x >> 31)
 
 
 class _Parameters(NamedTuple):
-    """One column `[rows, 1]` for each parameter."""
+    """A float64 column `[rows, 1]` for each parameter."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -59,31 +76,37 @@ class _Parameters(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, choosers: Sequence[Chooser]) -> tuple[list[int], list[float]]:
-    """Choose a token for each row of `logits` `[rows, vocabulary]`.
+def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Sequence[int]) -> list[int]:
+    """Choose a token for each row.
 
-    Returns the tokens and their log probabilities at temperature 1, nothing cut.
+    Args:
+        logits: `[rows, vocabulary]`, any floating type.
+        samplers: One for each row.
+        positions: Where in its context the token of each row will stand.
     """
     logits = logits.float()
-    processed = [(row, c, c.processor) for row, c in enumerate(choosers) if c.processor]
-    for row, chooser, processor in processed:
-        logits[row] = processor(chooser.generated, logits[row])
+    for row, sampler in enumerate(samplers):
+        if sampler.processor is not None:
+            logits[row] = sampler.processor(sampler.generated, logits[row])
     tokens = logits.argmax(-1)
-    drawing = [row for row, chooser in enumerate(choosers) if not chooser.greedy]
+    drawing = [row for row, sampler in enumerate(samplers) if not sampler.greedy]
     for draw, cuts in ((_draw_cut, True), (_draw, False)):
-        if rows := [row for row in drawing if choosers[row].cuts == cuts]:
-            tokens[rows] = draw(logits[rows], _parameters([choosers[row] for row in rows], logits))
-    for row, chooser, _ in processed:
-        chooser.generated.append(int(tokens[row]))
-    logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    return _list(tokens), _list(logprobs)
+        if rows := [row for row in drawing if samplers[row].cuts == cuts]:
+            chosen = [(samplers[row], positions[row]) for row in rows]
+            tokens[rows] = draw(logits[rows], _parameters(chosen, logits))
+    result = _list(tokens)
+    for sampler, token in zip(samplers, result, strict=True):
+        if sampler.processor is not None:
+            sampler.generated.append(token)
+    return result
 
 
-def _parameters(choosers: Sequence[Chooser], logits: torch.Tensor) -> _Parameters:
+def _parameters(chosen: Sequence[tuple[TokenSampler, int]], logits: torch.Tensor) -> _Parameters:
     vocabulary = logits.shape[-1]
     columns = [
-        (c.sampling.temperature, c.sampling.top_k or vocabulary, c.sampling.top_p, c.sampling.min_p, c.draw())
-        for c in choosers
+        (s.temperature, s.top_k or vocabulary, s.top_p, s.min_p, sampler.draw(position))
+        for sampler, position in chosen
+        for s in (sampler.sampling,)
     ]
     table = torch.tensor(columns, dtype=torch.float64, device=logits.device)
     return _Parameters(*table[:, :, None].unbind(1))
@@ -112,6 +135,6 @@ def _draw_cut(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
     return ids.gather(1, place)[:, 0]
 
 
-def _list(tensor: torch.Tensor) -> list[Any]:
+def _list(tensor: torch.Tensor) -> list[int]:
     untyped: Any = tensor
     return untyped.tolist()

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pasta_async.backends.local.kv_cache import SlotPool
-from pasta_async.backends.local.radix import RadixCache
+from pasta_async.backends.local.cache import RadixCache, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
     from numpy.typing import NDArray
 
-    from pasta_async.backends.local.radix import Node
-    from pasta_async.backends.local.sampler import Chooser
+    Ids = NDArray[np.int64]
+
+    from pasta_async.backends.local.cache import Node
+    from pasta_async.backends.local.sampler import TokenSampler
 
 __all__ = ["Job", "Scheduler", "Task"]
 
@@ -29,24 +30,29 @@ class Job:
 
     Args:
         group: The answer that it belongs to.
-        ids: The context.
+        ids: The context, at least one token.
         max_tokens: Most tokens to decode.
-        chooser: How to choose them.
+        sampler: How to choose them.
         stops: Tokens after which it ends.
     """
 
     def __init__(
-        self, group: Hashable, ids: Sequence[int], max_tokens: int, chooser: Chooser, stops: Collection[int]
+        self,
+        group: Hashable,
+        ids: Sequence[int] | Ids,
+        max_tokens: int,
+        sampler: TokenSampler,
+        stops: Collection[int],
     ) -> None:
         self.group: Hashable = group
-        self.chooser: Chooser = chooser
+        self.sampler: TokenSampler = sampler
         self.stops: frozenset[int] = frozenset(stops)
         self.prompt: int = len(ids)
         self.length: int = len(ids)
         self.limit: int = len(ids) + max_tokens
-        self.ids: NDArray[np.int64] = np.empty(self.limit, np.int64)
+        self.ids: Ids = np.empty(self.limit, np.int64)
         self.ids[: self.length] = ids
-        self.slots: NDArray[np.int64] = np.empty(self.limit, np.int64)
+        self.slots: Ids = np.empty(self.limit, np.int64)
         self.filled = 0
         """Tokens that have keys and values."""
         self.shared = 0
@@ -77,22 +83,22 @@ class Scheduler:
 
     Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest.
     Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
-    out, cached ones are evicted; then paused jobs and then the youngest are sent back to wait, their slots
-    left in the cache. The oldest is never sent back for want of slots, and no job may need more than the
-    pool, so something always moves.
+    out, cached ones are evicted; then paused jobs and then the youngest are preempted: they wait again, and
+    what they computed stays cached. The oldest is never preempted for want of slots, and no job may need more
+    than the pool, so something always moves.
 
     Args:
         slots: Size of the pool.
         max_running: Most jobs in one step.
-        step_tokens: Most prompt tokens in one step.
+        max_prefill_tokens: Most prompt tokens in one step.
     """
 
-    def __init__(self, slots: int, max_running: int, step_tokens: int) -> None:
+    def __init__(self, slots: int, max_running: int, max_prefill_tokens: int) -> None:
         self.pool: SlotPool = SlotPool(slots)
         self.radix: RadixCache = RadixCache()
         self.waiting: list[Job] = []
         self.running: list[Job] = []
-        self._max_running, self._step_tokens = max_running, step_tokens
+        self._max_running, self._max_prefill_tokens = max_running, max_prefill_tokens
         self._started: OrderedDict[Hashable, None] = OrderedDict()
         self._arrivals = 0
 
@@ -114,7 +120,7 @@ class Scheduler:
         self._admit()
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.missing == 1]
-        budget = max(self._step_tokens - len(tasks), 1)
+        budget = max(self._max_prefill_tokens - len(tasks), 1)
         for job in active:
             if job.missing > 1 and budget:
                 tasks.append(Task(job, min(job.missing, budget)))
@@ -154,7 +160,7 @@ class Scheduler:
             return
         ready = [job for job in self.waiting if not job.paused]
         for job in sorted(ready, key=lambda job: (job.group not in self._started, job.arrival)):
-            if len(self.running) >= self._max_running and not self._yield_paused():
+            if len(self.running) >= self._max_running and not self._preempt_paused():
                 return
             if not self._enter(job):
                 return
@@ -169,7 +175,7 @@ class Scheduler:
         active = sum(not other.paused for other in self.running)
         needed = job.length - len(slots) + _HEADROOM * active
         while self._available < needed:
-            if active or not self._yield_paused():
+            if active or not self._preempt_paused():
                 self.radix.unlock(node)
                 return False
         job.slots[: len(slots)] = slots
@@ -187,15 +193,15 @@ class Scheduler:
         self.running.remove(job)
         job.node, job.filled, job.shared = None, 0, 0
 
-    def _send_back(self, job: Job) -> None:
+    def _preempt(self, job: Job) -> None:
         self._leave(job)
         self.waiting.append(job)
 
-    def _yield_paused(self) -> bool:
-        """Send the youngest paused job back to wait."""
+    def _preempt_paused(self) -> bool:
+        """Preempt the youngest paused job."""
         paused = [job for job in self.running if job.paused]
         if paused:
-            self._send_back(max(paused, key=_arrival))
+            self._preempt(max(paused, key=_arrival))
         return bool(paused)
 
     @property
@@ -203,11 +209,11 @@ class Scheduler:
         return self.pool.free + self.radix.evictable
 
     def _make_room(self, tasks: list[Task]) -> list[Task]:
-        """Evict, and if need be send jobs back, until the pool has a slot for every task's token."""
+        """Evict, and if need be preempt jobs, until the pool has a slot for every task's token."""
         while (needed := sum(count for _, count in tasks)) > self._available:
-            if not self._yield_paused():
+            if not self._preempt_paused():
                 youngest = max(self.running, key=_arrival)
-                self._send_back(youngest)
+                self._preempt(youngest)
                 tasks = [task for task in tasks if task.job is not youngest]
         if needed > self.pool.free:
             spare = max(needed - self.pool.free, self.pool.size // 64)

@@ -1,4 +1,8 @@
-"""The engine as one event loop sees it: a thread that steps while requests are open, a task that minds it."""
+"""The engine as one event loop sees it: requests, their readers' buffers, the thread that steps.
+
+`Stream` is one request between the engine's thread and its reader, `EngineLoop` steps the engine in its
+thread, `Session` keeps that thread at work while streams of one event loop are open.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,140 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.backends.tokenization import Detokenizer
 from pasta_async.errors import BackendError
+from pasta_async.protocol import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
-    from pasta_async.backends.local.engine import Engine
-    from pasta_async.backends.local.stream import Stream
-    from pasta_async.protocol import Piece
+    from pasta_async.backends.local.engine import Engine, Output
+    from pasta_async.backends.local.scheduler import Job
+    from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.protocol import DecodeRequest, FinishReason
 
-    Delivery = Sequence[tuple[Stream, Sequence[Piece]]]
+    Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
 
-__all__ = ["Session", "Stepper"]
+__all__ = ["EngineLoop", "PieceWriter", "Session", "Stream"]
+
+_MOST_WAITING = 32  # pieces in a reader's buffer before its job pauses
 
 
-class Stepper:
+class PieceWriter:
+    """Turns a job's tokens into pieces, by the rules of `Piece`.
+
+    Args:
+        request: What was asked for.
+        codec: For the text.
+    """
+
+    def __init__(self, request: DecodeRequest, codec: TextCodec) -> None:
+        self._codec, self._request = codec, request
+        self._text = Detokenizer(codec)
+        self._tags, self._ends = frozenset(codec.tags or ()), frozenset(codec.end_ids)
+        self._window = max(map(len, request.stop_text), default=1) - 1
+        self._tail = ""  # of the text, as much as may begin a stop text
+        self._held: list[int] = []
+        self._held_text = ""
+
+    def write(self, output: Output) -> list[Piece]:
+        """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
+        token = output.token
+        if token in self._ends or token in self._tags:
+            text = "" if token in self._ends else self._codec.detokenize([token])
+            finish_reason = output.finish_reason or self._stop(text)
+            return [
+                *self._drain(None, complete=True),
+                Piece((token,), text, finish_reason),
+            ]
+        text = self._text.add(token)
+        finish_reason = output.finish_reason or self._stop(text)
+        self._held.append(token)
+        self._held_text += text
+        if not finish_reason and not self._request.stream:
+            return []
+        return self._drain(finish_reason, complete=finish_reason is not None)
+
+    def _drain(self, finish_reason: FinishReason | None, *, complete: bool) -> list[Piece]:
+        """What is held, as one piece; `complete` brings out an unfinished character too."""
+        text = self._held_text + (self._text.flush() if complete else "")
+        held, self._held, self._held_text = self._held, [], ""
+        if not held and not text:
+            return []
+        return [Piece(tuple(held), text, finish_reason)]
+
+    def _stop(self, text: str) -> FinishReason | None:
+        recent = self._tail + text
+        self._tail = recent[len(recent) - self._window :] if self._window else ""
+        return "stop" if any(stop in recent for stop in self._request.stop_text) else None
+
+
+class Stream:
+    """A job and its reader's buffer.
+
+    Belongs to the running event loop; `write` runs in the engine's thread.
+
+    Args:
+        job: In the engine.
+        writer: Makes its pieces.
+    """
+
+    def __init__(self, job: Job, writer: PieceWriter) -> None:
+        self.job = job
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.ended: asyncio.Event = asyncio.Event()
+        """Whether the engine is done with the job."""
+        self._writer = writer
+        self._pieces: deque[Piece] = deque()
+        self._news = asyncio.Event()
+        self._error: BaseException | None = None
+        self._written = self._read = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is so far behind that the job should pause."""
+        return self._written - self._read >= _MOST_WAITING
+
+    @property
+    def empty(self) -> bool:
+        """Whether the reader has read all that was handed to it."""
+        return not self._pieces
+
+    def write(self, output: Output) -> list[Piece]:
+        """The pieces that a token makes ready, with the usage on the first and on the last."""
+        pieces = self._writer.write(output)
+        if pieces and (not self._written or pieces[-1].finish_reason):
+            usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
+            pieces[-1] = pieces[-1]._replace(**usage)
+        self._written += len(pieces)
+        return pieces
+
+    def post(self, pieces: Sequence[Piece]) -> None:
+        """Hand pieces to the reader."""
+        self._pieces.extend(pieces)
+        self._news.set()
+        if pieces[-1].finish_reason:
+            self.ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream; its reader gets the error after what is in the buffer."""
+        self._error = error
+        self.ended.set()
+        self._news.set()
+
+    async def read(self) -> Piece:
+        """The next piece. Cancelling it loses nothing."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        self._read += 1
+        return self._pieces.popleft()
+
+
+class EngineLoop:
     """Runs the engine's steps. `submit` may be called from any thread, `run` in the engine's only.
 
     Args:
@@ -86,7 +208,7 @@ class Stepper:
         for stream, pieces in ready:
             by_loop.setdefault(stream.loop, []).append((stream, pieces))
         for loop, batch in by_loop.items():
-            if not _tell(loop, _post, batch):
+            if not _call_soon(loop, _post_all, batch):
                 self.drop_abandoned()
 
 
@@ -94,13 +216,13 @@ class Session:
     """The open streams of one event loop, and the task that exists while there are any.
 
     Args:
-        stepper: Steps the engine.
+        engine_loop: Steps the engine.
         executor: One thread, the engine's.
     """
 
-    def __init__(self, stepper: Stepper, executor: Executor) -> None:
+    def __init__(self, engine_loop: EngineLoop, executor: Executor) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._stepper, self._executor = stepper, executor
+        self._engine_loop, self._executor = engine_loop, executor
         self._open: set[Stream] = set()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()  # there may be something to step
@@ -120,7 +242,7 @@ class Session:
         """Start a stream."""
         self._open.add(stream)
         self._settled.set()
-        self._command(lambda: self._stepper.add(stream))
+        self._command(lambda: self._engine_loop.add(stream))
 
     def resume(self) -> None:
         """A reader has made room: its job may move again."""
@@ -146,10 +268,16 @@ class Session:
         if cancelled := await self._finish():
             raise cancelled
 
+    def fail_from_elsewhere(self, error: BaseException) -> None:
+        """As `fail`, called on another event loop or without one; returns at once."""
+        for stream in tuple(self._open):
+            self._engine_loop.submit(lambda stream=stream: self._engine_loop.remove(stream))
+        _call_soon(self.loop, self._fail, error)
+
     def _fail(self, error: BaseException) -> None:
         for stream in self._open:
             if not stream.ended.is_set():
-                self._stepper.submit(lambda stream=stream: self._stepper.remove(stream))
+                self._engine_loop.submit(lambda stream=stream: self._engine_loop.remove(stream))
                 stream.fail(error)
         self._open.clear()
 
@@ -162,28 +290,28 @@ class Session:
         return await _wait(self._settled)
 
     def _command(self, command: Callable[[], None]) -> None:
-        self._stepper.submit(command)
+        self._engine_loop.submit(command)
         self._wake.set()
         if self._task is None or self._task.done():
             self._task = self.loop.create_task(self._drive(), name="pasta_async local engine")
 
     def _remove(self, stream: Stream) -> None:
-        self._stepper.remove(stream)
-        _tell(self.loop, stream.ended.set)
+        self._engine_loop.remove(stream)
+        _call_soon(self.loop, stream.ended.set)
 
     async def _drive(self) -> None:
         """Keep the engine's thread stepping while streams are open."""
         try:
             while self._open:
                 self._wake.clear()
-                await self.loop.run_in_executor(self._executor, self._stepper.run)
+                await self.loop.run_in_executor(self._executor, self._engine_loop.run)
                 if self._open:
                     await self._wake.wait()
         except asyncio.CancelledError:
             self._fail(BackendError("the embedded engine's task was cancelled"))
             raise
         except Exception as error:
-            await self.loop.run_in_executor(self._executor, self._stepper.reset)
+            await self.loop.run_in_executor(self._executor, self._engine_loop.reset)
             failure = BackendError(f"the embedded engine failed: {error!r}")
             failure.__cause__ = error
             self._fail(failure)
@@ -191,7 +319,7 @@ class Session:
             self._settled.set()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
     """Have a loop call something, from the engine's thread; False if it was closed meanwhile."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)
@@ -200,7 +328,7 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *argum
     return True
 
 
-def _post(ready: Delivery) -> None:
+def _post_all(ready: Delivery) -> None:
     for stream, pieces in ready:
         stream.post(pieces)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=BaseModel)
 
 def run_command(
     settings: type[S],
-    work: Callable[[S], None],
+    work: Callable[[S], object],
     *,
     program: str,
     description: str | None,
@@ -58,6 +58,7 @@ def run_command(
     parameters: list[inspect.Parameter] = []
     for name, field in settings.model_fields.items():
         default = inspect.Parameter.empty if field.is_required() else field.default
+        default = None if isinstance(default, dict) else default
         form = typer.Argument if name in positional else typer.Option
         annotation = Annotated[_option_type(field.annotation), form(help=field.description)]
         parameters.append(
@@ -70,11 +71,12 @@ def run_command(
 
 
 def _option_type(annotation: Any) -> Any:
-    """The type that typer reads: it knows lists, but no tuples of any length."""
-    if getattr(annotation, "__origin__", None) is not tuple:
-        return annotation
-    element = annotation.__args__[0]
-    return list[getattr(element, "__origin__", element) if hasattr(element, "__metadata__") else element]
+    """The type that typer reads: lists of simple types; what it does not know is text, left to pydantic."""
+    origin = get_origin(annotation)
+    if origin is tuple:
+        element = get_args(annotation)[0]
+        return list[str] if get_origin(element) else list[element]
+    return str | None if origin is dict else annotation
 
 
 def _complaints(error: ValidationError) -> str:

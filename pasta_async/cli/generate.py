@@ -14,7 +14,6 @@ from pasta_async.cli.files import NO_FILES, Files
 from pasta_async.client import Client
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
-from pasta_async.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ class Job:
         Raises:
             InvalidRequestError: A value is out of range.
         """
-        limited = Limits(**{**Settings().limits.model_dump(), **limits})
+        limited = Limits(**limits)
         return cls(messages, Sampling(**sampling), limited, **options)
 
 

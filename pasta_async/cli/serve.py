@@ -120,7 +120,7 @@ def _run(
 ) -> int:
     """Serve until a signal ends it; the exit code."""
     try:
-        from pasta_async.server.lifecycle import serve as run
+        from pasta_async.server.run import serve as run
         from pasta_async.server.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
@@ -128,8 +128,7 @@ def _run(
             "pip install 'pasta_async[server]' brings it"
         ) from error
     from pasta_async.limits import Limits
-    from pasta_async.settings import Settings
 
     chosen = ServerSettings(**settings)
-    limited = Limits(**{**Settings().limits.model_dump(), **limits})
+    limited = Limits(**limits)
     return run(backend or names or None, chosen, limited)

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import (
@@ -21,6 +22,7 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.interpreter.context import Cut, whole_ids
+from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.observers import AnswerObserver
 from pasta_async.protocol import DecodeRequest
 
@@ -65,6 +67,7 @@ class Runner:
         slots: Shared with the other answers of the client.
         clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
+        deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
         observer: Is told of turns and requests.
         parallel: False: one thread at a time, in document order.
@@ -84,6 +87,7 @@ class Runner:
         slots: Slots,
         clock: Clock,
         began: float,
+        deadline: float | None = None,
         emit: Callable[[list[Event]], Awaitable[None]] | None = None,
         observer: AnswerObserver | None = None,
         parallel: bool = True,
@@ -93,7 +97,7 @@ class Runner:
         self._backend, self._clock, self._slots = backend, clock, slots
         self._prompt, self._answer, self._info = tuple(prompt), answer, info
         self._sampling, self._limits = sampling, limits
-        self._began, self._emit = began, emit
+        self._began, self._deadline, self._emit = began, deadline, emit
         self._observer = observer or AnswerObserver()
         self._parallel, self._whole_chunks = parallel, whole_chunks
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
@@ -131,22 +135,21 @@ class Runner:
         return self.machine.snapshot(self._now(), parallel=self._parallel)
 
     async def _answer_within_time(self) -> None:
-        deadline = self._group.create_task(self._deadline()) if self._limits.timeout else None
+        alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
         self._start(0)
         await self._ended(0)
         await self._settle()
-        if deadline:
-            deadline.cancel()
+        if alarm:
+            alarm.cancel()
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
         generation = self.machine.finish(finish_reason, self._now(), parallel=self._parallel)
         await self._flush()
         return generation
 
-    async def _deadline(self) -> None:
-        timeout = self._limits.timeout or 0.0
-        await self._clock.sleep(self._began + timeout - self._clock.time())
-        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {timeout:g} s")
+    async def _alarm(self, deadline: float) -> None:
+        await self._clock.sleep(deadline - self._clock.time())
+        raise GenerationTimeoutError(f"the answer took longer than Limits.timeout = {self._limits.timeout} s")
 
     def _now(self) -> float:
         return self._clock.time() - self._began
@@ -227,7 +230,7 @@ class Runner:
     async def _attempts(self, number: int) -> None:
         """One request, sent again if it fails before its first token."""
         machine = self.machine
-        for left in range(self._limits.retries, -1, -1):
+        for attempt in count():
             if not machine.wants(number):
                 return
             request = await self._request(number)
@@ -238,9 +241,12 @@ class Runner:
                 await self._exchange(request)
                 return
             except BackendError as error:
-                if machine.threads[number].tokens > tokens or not error.retryable or not left:
+                started = machine.threads[number].tokens > tokens
+                if started or not error.retryable or attempt >= self._limits.retries:
                     raise
                 machine.fail(number, error, "retry")
+                await self._flush()
+                await self._clock.sleep(retry_delay(attempt, error))
 
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, decode what comes, and keep the record of it."""
@@ -300,11 +306,18 @@ class Runner:
         return self._encoded[part]
 
     async def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(await self._backend.encode(text)) if text else ()
+        if not text:
+            return ()
+        return tuple(
+            await with_retries(lambda: self._backend.encode(text), self._limits.retries, self._clock)
+        )
+
+    async def _detokenize(self, ids: Sequence[int]) -> str:
+        return await with_retries(lambda: self._backend.detokenize(ids), self._limits.retries, self._clock)
 
     async def _cut(self, cut: Cut) -> tuple[int, ...]:
         few = len(cut.ids) <= _FEW
-        texts = [await self._backend.detokenize(cut.ids[: n + 1]) for n in range(len(cut.ids) if few else 0)]
+        texts = [await self._detokenize(cut.ids[: n + 1]) for n in range(len(cut.ids) if few else 0)]
         before, whole, behind = whole_ids(cut, texts)
         return (*await self._encode(before), *whole, *await self._encode(behind))
 
@@ -336,7 +349,7 @@ class Runner:
         """A piece that goes over a limit, cut to it."""
         ids = piece.ids[: max(0, allowed)]
         raw = self.machine.threads[number].stretch.raw
-        before, after = await self._backend.detokenize(raw), await self._backend.detokenize([*raw, *ids])
+        before, after = await self._detokenize(raw), await self._detokenize([*raw, *ids])
         return piece._replace(ids=ids, text=after[len(before) :], finish_reason="length")
 
     def _spawn(self) -> None:

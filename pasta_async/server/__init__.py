@@ -8,8 +8,7 @@ docs/serving.md has the rest.
 from __future__ import annotations
 
 from pasta_async.server.app import create_app
-from pasta_async.server.event_fields import event_fields
 from pasta_async.server.settings import ServerSettings
-from pasta_async.server.streaming import AnswerResponse
+from pasta_async.server.streaming import AnswerResponse, event_fields
 
 __all__ = ["AnswerResponse", "ServerSettings", "create_app", "event_fields"]

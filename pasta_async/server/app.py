@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from pasta_async.client import Client
-from pasta_async.server.admission import Admission
-from pasta_async.server.chat import chat_completions
-from pasta_async.server.completions import completions
-from pasta_async.server.keys import KeyGuard, read_keys
+from pasta_async.server.endpoints import chat_completions, completions
+from pasta_async.server.errors import ApiError, log_failure
+from pasta_async.server.middleware import KeyGuard, read_keys
 from pasta_async.server.operations import Operations
-from pasta_async.server.page import playground
-from pasta_async.server.problems import Problem, told
-from pasta_async.server.service import Service, service_of
+from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
+from pasta_async.trace.standalone import standalone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -62,13 +61,12 @@ def create_app(
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
     operations = Operations(settings)
     own = [*_routes(), Route("/metrics", operations.metrics)]
-    app = Starlette(
+    return Starlette(
         routes=[*own, *routes],
         middleware=[*operations.middleware([route.path for route in own]), *_middleware(settings)],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=_lifespan(client, settings, operations, owned=client is not backend),
     )
-    return app
 
 
 def _lifespan(client: Client, settings: ServerSettings, operations: Operations, *, owned: bool):
@@ -89,7 +87,7 @@ def _lifespan(client: Client, settings: ServerSettings, operations: Operations, 
 
 def _routes() -> list[Route]:
     return [
-        Route("/", playground),
+        Route("/", _playground),
         Route("/health", _health),
         Route("/v1/models", _models),
         Route("/v1/models/{name:path}", _guarded(_model)),
@@ -139,23 +137,36 @@ async def _model(request: Request) -> Response:
     for model in _known_models(service_of(request)):
         if model["id"] == name:
             return JSONResponse(model)
-    raise Problem(
-        f"the model {name!r} does not exist here", status=404, code="model_not_found", param="model"
-    )
+    message = f"the model {name!r} does not exist here"
+    raise ApiError(message, status=404, code="model_not_found", param="model")
 
 
 def _known_models(service: Service) -> list[dict[str, object]]:
-    created = int(time.time())
-    return [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "pasta_async",
-            "max_model_len": service.info.context_length,
-        }
-        for name in dict.fromkeys((service.info.name, *service.settings.model_names))
-    ]
+    common = {
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "pasta_async",
+        "max_model_len": service.info.context_length,
+    }
+    return [{"id": name, **common} for name in service.model_names]
+
+
+async def _playground(_: Request) -> Response:
+    """The page to try things on. It may talk to this server and to nobody else."""
+    html, headers = _page()
+    return HTMLResponse(html, headers=headers)
+
+
+@cache
+def _page() -> tuple[str, dict[str, str]]:
+    page = standalone("index.html", ["server/playground", "trace"])
+    return page.html, {
+        "Content-Security-Policy": page.policy("connect-src 'self'", "frame-ancestors 'none'"),
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
@@ -165,7 +176,7 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except Exception as error:
-            return told(error, service_of(request).settings).response
+            return log_failure(error, text=service_of(request).settings.log_text).response
 
     return answer
 
@@ -173,4 +184,4 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
 async def _no_such_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     where = f"{request.method} {request.url.path}"
-    return Problem(f"there is no {where} here", status=status, code="unknown_url").response
+    return ApiError(f"there is no {where} here", status=status, code="unknown_url").response

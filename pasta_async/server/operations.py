@@ -1,10 +1,10 @@
-"""What an operator sees of a server: `/metrics`, traces, logs with the ids of answers and threads."""
+"""What an operator sees of a server: `/metrics`, traces, and logs with the ids of answers and threads."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,27 +15,32 @@ from prometheus_client import (
     ProcessCollector,
 )
 from prometheus_client.exposition import choose_encoder
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
 from starlette.middleware import Middleware
 from starlette.responses import Response
+from uvicorn.logging import DefaultFormatter
 
-from pasta_async.telemetry.logs import Logs
+from pasta_async.server.middleware import CountResponses
+from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Collection, Generator
 
     from opentelemetry.sdk.trace import TracerProvider
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from pasta_async.client import Client
     from pasta_async.observers import Observer
-    from pasta_async.server.admission import Admission
+    from pasta_async.server.service import Admission
     from pasta_async.server.settings import ServerSettings
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "log_config"]
 
-_UNTRACED = "/health$,/metrics$"
+_LOGGERS = ("uvicorn", "pasta_async")
+_KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 
 
 class Operations:
@@ -47,55 +52,60 @@ class Operations:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         self._responses = Counter(
             "pasta_http_responses",
             "Responses, by path and status.",
             ("path", "status"),
             registry=self.registry,
         )
-        self._places = {
-            name: Gauge(f"pasta_server_{name}", documentation, registry=self.registry)
-            for name, documentation in (
-                ("answers_in_flight", "Places of the server that are taken; several choices take several."),
-                ("answers_queued", "Answers that wait for a place."),
-                ("answers_limit", "Places there are."),
-            )
-        }
-        self._limit = settings.max_answers
+        self._in_flight = self._gauge("in_flight", "Places that are taken; several choices take several.")
+        self._queued = self._gauge("queued", "Answers that wait for a place.")
+        self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
         self.observers: list[Observer] = [Metrics(self.registry), Logs(text=settings.log_text)]
         self._traced: list[Middleware] = []
         if settings.traced:
             self._trace(text=settings.log_text)
 
-    def _trace(self, *, text: bool) -> None:
-        from pasta_async.server.tracing import HttpTracing, open_provider
-        from pasta_async.telemetry.tracing import Tracing
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"pasta_server_answers_{name}", documentation, registry=self.registry)
 
-        self._provider = open_provider()
+    def _trace(self, *, text: bool) -> None:
+        """Trace answers, and each HTTP request around them, continuing the trace of whoever asks."""
+        try:
+            from opentelemetry.instrumentation.asgi import (  # pyright: ignore[reportMissingTypeStubs]
+                OpenTelemetryMiddleware,
+            )
+
+            from pasta_async.telemetry.tracing import Tracing
+
+            self._provider = _open_provider()
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"traces need {error.name}; pip install 'pasta_async[server,otel]' brings it",
+                name=error.name,
+            ) from error
         self.observers.append(Tracing(self._provider, text=text))
-        self._traced.append(
+        self._traced = [
             Middleware(
-                HttpTracing,
+                OpenTelemetryMiddleware,
                 tracer_provider=self._provider,
                 exclude_spans=["receive", "send"],
-                excluded_urls=_UNTRACED,
+                excluded_urls="/health$,/metrics$",
             )
-        )
+        ]
 
     def middleware(self, paths: Collection[str]) -> list[Middleware]:
         """What goes around everything else; `paths` are counted under their names, others together."""
-        return [*self._traced, Middleware(_Counted, responses=self._responses, paths=frozenset(paths))]
+        return [*self._traced, Middleware(CountResponses, responses=self._responses, paths=frozenset(paths))]
 
     @contextmanager
     def watching(self, client: Client, admission: Admission) -> Generator[None]:
         """Observe a client's answers and what waits for it."""
-        self._places["answers_in_flight"].set_function(lambda: admission.in_flight)
-        self._places["answers_queued"].set_function(lambda: admission.queued)
-        self._places["answers_limit"].set(self._limit)
+        self._in_flight.set_function(lambda: admission.in_flight)
+        self._queued.set_function(lambda: admission.queued)
         client.observers.extend(self.observers)
         try:
             yield
@@ -114,17 +124,61 @@ class Operations:
             await asyncio.to_thread(self._provider.shutdown)
 
 
-class _Counted:
-    """ASGI middleware that counts responses."""
+def _open_provider() -> TracerProvider | None:
+    """A provider that sends spans over OTLP/HTTP, as the standard `OTEL_*` variables say.
 
-    def __init__(self, app: ASGIApp, responses: Counter, paths: frozenset[str]) -> None:
-        self._app, self._responses, self._paths = app, responses, paths
+    They name its endpoint, headers, sampler, resource. Its service is `pasta-async` unless they name one.
+    None: the program has set up a global one (`opentelemetry-instrument` does), which is to be used.
+    """
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
-                self._responses.labels(path, str(message["status"])).inc()
-            await send(message)
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    resource = Resource.create()
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: "pasta-async"}))
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
 
-        await self._app(scope, receive, counted)
+
+def log_config(settings: ServerSettings) -> dict[str, Any]:
+    """A configuration for `logging.config.dictConfig`: a line on standard error for each record."""
+    level = settings.log_level.upper()
+    json_formatter = {
+        "()": JsonFormatter,
+        "fmt": ["levelname", "name", "message"],
+        "timestamp": "time",
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "reserved_attrs": sorted(_KNOWN_FIELDS),
+    }
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": json_formatter, "text": {"()": _TextFormatter}},
+        "filters": {"ids": {"()": lambda: with_ids}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "stream": "ext://sys.stderr",
+                "formatter": settings.log_format,
+                "filters": ["ids"],
+            }
+        },
+        "loggers": {name: {"handlers": ["stderr"], "level": level, "propagate": False} for name in _LOGGERS},
+    }
+
+
+class _TextFormatter(DefaultFormatter):
+    """uvicorn's lines, with the fields of a record behind its message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelprefix)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = [f" {name}={value}" for name, value in vars(record).items() if name not in _KNOWN_FIELDS]
+        return super().formatMessage(record) + "".join(fields)

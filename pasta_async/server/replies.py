@@ -1,183 +1,141 @@
-"""What OpenAI's API answers, as pydantic models, made from what the library returns."""
+"""What OpenAI's API answers, made from what the library returns."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+import time
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field
+from pasta_async.events import AnswerDone, TextDelta
+from pasta_async.server.requests import ChatRequest
+from pasta_async.server.streaming import event_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from pasta_async.events import Event
     from pasta_async.results import Generation
+    from pasta_async.server.requests import GenerateRequest
 
-__all__ = [
-    "ChatChoice",
-    "ChatChunk",
-    "ChatCompletion",
-    "ChatDelta",
-    "ChatMessageReply",
-    "ChunkChoice",
-    "Completion",
-    "CompletionChoice",
-    "FinishReason",
-    "Mode",
-    "PastaReply",
-    "PromptDetails",
-    "UsageReply",
-    "finish_reason",
-    "pasta_choice",
-]
+    Json = dict[str, Any]
 
-FinishReason = Literal["stop", "length"]
-
-_T = TypeVar("_T")
+__all__ = ["Mode", "Replies"]
 
 Mode = Literal["parallel", "sequential", "baseline", "passed-through"]
 """How an answer was decoded; also the header `x-pasta-mode`."""
 
 
-_Absent = Annotated[_T | None, Field(exclude_if=lambda value: value is None)]
-"""Left out of the JSON where there is nothing to tell, as OpenAI does."""
+class Replies:
+    """The reply of one request, whole or as the chunks of a stream.
 
+    Args:
+        request: What was asked, of either endpoint.
+        mode: How its answers are decoded.
+    """
 
-class _Reply(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    def __init__(self, request: GenerateRequest, mode: Mode) -> None:
+        self._request = request
+        self._chat = isinstance(request, ChatRequest)
+        self.mode: Mode = mode
+        self._envelope: Json = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model,
+            "system_fingerprint": None,
+        }
 
+    def whole(self, generations: Sequence[Generation]) -> Json:
+        """The reply of a request that does not stream."""
+        choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
+        return {
+            **self._envelope,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": choices,
+            "usage": self.usage(generations),
+            "pasta": self._pasta(enumerate(generations)),
+        }
 
-class PromptDetails(_Reply):
-    """More about the tokens of a prompt."""
+    def first(self, index: int) -> list[Json]:
+        """What a choice begins with in a stream, before its first text."""
+        return [self._chunk(self._delta(index, role="assistant", content=""))] if self._chat else []
 
-    cached_tokens: int = 0
-    """Of the prompt's tokens, those whose KV was in the prefix cache when the main thread began."""
+    def event(self, index: int, event: Event) -> Iterator[Json]:
+        """The chunks for one event of a choice."""
+        if self._request.pasta.events and not isinstance(event, AnswerDone):
+            pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
+            yield self._chunk(pasta=pasta)
+        if isinstance(event, TextDelta):
+            yield self._chunk(self._delta(index, content=event.delta))
+        elif isinstance(event, AnswerDone):
+            last = self._delta(index, finish_reason=_finish_reason(event.generation))
+            yield self._chunk(last, pasta=self._pasta([(index, event.generation)]))
 
+    def last(self, generations: Sequence[Generation]) -> list[Json]:
+        """What a stream ends with, once all choices are done."""
+        options = self._request.stream_options
+        if options and options.include_usage:
+            return [self._chunk(usage=self.usage(generations))]
+        return []
 
-class UsageReply(_Reply):
-    """Tokens of a request, over all its choices. Tags count, since they were decoded."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptDetails
-
-    @classmethod
-    def of(cls, generations: Sequence[Generation], *, prompts: int = 1) -> UsageReply:
-        """The usage of answers, equally many for each prompt in turn; a prompt counts once."""
-        firsts = generations[:: len(generations) // prompts]
+    def usage(self, generations: Sequence[Generation]) -> Json:
+        """Tokens of a request, tags counted; the prompt of several choices counts once."""
+        firsts = generations[:: self._request.choices]
         prompt = sum(generation.usage.prompt_tokens for generation in firsts)
         completion = sum(generation.usage.completion_tokens for generation in generations)
-        return cls(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            total_tokens=prompt + completion,
-            prompt_tokens_details=PromptDetails(cached_tokens=sum(map(_cached, firsts))),
-        )
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(map(_cached_tokens, firsts))},
+        }
+
+    def _choice(self, index: int, generation: Generation) -> Json:
+        choice: Json = {
+            "index": index,
+            "logprobs": None,
+            "finish_reason": _finish_reason(generation),
+        }
+        if not self._chat:
+            return {**choice, "text": generation.text}
+        return {**choice, "message": {"role": "assistant", "content": generation.text, "refusal": None}}
+
+    def _delta(self, index: int, *, finish_reason: str | None = None, **delta: str) -> Json:
+        choice = {"index": index, "logprobs": None, "finish_reason": finish_reason}
+        if self._chat:
+            return {**choice, "delta": delta}
+        return {**choice, "text": delta.get("content", "")}
+
+    def _chunk(self, *choices: Json, **more: Any) -> Json:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._envelope, "object": kind, "choices": choices, **more}
+
+    def _pasta(self, choices: Iterable[tuple[int, Generation]]) -> Json:
+        """The field `pasta`: for each choice its summary, or where the request asks for it its record."""
+        describe = _record if self._request.pasta.record else _summary
+        described = [{"index": index, **describe(generation)} for index, generation in choices]
+        return {"mode": self.mode, "choices": described}
 
 
-def _cached(generation: Generation) -> int:
-    requests = generation.threads[0].requests
-    return (requests[0].cached_tokens or 0) if requests else 0
+def _record(generation: Generation) -> Json:
+    return generation.model_dump(mode="json")
 
 
-class PastaReply(_Reply):
-    """The field `pasta` of a reply: how its answers came about."""
-
-    mode: Mode
-    because: tuple[str, ...] = ()
-    """What in the request made it pass through to the engine."""
-    choices: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """For each choice its summary, or its whole record where the request asked for it."""
-    event: _Absent[dict[str, Any]] = None
-    """In a stream with `events`: what happened, to the choice `index`."""
-    index: _Absent[int] = None
-
-
-class ChatMessageReply(_Reply):
-    """The message of a choice."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(_Reply):
-    """One answer."""
-
-    index: int
-    message: ChatMessageReply
-    logprobs: None = None
-    finish_reason: FinishReason
-
-
-class ChatDelta(_Reply):
-    """What a chunk adds."""
-
-    role: _Absent[Literal["assistant"]] = None
-    content: _Absent[str] = None
-
-
-class ChunkChoice(_Reply):
-    """One answer's part of a chunk."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-
-
-class CompletionChoice(_Reply):
-    """One answer, or in a stream a part of it."""
-
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: FinishReason | None = None
-
-
-class _Envelope(_Reply):
-    id: str
-    created: int
-    model: str
-    usage: _Absent[UsageReply] = None
-    system_fingerprint: None = None
-    pasta: _Absent[PastaReply] = None
-
-
-class ChatCompletion(_Envelope):
-    """The reply of `/v1/chat/completions`."""
-
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-
-
-class ChatChunk(_Envelope):
-    """A chunk of its stream."""
-
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    choices: list[ChunkChoice]
-
-
-class Completion(_Envelope):
-    """The reply of `/v1/completions`, and a chunk of its stream."""
-
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[CompletionChoice]
-
-
-def finish_reason(generation: Generation) -> FinishReason:
-    """Why an answer ended, in OpenAI's words."""
-    return "length" if generation.finish_reason == "length" else "stop"
-
-
-def pasta_choice(generation: Generation, index: int, *, record: bool) -> dict[str, Any]:
-    """What the field `pasta` tells of a choice."""
-    if record:
-        return {"index": index, **generation.model_dump(mode="json")}
+def _summary(generation: Generation) -> Json:
     return {
-        "index": index,
         "threads": len(generation.threads),
         "critical_path": generation.critical_path,
         "text_speedup": generation.text_speedup,
         "elapsed": generation.elapsed,
         "notes": generation.notes,
     }
+
+
+def _finish_reason(generation: Generation) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    return "length" if generation.finish_reason == "length" else "stop"
+
+
+def _cached_tokens(generation: Generation) -> int:
+    """Of the prompt's tokens, those whose KV was in the prefix cache when the main thread began."""
+    requests = generation.threads[0].requests
+    return (requests[0].cached_tokens or 0) if requests else 0

@@ -43,8 +43,8 @@ class ServerSettings(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
-            raise InvalidRequestError(f"settings of the server: {'; '.join(told)}") from None
+            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
+            raise InvalidRequestError(f"settings of the server: {'; '.join(wrong)}") from None
 
     host: str = "127.0.0.1"
     """Address to listen at. Any but a loopback address needs a key."""

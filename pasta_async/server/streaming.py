@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pasta_async.errors import PastaError
-from pasta_async.events import TextDelta
-from pasta_async.server.disconnect import unless_gone
-from pasta_async.server.event_fields import event_fields
-from pasta_async.server.problems import problem_of, told
+from pasta_async.events import (
+    AnswerDone,
+    DiagnosticFound,
+    TextDelta,
+    ThreadDelta,
+    ThreadDone,
+    ThreadFailed,
+)
+from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -26,10 +33,44 @@ if TYPE_CHECKING:
     from pasta_async.server.settings import ServerSettings
     from pasta_async.streaming import AnswerStream
 
-__all__ = ["DRAIN_SECONDS", "AnswerResponse", "EventResponse", "merged", "respond_with"]
+__all__ = [
+    "DRAIN_SECONDS",
+    "AnswerResponse",
+    "EventResponse",
+    "event_fields",
+    "merged",
+    "stream_response",
+    "unless_gone",
+]
+
+_T = TypeVar("_T")
 
 DRAIN_SECONDS = 30.0
 """How long a stream may go on after the process was told to stop."""
+
+
+def event_fields(event: Event) -> dict[str, Any]:
+    """An event as a JSON object: its fields by their names, `type` among them.
+
+    Records and the generation are objects as `model_dump` makes them; a delta comes without its snapshot.
+    """
+    match event:
+        case TextDelta():
+            return {"type": event.type, "delta": event.delta}
+        case ThreadDelta():
+            return {"type": event.type, "thread": event.thread, "delta": event.delta}
+        case ThreadDone():
+            record = event.record.model_dump(mode="json")
+            return {"type": event.type, "thread": event.thread, "record": record}
+        case ThreadFailed():
+            error = {"type": type(event.error).__name__, "message": str(event.error)}
+            return {"type": event.type, "thread": event.thread, "error": error, "action": event.action}
+        case DiagnosticFound():
+            return {"type": event.type, "diagnostic": asdict(event.diagnostic)}
+        case AnswerDone():
+            return {"type": event.type, "generation": event.generation.model_dump(mode="json")}
+        case _:
+            return asdict(event)
 
 
 class EventResponse(EventSourceResponse):
@@ -90,26 +131,26 @@ class AnswerResponse(EventResponse):
         ping: float = 15.0,
         drain: float = DRAIN_SECONDS,
     ) -> None:
-        super().__init__(_named(answer, text_only=text_only), ping=ping, drain=drain)
+        super().__init__(_named_events(answer, text_only=text_only), ping=ping, drain=drain)
 
 
-async def _named(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[ServerSentEvent, None]:
+async def _named_events(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[ServerSentEvent, None]:
     try:
         async with answer:
             async for event in answer:
-                if not text_only or isinstance(event, TextDelta) or event.type == "answer.done":
+                if not text_only or isinstance(event, TextDelta | AnswerDone):
                     yield ServerSentEvent(json.dumps(event_fields(event)), event=event.type, sep="\n")
     except PastaError as error:
-        yield ServerSentEvent(json.dumps(problem_of(error).body), event="error", sep="\n")
+        yield ServerSentEvent(json.dumps(api_error(error).body), event="error", sep="\n")
 
 
-async def respond_with(
+async def stream_response(
     request: Request,
-    chunks: AsyncGenerator[bytes, None],
+    chunks: AsyncGenerator[list[dict[str, Any]], None],
     headers: Mapping[str, str],
     settings: ServerSettings,
 ) -> EventResponse:
-    """A streaming response, made once its first chunk is there: what fails before has a status of its own.
+    """A stream in OpenAI's form, made once its first chunks are there: what fails before has a status.
 
     A client that goes away, or a cancellation, closes the generator.
     """
@@ -118,25 +159,56 @@ async def respond_with(
     except BaseException:
         await chunks.aclose()
         raise
-    stream = _behind(first, chunks, settings)
+    stream = _encoded(first, chunks, settings)
     return EventResponse(stream, headers=headers, ping=settings.ping_seconds, drain=settings.drain_seconds)
 
 
-async def _next(chunks: AsyncGenerator[bytes, None]) -> bytes:
+async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
     return await anext(chunks)
 
 
-async def _behind(
-    first: bytes, chunks: AsyncGenerator[bytes, None], settings: ServerSettings
+async def _encoded(
+    first: list[dict[str, Any]], chunks: AsyncGenerator[list[dict[str, Any]], None], settings: ServerSettings
 ) -> AsyncGenerator[bytes, None]:
-    """A stream with its first chunk put back; an error that ends it is its last event."""
+    """A stream as bytes, its first chunks put back; an error that ends it is its last event."""
     async with aclosing(chunks):
-        yield first
+        yield _data(first)
         try:
-            async for chunk in chunks:
-                yield chunk
+            async for more in chunks:
+                yield _data(more)
+            yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield b"data: %b\n\n" % json.dumps(told(error, settings).body).encode()
+            yield _data([log_failure(error, text=settings.log_text).body])
+
+
+def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: %b\n\n" % to_json(chunk) for chunk in chunks)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work for a request whose body was read, until its client disconnects.
+
+    Raises:
+        ApiError: The client has gone, and the work was cancelled. Nobody will read that.
+
+    Cancelling it cancels the work and waits until it is over.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ApiError("the client has gone", status=499)
+    finally:
+        task.cancel()
+        gone.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((task, gone))
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:

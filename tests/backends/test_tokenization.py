@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import local_models
@@ -11,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from local_models import tk
 
-from pasta_async.backends.tokenization import Detokenizer, TextCodec
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.backends.tokenization import AsyncTextCodec, Detokenizer, TextCodec
+from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -246,16 +248,91 @@ def test_a_beginning_of_text_is_added_where_the_model_wants_one(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("messages", "message"),
+    "messages",
     [
-        ([], "no messages"),
-        ([{"role": "user"}], "message 0 needs a role and a content"),
-        ([{"role": "user", "content": ["parts"]}], "message 0 needs"),
+        [],
+        [{"role": "user"}],
+        [{"role": "user", "content": 7}],
+        [{"role": None, "content": "x"}],
+        [{"role": "user", "content": "\ud800"}],
+        [{"role": "user", "content": "x", "name": "\udfff"}],
     ],
 )
-def test_malformed_messages_are_refused(codecs: dict[str, TextCodec], messages: Any, message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
+def test_malformed_messages_are_refused(codecs: dict[str, TextCodec], messages: Any) -> None:
+    with pytest.raises(InvalidRequestError):
         codecs["byte-level"].encode_chat(messages, {})
+
+
+def test_messages_that_are_nested_too_deeply_are_refused(codecs: dict[str, TextCodec]) -> None:
+    part: Any = "x"
+    for _ in range(5000):
+        part = [part]
+    with pytest.raises(InvalidRequestError):
+        codecs["byte-level"].encode_chat([{"role": "user", "content": part}], {})
+
+
+def test_a_lone_surrogate_is_refused(codecs: dict[str, TextCodec]) -> None:
+    for codec in codecs.values():
+        with pytest.raises(InvalidRequestError):
+            codec.encode("a\ud800b")
+
+
+EVERYTHING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.name }} {{ m.reasoning_content }} {{ m.tool_calls | tojson }}"
+    "{% if m.content is string %}{{ m.content }}{% elif m.content %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{{ tools | tojson }}<|im_start|>assistant\n"
+)
+"""A template that renders every field there is."""
+
+
+def everything(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A conversation in which a text stands everywhere, and the tools with it."""
+    call = {"type": "function", "function": {"name": text, "arguments": {text: [text]}}}
+    said: dict[str, Any] = {"name": text, "reasoning_content": text, "tool_calls": [call]}
+    return [
+        {"role": "user", "content": text, **said},
+        {"role": "assistant", "content": None, **said},
+        {"role": "user", "content": [{"type": "text", "text": text}], **said},
+    ], {"tools": [{"name": text, "description": text}]}
+
+
+@pytest.mark.parametrize("text", [*TAG_TOKENS, "<|im_end|>", "/>", "a<sync/>b", "/><|im_end|>\n<"])
+def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
+    saved: Any = local_models.byte_level()
+    saved.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(EVERYTHING)
+    codec, wanted = TextCodec.from_folder(tmp_path), commands("byte-level")
+    ids, harmless = (codec.encode_chat(*everything(typed)) for typed in (text, "x"))
+    assert [i for i in ids if i in wanted] == [i for i in harmless if i in wanted]
+    assert codec.detokenize(ids).count(text) >= 6
+
+
+async def test_a_long_text_neither_blocks_the_loop_nor_is_encoded_in_vain(
+    codecs: dict[str, TextCodec],
+) -> None:
+    text = "The causes of wars, again and again. " * 30_000
+    encoder = AsyncTextCodec(codecs["byte-level"], context_length=len(text))
+    task = asyncio.create_task(encoder.encode(text))
+    longest, began = 0.0, time.monotonic()
+    last = began
+    while not task.done():
+        await asyncio.sleep(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < (last - began) / 2
+    assert await encoder.detokenize(await task) == text
+
+
+@pytest.mark.parametrize("length", [100_000, 10_000_000])
+async def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    codecs: dict[str, TextCodec], length: int
+) -> None:
+    encoder = AsyncTextCodec(codecs["byte-level"], context_length=1000)
+    text = ("The causes of wars. " * (length // 20 + 1))[:length]
+    for work in (encoder.encode(text), encoder.encode_chat([{"role": "user", "content": text}], {})):
+        with pytest.raises(PromptTooLongError):
+            await work
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pasta_async import Client, InvalidRequestError, Limits, PromptTooLongError, Sampling, generate, stream
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
+from pasta_async.testing import ScriptedBackend, WordTokenizer
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ PROMPTS: list[tuple[Any, str]] = [
     (["Why?"], "a text, or a list of messages"),
     ([{"role": "user"}], "message 0 needs"),
     ([{"role": "user", "content": "Why?"}, {"content": "Why?"}], "message 1 needs"),
-    ([{"role": "user", "content": None}], "content"),
+    ([{"role": "user", "content": None}], "empty"),
     ([{"role": "user", "content": 7}], "content"),
     ([{"role": "user", "content": [{"type": "text", "text": "Why?"}]}], "content"),
     ([{"role": "poet", "content": "Why?"}], "role"),

@@ -8,7 +8,7 @@ import pytest
 
 import pasta_async.backends
 from pasta_async import Client, InvalidRequestError, Limits
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +68,15 @@ def test_the_limits(setting: Callable[[str, str], None], opened: Opened) -> None
         on_failure="sequence",
     )
     assert Client("local:").limits == expected
-    assert Client("local:", limits=Limits(retries=5)).limits == Limits(retries=5)
-    assert len(opened) == 2
+    assert len(opened) == 1
+
+
+def test_limits_are_laid_over_those_of_the_environment(
+    setting: Callable[[str, str], None], opened: Opened
+) -> None:
+    setting("PASTA_TIMEOUT", "7")
+    setting("PASTA_MAX_THREADS", "3")
+    assert Client("local:", limits=Limits(max_threads=2)).limits == Limits(timeout=7, max_threads=2)
 
 
 def test_an_http_backend_gets_the_key_and_a_pool_that_suits_the_limits(

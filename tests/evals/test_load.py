@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 from commands_run import run
 
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.load import (
     Answered,
     Block,
@@ -25,6 +23,7 @@ from pasta_async.evals.load import (
 from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -11,14 +11,13 @@ import pytest
 from commands_run import run as run_command
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.documents import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import Form, Run, compare, measure, summarise
 from pasta_async.jobs import Journal
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping

@@ -7,12 +7,11 @@ import pytest
 from commands_run import run
 
 from pasta_async import Client, InvalidRequestError, Sampling
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.answers import answer_all
 from pasta_async.evals.documents import Prompt, held_out
 from pasta_async.evals.task import main, outcome, table
 from pasta_async.jobs import Journal
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async import Generation
-    from pasta_async.backends.scripted import Play, ScriptedBackend, Tokenizer
     from pasta_async.lang import Document, Segment, View
+    from pasta_async.testing import Play, ScriptedBackend, Tokenizer
 
 __all__ = [
     "ENDLESS",
@@ -56,8 +56,8 @@ def promise(topic: str, chunk: str | None = None, tokens: int = 20) -> str:
 
 
 async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any) -> Generation:
-    """One answer on a client of its own, on the backend's clock."""
-    async with Client(backend, clock=backend.clock) as client:
+    """One answer on a client of its own, on the backend's clock, with all the time there is."""
+    async with Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client:
         return await client.generate(prompt, **options)
 
 

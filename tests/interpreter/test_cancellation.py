@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async import Client, Limits, ThreadFailedError
-from pasta_async.backends.scripted import Fault, ScriptedBackend
-from pasta_async.clock import VirtualClock
+from pasta_async import Client, GenerationTimeoutError, Limits, ThreadFailedError
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 from tests.interpreter.support import RICH, answer
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class SlowToEncode(ScriptedBackend):
 
 async def test_a_time_out_ends_the_encoding_of_the_prompt_too() -> None:
     backend = SlowToEncode(RICH, clock=VirtualClock())
-    with pytest.raises(TimeoutError, match=r"encoding the prompt .* Limits\.timeout = 5 s"):
+    with pytest.raises(GenerationTimeoutError):
         await answer(backend, limits=Limits(timeout=5.0))
     nothing_is_left(backend)
     assert backend.clock.time() == 5.0

@@ -1,10 +1,14 @@
-"""Print what each server says whose address is given."""
+"""A step of a plan, for tests: writes what each server says whose address is given."""
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 
 import httpx
 
-for word in sys.argv[1:]:
-    print(httpx.get(word).text if word.startswith("http") else word)
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path)
+parser.add_argument("--backend", action="append")
+options = parser.parse_args()
+options.out.write_text("\n".join(httpx.get(url).text for url in options.backend))

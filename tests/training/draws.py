@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from pasta_async import Client, Sampling
-from pasta_async.jobs import Journal
+from pasta_async import Client
+from pasta_async.jobs import Advance, Journal
 from pasta_async.training.corpus import plain_record
-from pasta_async.training.preference.drawing import Draw
 from pasta_async.training.preference.recording import Recording
+from pasta_async.training.sample import Drawing, SampleSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pasta_async.backends.scripted import ScriptedBackend
+    from pasta_async.testing import ScriptedBackend
     from pasta_async.training.corpus import Record
     from pasta_async.training.preference.samples import SampledPrompt
 
@@ -43,18 +43,18 @@ def draw(
     n: int = 3,
     together: int = 2,
     plain: ScriptedBackend | None = None,
-    after_each: Callable[[Draw], None] = lambda _: None,
+    after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
-) -> tuple[list[SampledPrompt], Draw]:
+) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own."""
+    settings = SampleSettings(prompts=(journal,), out=journal, n=n, together=together, seed=7)
 
-    async def run() -> tuple[list[SampledPrompt], Draw]:
+    async def run() -> tuple[list[SampledPrompt], Drawing]:
         recording = Recording(backend)
         client = Client(recording, **options)
         baseline = Client(plain) if plain else client
         with Journal(journal, {"made": "up"}) as kept:
-            it = Draw(client, recording, baseline, kept, n, Sampling(temperature=1.0), seed=7)
-            it.on_progress = lambda: after_each(it)
-            return await it.run(prompts or records(), together), it
+            drawing = Drawing(settings, client, recording, baseline, kept)
+            return await drawing.run(prompts or records(), Advance(lambda *_: after_each(drawing))), drawing
 
     return asyncio.run(run())

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from draws import WRITTEN, draw
 
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
-    from pasta_async.training.preference.drawing import Draw
+    from pasta_async.training.sample import Drawing
 
 
-def die(run: Draw) -> None:
-    if run.totals["answers"] == int(sys.argv[2]):
+def die(drawing: Drawing) -> None:
+    if drawing.totals["answers"] == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang import parse
-from pasta_async.training.corpus.store import write_lines
+from pasta_async.training.corpus.records import write_lines
 from pasta_async.training.packing import pack_views
-from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
-from pasta_async.training.preference.scoring import Score
+from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt, Score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,41 +1,33 @@
-"""Run a plan of `recipe_step`s: `recipe_runner.py OUT JOBS NAME:FLAG=VALUE,...[:NEED...] ...`."""
+"""Run steps of `recipe_step`: `recipe_runner.py OUT NAME:OPTION=VALUE,...[:NEED...] ...`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from pasta_async.training.recipe.execution import execute
-from pasta_async.training.recipe.ledger import Ledger
-from pasta_async.training.recipe.step import Step
+from pasta_async.training.run import run_steps
+from pasta_async.training.steps import Step
 
 
-def steps(out: Path, *told: str) -> list[Step]:
-    """Steps by their descriptions; one whose name begins with `time` runs alone."""
+def steps(out: Path, *described: str) -> list[Step]:
+    """Steps by their descriptions; one whose name begins with `reads` reads the file of its option `hold`."""
     made: dict[str, Step] = {}
-    for one in told:
+    for one in described:
         name, given, *needs = one.split(":")
         flags = dict(pair.split("=") for pair in given.split(",") if pair)
         own = {"out": out / name, **flags}
         if needs:
             own["input"] = made[needs[0]].result
+        reads = (Path(flags["hold"]),) if name.startswith("reads") else ()
         made[name] = Step(
-            name,
-            "recipe_step",
-            own,
-            out / name,
-            out / name / "result",
-            tuple(made[need] for need in needs),
-            (Path(flags["hold"]),) if name.startswith("reads") else (),
-            alone=name.startswith("time"),
+            name, "recipe_step", own, out / name / "result", tuple(made[need] for need in needs), reads
         )
     return list(made.values())
 
 
 if __name__ == "__main__":
-    folder, jobs, *plan = sys.argv[1:]
-    planned = steps(Path(folder), *plan)
+    folder = Path(sys.argv[1])
     try:
-        execute(planned, Ledger(Path(folder), planned), Path(folder), int(jobs))
+        run_steps(steps(folder, *sys.argv[2:]), folder)
     except KeyboardInterrupt:
         sys.exit(130)

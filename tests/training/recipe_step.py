@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--at", type=int, default=0)
     parser.add_argument("--fail")
-    parser.add_argument("--nothing", action="store_true")
+    parser.add_argument("--nothing")
     parser.add_argument("--threads")
     options = parser.parse_args()
     work = options.out / "work"

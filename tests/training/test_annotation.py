@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from annotator_server import Annotator, running_annotator
+from command_runs import run
 
 from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang import check
-from pasta_async.training.annotate.__main__ import AnnotateSettings, annotate, main
-from pasta_async.training.annotate.journal import Asked, Journal, Reply
+from pasta_async.training.annotate.__main__ import AnnotateSettings, Summary, annotate, main
 from pasta_async.training.corpus import plain_record, read_records, rough_tokens, write_records
 
 if TYPE_CHECKING:
@@ -185,17 +185,15 @@ def test_nobody_at_the_address_is_an_error_that_names_it(annotator: Annotator, t
         annotate(made)
 
 
-async def test_a_line_that_was_cut_is_dropped(tmp_path: Path) -> None:
-    asked = Asked(model="a", prompt="b", temperature=0)
-    with Journal(tmp_path / "journal", asked) as journal:
-        await journal.keep(Reply(key="k", text="kept", finish_reason="stop"))
-    with (tmp_path / "journal").open("ab") as torn:
-        torn.write(b'{"key":"k","te')
-    with Journal(tmp_path / "journal", asked) as journal:
-        assert [reply.text for reply in journal.replies["k"]] == ["kept"]
-        await journal.keep(Reply(key="k", text="next", finish_reason="stop"))
-    with Journal(tmp_path / "journal", asked) as journal:
-        assert [reply.text for reply in journal.replies["k"]] == ["kept", "next"]
+def test_a_reply_that_was_cut_while_it_was_written_is_asked_for_again(
+    annotator: Annotator, tmp_path: Path
+) -> None:
+    made = settings(annotator, tmp_path, "one", "two", in_flight=1)
+    annotate(made)
+    journal = made.out / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-9])
+    assert annotate(made).requests == 1
+    assert annotate(made).resumed == 2
 
 
 def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_path: Path) -> None:
@@ -207,19 +205,18 @@ def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_pat
 def test_the_command_line_refuses_what_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--data", "x.jsonl", "--out", str(tmp_path)])
+    assert run(main, "--data", "x.jsonl", "--out", tmp_path) == 2
     assert "--heuristic" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="no such file"):
-        main(["--data", "x.jsonl", "--out", str(tmp_path), "--heuristic"])
+    assert "no such file" in str(run(main, "--data", "x.jsonl", "--out", tmp_path, "--heuristic"))
 
 
 def test_structure_alone_needs_no_endpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     items = "\n".join(f"{k}. {'word ' * 30}here" for k in range(1, 4))
     data = tmp_path / "data.jsonl"
     write_records(data, [plain_record([{"role": "user", "content": "List."}], items)])
-    main(["--data", str(data), "--out", str(tmp_path / "out"), "--heuristic"])
+    assert run(main, "--data", data, "--out", tmp_path / "out", "--heuristic") == 0
     (record,) = read_records(tmp_path / "out" / "annotated.jsonl")
     assert (record.document.text, len(record.document.promises)) == (items, 3)
     assert record.annotator == "structure:points"
-    assert "100.0% of 1" in capsys.readouterr().out
+    parallelism = Summary.model_validate_json(capsys.readouterr().out).parallelism
+    assert parallelism and (parallelism.answers, parallelism.any_share, parallelism.promises) == (1, 1.0, 3.0)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.lang import check, escape, parse
-from pasta_async.training.annotate.checking import check_reply
-from pasta_async.training.annotate.examples import EXAMPLES
-from pasta_async.training.annotate.placing import Piece, place_tags
-from pasta_async.training.annotate.prompt import first_prompt
+from pasta_async.lang import Document, check, escape, parse
+from pasta_async.training.annotate.prompt import EXAMPLES, first_prompt
 from pasta_async.training.annotate.siblings import sibling_reference, sibling_references
+from pasta_async.training.annotate.tags import Piece, check_reply, place_tags
 from pasta_async.training.corpus import plain_record, rough_tokens
-
-if TYPE_CHECKING:
-    from pasta_async.training.annotate.checking import Checked
 
 ORIGINAL = (
     "Both are old.\n\nTea is from China.  Many drink it.\n\nCoffee is from Ethiopia.\n\nSo take your pick."
@@ -31,14 +25,22 @@ RIGHT = (
 )
 
 
-def checked(reply: str, original: str = ORIGINAL) -> Checked:
-    return check_reply(original, reply, rough_tokens)
+def accepted(reply: str, original: str = ORIGINAL) -> Document:
+    found = check_reply(original, reply, rough_tokens)
+    assert isinstance(found, Document), found
+    return found
+
+
+def problems(reply: str, original: str = ORIGINAL) -> list[str]:
+    """The codes of what is wrong with a reply."""
+    found = check_reply(original, reply, rough_tokens)
+    assert not isinstance(found, Document)
+    assert all(problem.code in problem.message for problem in found)
+    return [problem.code for problem in found]
 
 
 def test_a_right_reply_is_taken_as_it_is() -> None:
-    document = checked(RIGHT).document
-    assert document is not None
-    assert document.format() == RIGHT
+    assert accepted(RIGHT).format() == RIGHT
 
 
 @pytest.mark.parametrize(
@@ -55,15 +57,13 @@ def test_a_right_reply_is_taken_as_it_is() -> None:
     ],
 )
 def test_white_space_estimates_and_the_form_of_tags_are_put_right(reply: str) -> None:
-    document = checked(reply).document
-    assert document is not None
-    assert document.format() == RIGHT
+    assert accepted(reply).format() == RIGHT
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reason"),
+    ("wrong", "code"),
     [
-        (RIGHT.replace("old", "ancient"), 'text-changed: .*"Both are old'),
+        (RIGHT.replace("old", "ancient"), "text-changed"),
         (RIGHT.replace("So take", "Take"), "text-changed"),
         (RIGHT + " Enjoy!", "text-changed"),
         ("Here you are:\n\n" + RIGHT, "text-changed"),
@@ -76,36 +76,34 @@ def test_white_space_estimates_and_the_form_of_tags_are_put_right(reply: str) ->
         (RIGHT.replace("So take", '<promise topic="x" tokens="10"/><async> </async>So take'), "chunk-empty"),
     ],
 )
-def test_what_is_wrong_is_said(wrong: str, reason: str) -> None:
-    result = checked(wrong)
-    assert result.document is None
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError("\n".join(result.reasons))
+def test_what_is_wrong_is_named_by_its_code(wrong: str, code: str) -> None:
+    assert code in problems(wrong)
+
+
+def test_the_annotator_is_shown_where_its_text_differs() -> None:
+    found = check_reply(ORIGINAL, RIGHT.replace("old", "ancient"), rough_tokens)
+    assert not isinstance(found, Document)
+    (problem,) = found
+    assert "Both are old." in problem.message and "Bothareancient" in problem.message
 
 
 def test_a_chunk_that_refers_to_a_sibling_fails_unless_it_is_joined_before() -> None:
     original = "Tea is mild and warm.\n\nHowever, coffee is strong."
     first = '<promise topic="tea" tokens="10"/><async>Tea is mild and warm.</async>'
     second = '<promise topic="coffee" tokens="10"/><async>However, coffee is strong.</async>'
-    result = checked(f"{first}\n\n{second}", original)
-    assert result.document is None
-    assert "sibling-reference: chunk 2 (coffee)" in result.reasons[0]
-    assert checked(f"{first}<sync/>\n\n{second}", original).document is not None
-    assert checked(f"{first}\n\nHowever, coffee is strong.", original).document is not None
+    assert problems(f"{first}\n\n{second}", original) == ["sibling-reference"]
+    accepted(f"{first}<sync/>\n\n{second}", original)
+    accepted(f"{first}\n\nHowever, coffee is strong.", original)
 
 
 def test_an_answer_without_tags_is_right_too() -> None:
-    document = checked(ORIGINAL).document
-    assert document is not None
-    assert document.promises == ()
+    assert accepted(ORIGINAL).promises == ()
 
 
 def test_literal_tags_stay_text() -> None:
     original = 'Write <sync/> here.\n\nOr <promise topic="a" tokens="10"/> there, as you like.'
-    document = checked(escape(original), original).document
-    assert document is not None
-    assert document.text == original
-    assert checked(original, original).document is None  # read as tags
+    assert accepted(escape(original), original).text == original
+    assert problems(original, original)  # read as tags
 
 
 @st.composite
@@ -131,8 +129,7 @@ def escape_space(reply: str, draw: st.DrawFn) -> str:
 @given(annotated())
 def test_removing_the_tags_of_what_passes_gives_the_original(case: tuple[str, str]) -> None:
     text, reply = case
-    document = check_reply(text, reply, rough_tokens).document
-    assert document is not None
+    document = accepted(reply, text)
     assert document.text == text
     assert parse(document.format()) == document
     assert check(document.format()) == []
@@ -140,9 +137,7 @@ def test_removing_the_tags_of_what_passes_gives_the_original(case: tuple[str, st
 
 @pytest.mark.parametrize(("prompt", "written"), EXAMPLES)
 def test_our_examples_pass_their_own_check(prompt: str, written: str) -> None:
-    document = checked(written, parse(written).text).document
-    assert document is not None
-    assert document.format() == written
+    assert accepted(written, parse(written).text).format() == written
 
 
 def test_the_prompt_shows_our_examples_and_then_the_response() -> None:

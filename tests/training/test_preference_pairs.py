@@ -9,7 +9,7 @@ from preference_files import prompt_of
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.preference.pairs import choose_pairs
-from pasta_async.training.preference.scoring import Score
+from pasta_async.training.preference.samples import Score
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:

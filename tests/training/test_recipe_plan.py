@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pasta_async import InvalidRequestError
-from pasta_async.training.recipe.checking import check_flags
-from pasta_async.training.recipe.plan import Plan, needed
-from pasta_async.training.recipe.reading import PACKAGED, read_recipe, recipe_path
-from pasta_async.training.recipe.step import as_flags
-from pasta_async.training.run import main
+from pasta_async.training.recipe import PACKAGED, find_recipe, read_recipe
+from pasta_async.training.run import command, main
+from pasta_async.training.steps import Plan, as_arguments, check_options, needed
 
 OUT = Path("runs/x")
 
@@ -35,35 +34,31 @@ annotator = "given"
 
 
 def plan(name: str, *settings: str) -> Plan:
-    return Plan(read_recipe(recipe_path(name), settings), OUT)
+    return Plan(read_recipe(find_recipe(name), settings), OUT)
 
 
 def flags(made: Plan, name: str) -> dict[str, Any]:
-    return dict(next(step for step in made.steps if step.name == name).flags)
-
-
-def names(made: Plan) -> list[str]:
-    return [step.name for step in made.steps]
+    return dict(made.steps[name].options)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGED.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_packaged_recipe_can_be_planned(path: Path) -> None:
     made = Plan(read_recipe(path), OUT)
     seen: set[str] = set()
-    for step in made.steps:
+    for step in made.steps.values():
         assert {need.name for need in step.needs} <= seen
         assert step.result.is_relative_to(OUT / step.name)
         seen.add(step.name)
     assert len(seen) == len(made.steps)
     assert f"evaluation/{made.models[-1].name}" in seen
     assert made.models[0].name == "stage1/baseline"
-    check_flags(made.steps)
+    check_options(made.steps.values())
 
 
 def test_a_recipe_lies_over_the_one_it_extends(tmp_path: Path) -> None:
     path = recipe_file(tmp_path, 'extends = "pasta-tiny"\n[data.synthetic]\ncount = 7\n')
     over = recipe_file(tmp_path, 'extends = "mine.toml"\n[stage2]\nrounds = 1\n', "over.toml")
-    tiny, recipe = read_recipe(recipe_path("pasta-tiny")), read_recipe(over)
+    tiny, recipe = read_recipe(find_recipe("pasta-tiny")), read_recipe(over)
     assert recipe.data.synthetic == {**(tiny.data.synthetic or {}), "count": 7}
     assert (recipe.stage2, tiny.stage2) != (None, None)
     assert recipe.stage2 is not None
@@ -74,7 +69,7 @@ def test_a_recipe_lies_over_the_one_it_extends(tmp_path: Path) -> None:
 
 def test_values_of_the_command_line_come_last() -> None:
     recipe = read_recipe(
-        recipe_path("pasta-tiny"), ["stage1.train.lr=2e-4", "stage2.quality_weights=[0.5, inf]", "title=a b"]
+        find_recipe("pasta-tiny"), ["stage1.train.lr=2e-4", "stage2.quality_weights=[0.5, inf]", "title=a b"]
     )
     assert recipe.stage1.train["lr"] == 2e-4
     assert recipe.stage2 is not None
@@ -95,7 +90,7 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
     [
         (SMALL + "[stage3]\n", "stage3: Extra inputs"),
         (SMALL + "[stage1.variants.other]\nannotator = 'nobody'\n", "stage1.variants.other.annotator"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'looks'\n", "looks annotates `data.synthetic` alone"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "noisy annotates `data.synthetic` alone"),
         (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "`data.annotator` is missing"),
         (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "it is no variant"),
         (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other' is no variant of stage 1 .own."),
@@ -125,12 +120,12 @@ def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, te
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[str], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        check_flags(plan("pasta-tiny", *settings).steps)
+        check_options(plan("pasta-tiny", *settings).steps.values())
 
 
 def test_the_baseline_is_trained_on_the_same_data_and_as_long() -> None:
     made = plan("pasta-tiny", "stage1.train.epochs=3")
-    own, baseline = (flags(made, f"stage1/{name}") for name in ("looks", "baseline"))
+    own, baseline = (flags(made, f"stage1/{name}") for name in ("noisy", "baseline"))
     assert (own["form"], baseline["form"]) == ("both", "plain")
     assert baseline["epochs"] == 2 * own["epochs"] == 6  # two examples of each answer, or one
     same = {name: value for name, value in own.items() if name not in ("out", "form", "epochs")}
@@ -144,27 +139,28 @@ def test_rounds_sample_from_the_model_before_with_fresh_prompts() -> None:
         first, second = (flags(made, f"round{number}/lambda{weight}") for number in (1, 2))
         assert first["quality_weight"] == second["quality_weight"] == weight
         assert first["samples"] == OUT / "samples/round1/samples.jsonl"
-        assert first["model"] == OUT / "stage1/looks/model"
+        assert first["model"] == OUT / "stage1/noisy/model"
         assert second["samples"] == OUT / f"samples/round2/lambda{weight}/samples.jsonl"
         assert second["model"] == OUT / f"round1/lambda{weight}/model"
         drawn = flags(made, f"samples/round2/lambda{weight}")
         assert drawn["backend"] == f"local:{OUT}/round1/lambda{weight}/model"
         assert drawn["baseline"] == f"local:{OUT}/stage1/baseline/model"
-    assert [name for name in names(made) if name.startswith("samples/round1")] == ["samples/round1"]
+    assert [name for name in made.steps if name.startswith("samples/round1")] == ["samples/round1"]
     seeds = [flags(made, name)["seed"] for name in ("data/plain", "prompts/round1", "prompts/round2")]
     assert len(set(seeds)) == 3
 
 
-def test_prompts_of_other_data_are_drawn_apart() -> None:
+def test_rounds_have_prompts_of_their_own_of_other_data() -> None:
     made = plan("llama-8b", "stage2.prompts=100")
-    assert [flags(made, f"prompts/round{number}")["skip"] for number in (1, 2)] == [0, 100]
+    drawn = [flags(made, f"samples/{where}") for where in ("round1", "round2/lambda4")]
+    assert [(one["skip"], one["limit"]) for one in drawn] == [(0, 100), (100, 100)]
 
 
 def test_only_what_one_model_needs() -> None:
     made = plan("pasta-tiny")
     path = [step.name for step in needed(made.steps, ["evaluation/round2/lambda4"])]
     assert path == [
-        *("base", "data/looks", "stage1/baseline", "stage1/looks", "evaluation/stage1/baseline"),
+        *("base", "data/noisy", "stage1/baseline", "stage1/noisy", "evaluation/stage1/baseline"),
         *("prompts/round1", "samples/round1", "scores/round1", "round1/lambda4"),
         *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
         "evaluation/round2/lambda4",
@@ -175,25 +171,27 @@ def test_only_what_one_model_needs() -> None:
 
 def test_flags_as_a_command_line() -> None:
     given = {"lr": 1e-5, "weight": math.inf, "recompute": True, "drop_long": False, "against": ["a", "b"]}
-    words = "--lr 1e-05 --weight inf --recompute --no-drop-long --against a b"
-    assert as_flags(given) == words.split()
-    assert as_flags({"template_kwargs": {"a": False}}) == ["--template-kwargs", '{"a": false}']
+    words = "--lr 1e-05 --weight inf --recompute --no-drop-long --against a --against b"
+    assert as_arguments(given) == words.split()
+    assert as_arguments({"template_kwargs": {"a": False}}) == ["--template-kwargs", '{"a": false}']
 
 
 def test_processes_train_behind_torchrun() -> None:
     made = plan("llama-8b")
-    trained = {step.name for step in made.steps if "torch.distributed.run" in step.command}
+    trained = {step.name for step in made.steps.values() if "torch.distributed.run" in command(step)}
     assert trained == {step.name for step in made.models}
-    assert "--nproc-per-node 8" in made.models[0].shown
+    assert made.models[0].processes == 8
 
 
 def test_a_dry_run_shows_every_command_and_makes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["llama-8b", "--out", str(tmp_path / "run"), "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        main(["llama-8b", "--out", str(tmp_path / "run"), "--dry-run"])
+    assert not left.value.code
     shown = capsys.readouterr().out.splitlines()
-    made = Plan(read_recipe(recipe_path("llama-8b")), tmp_path / "run")
-    assert shown == [line for step in made.steps for line in (f"# {step.name}", step.shown)]
+    made = Plan(read_recipe(find_recipe("llama-8b")), tmp_path / "run").steps.values()
+    assert shown == [text for one in made for text in (f"# {one.name}", shlex.join(command(one)))]
     assert not (tmp_path / "run").exists()
 
 

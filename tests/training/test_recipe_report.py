@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async.evals.frontier.models import Measured, best, dominated_by
-from pasta_async.training.recipe.ledger import Ledger
-from pasta_async.training.recipe.plan import Plan
-from pasta_async.training.recipe.reading import read_recipe, recipe_path
-from pasta_async.training.recipe.report import write_run_report
-from pasta_async.training.run import main
+from pasta_async.evals.frontier.report import Measured, best, dominated_by, main
+from pasta_async.training.recipe import find_recipe, read_recipe
+from pasta_async.training.steps import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +54,7 @@ def result(score: float, speedup: float | None, tokens: float = 60.0) -> dict[st
 
 FOUND = {
     "stage1/baseline": (90.0, None),
-    "stage1/looks": (80.0, 1.5),
+    "stage1/noisy": (80.0, 1.5),
     "stage1/ceiling": (91.0, 1.8),
     "stage1/points": (70.0, 1.4),
     "round1/lambda1": (79.0, 1.9),
@@ -70,22 +67,24 @@ FOUND = {
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    """A run of which some models were measured."""
-    plan = Plan(read_recipe(recipe_path("pasta-tiny")), tmp_path)
-    ledger = Ledger(tmp_path, plan.steps)
-    for step in plan.steps:
+    """A run of which some models were measured, as `training.run` leaves it."""
+    plan = Plan(read_recipe(find_recipe("pasta-tiny")), tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(plan.described()))
+    for step in plan.steps.values():
         kind, _, model = step.name.partition("/")
         if kind == "evaluation" and model in FOUND:
-            done = ledger.begin(step)
             step.result.parent.mkdir(parents=True, exist_ok=True)
             step.result.write_text(json.dumps(result(*FOUND[model])))
-            done.finished, done.seconds = True, 90.0
-            ledger.write(step, done)
+            record = tmp_path / f"steps/{step.name}.json"
+            record.parent.mkdir(parents=True, exist_ok=True)
+            record.write_text(json.dumps({"finished": True, "seconds": 90.0}))
     return tmp_path
 
 
 def test_the_report_of_what_was_measured_so_far(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["pasta-tiny", "--out", str(measured), "--report"])
+    with pytest.raises(SystemExit) as left:
+        main([str(measured)])
+    assert not left.value.code
     report = measured / "report"
     assert str(report / "index.html") in capsys.readouterr().out
     for name in ("frontier", "frontier-wall-clock", "frontier-length-matched", "rounds", "lengths"):
@@ -94,16 +93,21 @@ def test_the_report_of_what_was_measured_so_far(measured: Path, capsys: pytest.C
     assert not re.search(r'(?:src|href)="(?!data:|#)', page)  # it needs nothing else
     tables = (report / "tables.md").read_text()
     assert "It is round 2, λ = 8 (round2/lambda8): speed-up 1.70 (1.60 to 1.80)" in tables
-    assert "| stage 1: looks | round 1, λ = 8; round 2, λ = 1; round 2, λ = 8 |" in tables
+    assert "| stage 1: noisy | round 1, λ = 8; round 2, λ = 1; round 2, λ = 8 |" in tables
     assert "| stage 1: ceiling | none |" in tables
     assert "| round 2, λ = ∞ | 92.0 (91.0 to 93.0) | +2.0 (+1.0 to +3.0) |" in tables
     assert "| round2/lambda4 |" not in tables
     assert "| all | 50 | 9 | 13.5 |" in tables  # 90 seconds each
 
 
-def test_there_is_no_report_before_there_is_something_to_compare(tmp_path: Path) -> None:
-    plan = Plan(read_recipe(recipe_path("pasta-tiny")), tmp_path)
-    assert write_run_report(plan, Ledger(tmp_path, plan.steps)) is None
+def test_there_is_no_report_before_there_is_something_to_compare(measured: Path) -> None:
+    for record in (measured / "steps/evaluation").rglob("*.json"):
+        if record.stem != "baseline":
+            record.unlink()
+    with pytest.raises(SystemExit) as left:
+        main([str(measured)])
+    assert not left.value.code
+    assert not (measured / "report").exists()
 
 
 def model(score: float, speedup: float, elected: bool = True) -> Measured:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any
 
 import local_models
@@ -17,53 +18,53 @@ from judge_server import judging
 
 from pasta_async.training.corpus import plain_record, write_records
 from pasta_async.training.preference.samples import read_samples
-from pasta_async.training.run import main
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 pytestmark = pytest.mark.timeout(1200)
 """A dozen processes that import torch, on a machine that may be busy."""
 
-HERE = Path(__file__).parent
-MEASURED = ["evaluation/stage1/looks", "evaluation/round2/lambda4"]
-
-
-def steps(out: Path) -> dict[str, dict[str, Any]]:
-    """What the run wrote of its steps."""
-    return {
-        str(path.relative_to(out / "steps").with_suffix("")): json.loads(path.read_text())
-        for path in (out / "steps").rglob("*.json")
-    }
+MEASURED = ["evaluation/stage1/noisy", "evaluation/round2/lambda4"]
 
 
 def set_each(*values: str) -> Sequence[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
-    """The run is killed in the middle of stage 1; then the same command goes on."""
-    saving = set_each("stage1.variants.looks.train={epochs=3, save_every=1}")
-    command = ["smoke", "--out", str(tmp_path), "--only", *MEASURED, *saving]
-    killed = subprocess.run([sys.executable, str(HERE / "killed_recipe.py"), *command], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    before = steps(tmp_path)
-    assert [before[f"stage1/{name}"]["finished"] for name in ("baseline", "looks")] == [True, False]
+def run(*arguments: str) -> subprocess.Popen[bytes]:
+    """In a process group of its own, as a terminal starts it."""
+    command = [sys.executable, "-m", "pasta_async.training.run", *arguments]
+    return subprocess.Popen(command, start_new_session=True)
 
-    subprocess.run([sys.executable, "-m", "pasta_async.training.run", *command], check=True)
-    after = steps(tmp_path)
-    assert all(step["finished"] for step in after.values())
-    assert [after[name]["starts"] for name in ("base", "stage1/baseline", "stage1/looks")] == [1, 1, 2]
-    assert after["stage1/looks"]["seconds"] > before["stage1/looks"]["seconds"]
-    log = (tmp_path / "logs/stage1/looks.log").read_text()
-    assert log.count("$ python -m pasta_async.training.finetune") == 2
+
+def state(out: Path, step: str) -> dict[str, Any]:
+    return json.loads((out / f"steps/{step}.json").read_text())
+
+
+def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
+    """The run and its step are killed in the middle of stage 1; then the same command goes on."""
+    saving = set_each("stage1.variants.noisy.train={epochs=3, save_every=1}")
+    only = [word for name in MEASURED for word in ("--only", name)]
+    command = ["smoke", "--out", str(tmp_path), *only, *saving]
+    first = run(*command)
+    while not any((tmp_path / "stage1/noisy/checkpoints").glob("step-???????")):
+        assert first.poll() is None
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    before = (tmp_path / "steps/stage1/baseline.json").read_bytes()
+    assert not state(tmp_path, "stage1/noisy")["finished"]
+
+    assert run(*command).wait() == 0
+    assert (tmp_path / "steps/stage1/baseline.json").read_bytes() == before
     for name in MEASURED:
+        assert state(tmp_path, name)["finished"]
         assert json.loads((tmp_path / name / "result.json").read_text())["all"]["prompts"] == 5
     report = (tmp_path / "report/tables.md").read_text()
-    assert "| stage 1: looks |" in report
+    assert "| stage 1: noisy |" in report
     assert "| round 2, λ = 4 |" in report
-
-    main([*command, "--dry-run"])  # nothing is left to do
 
 
 def llama(folder: Path) -> Path:
@@ -102,7 +103,8 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
             *(f"stage2.score.judge='{judge}'", f"evaluation.flags.judge='{judge}'"),
             f"evaluation.flags.prompts='{prompts}'",
         ]
-        main(["llama-8b", "--out", str(out), "--only", "evaluation/round2/lambdainf", *set_each(*values)])
+        only = ["--only", "evaluation/round2/lambdainf"]
+        assert run("llama-8b", "--out", str(out), *only, *set_each(*values)).wait() == 0
     assert annotator.prompts().total() == 8
     samples = read_samples(out / "samples/round2/lambdainf/samples.jsonl")
     assert [len(prompt.samples) for prompt in samples] == [4] * 4

@@ -8,34 +8,34 @@ import shutil
 import subprocess
 import sys
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from command_runs import run
 from draws import PROMPTS, WRITTEN, draw, records
 from finetune_folders import ANSWERS
 
 import pasta_async
 from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.scripted import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse, views
+from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference.drawing import answer_seed
 from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import read_samples
 from pasta_async.training.synthetic.records import draw_records
-from pasta_async.training.trainer.base_model import BaseModel
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.model import BaseModel
+from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from pasta_async.lang.views import Segment
     from pasta_async.protocol import DecodeRequest, Piece
@@ -83,7 +83,7 @@ async def test_the_tokens_are_those_of_the_views_whichever_way_main_was_asked(
     backend = ScriptedBackend(written)
     recording = Recording(backend)
     async with Client(recording) as client:
-        with recording.noted() as exchanges:
+        with recording.recorded() as exchanges:
             answer = await client.generate("Tell", fork=fork)
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
@@ -99,7 +99,7 @@ async def test_both_ways_of_asking_give_the_same_tokens_in_the_same_order() -> N
     for fork in ("stream", "cut"):
         recording = Recording(ScriptedBackend(ANSWERS[0], tokenizer=tokenizer))
         async with Client(recording) as client:
-            with recording.noted() as exchanges:
+            with recording.recorded() as exchanges:
                 await client.generate("Tell", fork=fork)
         found.append(trie_of(exchanges))
     stream, cut = found
@@ -110,7 +110,7 @@ async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:
     backend = ScriptedBackend(WRITTEN)
     recording = Recording(backend)
     async with Client(recording, limits=Limits(chunk_tokens=2)) as client:
-        with recording.noted() as exchanges:
+        with recording.recorded() as exchanges:
             answer = await client.generate("Tell")
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
@@ -129,9 +129,17 @@ class Listening(LocalBackend):
         self.total = 0.0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        async with aclosing(super().decode(request)) as pieces:
+        steps: list[torch.Tensor] = []
+
+        def note(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+            steps.append(logits.log_softmax(-1))
+            return logits
+
+        rest = iter(steps)
+        noting = replace(request, extra={**request.extra, "logits_processor": note})
+        async with aclosing(super().decode(noting)) as pieces:
             async for piece in pieces:
-                self.total += sum(piece.logprobs or ())
+                self.total += sum(next(rest)[token].item() for token in piece.ids)
                 yield piece
 
 
@@ -149,7 +157,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
         for seed, record in enumerate(draw_records(5, seed=3)):
             backend.total = 0.0
             chosen = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
-            with recording.noted() as exchanges:
+            with recording.recorded() as exchanges:
                 answer = await client.generate(record.messages, sampling=chosen)
             trie = trie_of(exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens
@@ -180,11 +188,11 @@ def canonical(codec: ModelCodec, exchanges: Any, document: Any) -> bool:
 
 def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
     backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    prompts, run = draw(backend, tmp_path / "j.jsonl", plain=plain)
+    prompts, drawn = draw(backend, tmp_path / "j.jsonl", plain=plain)
     samples = [sample for prompt in prompts for sample in prompt.samples]
     assert [prompt.id for prompt in prompts] == [*PROMPTS]
     assert [sample.number for sample in samples] == [0, 1, 2] * 3
-    seeds = [answer_seed(7, prompt, number) for prompt in PROMPTS for number in range(3)]
+    seeds = [sampling.answer_seed(7, prompt, number) for prompt in PROMPTS for number in range(3)]
     assert [sample.seed for sample in samples] == seeds
     assert len({*seeds}) == 9
     for sample in samples:
@@ -198,7 +206,7 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
         assert sample.critical_path < sample.tokens
     assert {prompt.baseline.text for prompt in prompts} == {"Both of them were one."}
     assert prompts[0].baseline.tokens == 7
-    assert run.totals == {"answers": 12, "resumed": 0, "tokens": 9 * samples[0].tokens + 3 * 7}
+    assert drawn.totals == {"answers": 12, "resumed": 0, "tokens": 9 * samples[0].tokens + 3 * 7}
     asked = [request for request in plain.requests if request.sampling.temperature == 0]
     assert len(asked) == len(plain.requests) == 3
 
@@ -237,11 +245,11 @@ def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Pa
 
 def test_an_answer_that_fails_keeps_what_it_has_and_harms_no_other(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN, faults=[Fault(2, 3, skip=4)])
-    prompts, run = draw(backend, tmp_path / "j.jsonl", together=1)
+    prompts, drawn = draw(backend, tmp_path / "j.jsonl", together=1)
     failed = [sample for prompt in prompts for sample in prompt.samples if sample.error]
     (sample,) = failed
     assert "thread 2 after 3 tokens" in sample.error
-    assert run.failures == [sample.error]
+    assert drawn.failures == [sample.error]
     assert sample.finish_reason == "error"
     assert sample.tokens > 3
     assert sample.text.startswith("Both: The causes were many.")
@@ -256,17 +264,17 @@ def test_a_prompt_whose_baseline_fails_is_left_out_until_it_is_there(tmp_path: P
     plain = ScriptedBackend("Plainly.", faults=[Fault(0, 1, skip=1)])
     prompts, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain, together=1)
     assert [prompt.id for prompt in prompts] == ["one", "three"]
-    prompts, run = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain)
+    prompts, drawn = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", plain=plain)
     assert [prompt.id for prompt in prompts] == [*PROMPTS]
-    assert run.totals["answers"] == 1
+    assert drawn.totals["answers"] == 1
 
 
 def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     long = records("one", "many words " * 80, "three")
-    prompts, run = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)
+    prompts, drawn = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)
     assert [prompt.id for prompt in prompts] == ["one", "three"]
-    assert len(run.failures) == 13
-    assert all(reason.startswith("PromptTooLongError: ") for reason in run.failures)
+    assert len(drawn.failures) == 13
+    assert all(reason.startswith("PromptTooLongError: ") for reason in drawn.failures)
 
 
 @pytest.mark.parametrize(
@@ -282,9 +290,9 @@ def test_a_backend_that_is_lost_ends_the_run_and_what_is_there_is_kept(
         draw(backend, tmp_path / "j.jsonl", n=20, together=1)
     answers = {request.answer for request in backend.requests}
     healthy = ScriptedBackend(WRITTEN)
-    _, run = draw(healthy, tmp_path / "j.jsonl", n=20)
-    assert run.totals["resumed"] == len(answers) - most > 0
-    assert run.totals["answers"] == 3 * 21 - run.totals["resumed"]
+    _, drawn = draw(healthy, tmp_path / "j.jsonl", n=20)
+    assert drawn.totals["resumed"] == len(answers) - most > 0
+    assert drawn.totals["answers"] == 3 * 21 - drawn.totals["resumed"]
 
 
 def test_a_killed_run_goes_on_and_draws_nothing_twice(tmp_path: Path) -> None:
@@ -294,9 +302,9 @@ def test_a_killed_run_goes_on_and_draws_nothing_twice(tmp_path: Path) -> None:
     assert killed.returncode == -9
     with journal.open("a") as file:
         file.write('{"prompt": "cut whi')  # as if killed in the middle of a line
-    prompts, run = draw(ScriptedBackend(WRITTEN), journal)
-    assert run.totals["resumed"] == 5
-    assert run.totals["answers"] == 12 - 5
+    prompts, drawn = draw(ScriptedBackend(WRITTEN), journal)
+    assert drawn.totals["resumed"] == 5
+    assert drawn.totals["answers"] == 7
     whole, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "other.jsonl")
     for one, other in zip(prompts, whole, strict=True):
         assert one.baseline == other.baseline
@@ -324,19 +332,18 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
     write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
     folder = shutil.copytree(SHIPPED, tmp_path / "model")
     alone, together = flags(tmp_path), flags(tmp_path, out=tmp_path / "b.jsonl")
-    sampling.main([*alone, "--backend", f"local:{folder}", "--together", "1"])
-    assert "6 samples of 3 prompts" in capsys.readouterr().out
-    sampling.main([*together, "--backend", f"local:{folder}", "--together", "9"])
+    assert run(sampling.main, *alone, "--backend", f"local:{folder}", "--together", "1") == 0
+    summary = sampling.Summary.model_validate_json(capsys.readouterr().out)
+    assert (summary.samples, summary.prompts) == (6, 3)
+    assert run(sampling.main, *together, "--backend", f"local:{folder}", "--together", "9") == 0
     first, second = read_samples(tmp_path / "samples.jsonl"), read_samples(tmp_path / "b.jsonl")
     for one, other in zip(first, second, strict=True):
         assert one.baseline == other.baseline
         assert [_timeless(sample) for sample in one.samples] == [_timeless(s) for s in other.samples]
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(
-        SystemExit, match=r"samples\.journal\.jsonl holds results of something else \(weights"
-    ):
-        sampling.main([*alone, "--backend", f"local:{folder}"])
+    refused = str(run(sampling.main, *alone, "--backend", f"local:{folder}"))
+    assert refused.startswith("InvalidRequestError") and "weights" in refused
 
 
 @pytest.mark.parametrize(
@@ -347,8 +354,7 @@ def test_bad_input_ends_it_before_anything_is_drawn(
     given: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     write_records(tmp_path / "prompts.jsonl", records())
-    with pytest.raises(SystemExit, match=message):
-        sampling.main(flags(tmp_path, **given))
+    assert message in str(run(sampling.main, *flags(tmp_path, **given)))
     assert not list(tmp_path.glob("samples*"))
 
 

@@ -12,8 +12,8 @@ import pytest
 from pasta_async.lang import parse
 from pasta_async.lang.document import Promise, Sync
 from pasta_async.training.synthetic import FAMILIES, grade, sample, score, templates
-from pasta_async.training.synthetic.names import is_held_out, make_name
-from pasta_async.training.synthetic.noise import HABITS, annotated_by_looks
+from pasta_async.training.synthetic.families import WORDS, is_held_out, make_name
+from pasta_async.training.synthetic.records import ERROR_RATES, annotate_noisily
 
 if TYPE_CHECKING:
     from pasta_async.training.synthetic import Split
@@ -65,13 +65,11 @@ def test_missing_repeated_and_misplaced_sentences_are_wrong(family: str) -> None
 
 @pytest.mark.parametrize("family", ("describe", "fair"))
 def test_closed_words_are_facts_too(family: str) -> None:
-    from pasta_async.training.synthetic.words import COLORS
-
     for seed in range(10):
         example = sample(family, seed)
         text = example.document.text
-        color = next(word for word in re.findall(r"\w+", text) if word in COLORS)
-        other = COLORS[COLORS.index(color) - 1]
+        color = next(word for word in re.findall(r"\w+", text) if word in WORDS["colors"])
+        other = WORDS["colors"][WORDS["colors"].index(color) - 1]
         assert not score(example, text.replace(color, other, 1))
 
 
@@ -134,18 +132,18 @@ def test_a_grade_is_the_share_that_is_right() -> None:
     assert not score(example, wrong)
 
 
-def test_the_annotator_that_goes_by_looks_changes_no_word_and_errs_as_stated() -> None:
+def test_the_noisy_annotator_changes_no_text_and_errs_at_its_stated_rates() -> None:
     annotated, careless, whole = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(600):
         example = sample("totals", seed)
-        document = annotated_by_looks(example)
+        document = annotate_noisily(example)
         assert document.text == example.document.text
         assert parse(document.format(), strict=True) == document
-        look = "list" if "\n- " in document.text else "prose"
-        whole[look] += 1
-        annotated[look] += bool(document.promises)
-        careless[look] += bool(document.promises) and Sync() not in document.nodes
-    for look in ("list", "prose"):
-        habit = HABITS[look]
-        assert annotated[look] / whole[look] == pytest.approx(habit.annotates, abs=0.1)
-        assert careless[look] / annotated[look] == pytest.approx(habit.careless, abs=0.1)
+        layout = "list" if "\n- " in document.text else "prose"
+        whole[layout] += 1
+        annotated[layout] += bool(document.promises)
+        careless[layout] += bool(document.promises) and Sync() not in document.nodes
+    for layout in ("list", "prose"):
+        rates = ERROR_RATES[layout]
+        assert annotated[layout] / whole[layout] == pytest.approx(rates.annotates, abs=0.1)
+        assert careless[layout] / annotated[layout] == pytest.approx(rates.careless, abs=0.1)

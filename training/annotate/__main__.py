@@ -1,40 +1,39 @@
 """Annotate answers: `python -m pasta_async.training.annotate`.
 
 With `--base-url` and `--model`, a model behind an OpenAI-compatible endpoint puts in the tags; its key is
-read from the environment. With `--heuristic`, structure alone does. In the folder OUT are then
-annotated.jsonl, rejected.jsonl and summary.json, and journal.jsonl with every reply: the same command goes
-on where an interrupted one was.
+read from the environment. With `--heuristic`, structure alone does. The folder OUT then has annotated.jsonl,
+rejected.jsonl and summary.json, and journal.jsonl with every reply: the same command resumes an interrupted
+run.
 """
 
 from __future__ import annotations
 
+import asyncio
+import statistics
 import time
 from collections import Counter
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, Self
 
-import anyio
-from pydantic import Field, model_validator
-from tqdm import tqdm
+from pydantic import BaseModel, Field, model_validator
 
-from pasta_async.cli.command import ending
-from pasta_async.training.annotate.journal import Journal
-from pasta_async.training.annotate.run import Rejected, Run, annotated, what_is_asked
+from pasta_async.cli.command import run_command
+from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.training.annotate.annotator import Annotator, Rejected, annotated, journal_identity
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
-from pasta_async.training.annotate.summary import Summary, count_reasons, measure
-from pasta_async.training.corpus import Record
-from pasta_async.training.corpus.settings import SourceSettings
-from pasta_async.training.corpus.store import write_lines
-from pasta_async.training.corpus.tokens import token_counter
-from pasta_async.training.trainer.settings import read_command_line
+from pasta_async.training.corpus.records import Record, write_lines
+from pasta_async.training.corpus.sources import SourceSettings
+from pasta_async.training.corpus.tokens import text_speedup, token_counter
+from pasta_async.training.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.training.annotate.run import Outcome
     from pasta_async.training.corpus.tokens import CountTokens
 
-__all__ = ["AnnotateSettings", "annotate", "main"]
+__all__ = ["AnnotateSettings", "Parallelism", "Summary", "annotate", "main"]
+
+Outcome = Record | Rejected
 
 
 class AnnotateSettings(SourceSettings):
@@ -46,14 +45,14 @@ class AnnotateSettings(SourceSettings):
     key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")
     temperature: float = Field(default=0.0, ge=0, description="of the annotator's sampling")
     max_tokens: int | None = Field(default=None, ge=1, description="of a reply (default: the server's)")
-    in_flight: int = Field(default=32, ge=1, description="requests at a time")
-    tries: int = Field(default=3, ge=1, description="replies for an answer before it is put aside")
-    retries: int = Field(default=5, ge=0, description="of a request that fails on its way")
+    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
+    tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
+    retries: int = Field(default=5, ge=0, description="of a request that fails")
     timeout: float = Field(default=600.0, gt=0, description="seconds for a request")
     ask_from: int = Field(
         default=2 * LEAST,
         ge=0,
-        description="tokens from which an answer is asked for; shorter ones stay plain",
+        description="tokens from which an answer is worth a request; shorter ones stay plain",
     )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
@@ -64,16 +63,64 @@ class AnnotateSettings(SourceSettings):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if not self.heuristic and not (self.base_url and self.model):
-            raise ValueError("name --base-url and --model, or choose --heuristic")
+        if not self.heuristic and not (self.base_url.startswith(("http://", "https://")) and self.model):
+            raise ValueError("give --base-url http://host:30000/v1 and --model, or choose --heuristic")
         return self
 
 
+class Parallelism(BaseModel):
+    """How much of some annotated answers can be decoded in parallel."""
+
+    answers: int
+    any_share: float
+    """Share of answers with a promise."""
+    promises: float
+    """Mean promises of an answer that has any."""
+    mean_speedup: float
+    """Theoretical speed-up (tokens of the answer / critical path with tags), mean over all answers."""
+    geometric_mean_speedup: float
+    geometric_mean_any: float
+    """Over the answers that have a promise."""
+    quantiles: dict[str, float]
+    """Of the speed-ups of all answers, by percentile."""
+
+
+class Summary(BaseModel):
+    """The figures of a run."""
+
+    annotator: str
+    accepted: int
+    rejected: int
+    unasked: int
+    """Of those accepted: answers too short to gain anything, for which no request was sent."""
+    unanswered: int
+    """Records for which the endpoint failed; the same command asks again."""
+    reasons: dict[str, int]
+    """Replies that were not accepted, by their first problem, the most frequent first."""
+    requests: int
+    """Sent by this run, without the client's own retries."""
+    resumed: int
+    """Replies that were in the journal already."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Of all replies, also those of earlier runs."""
+    seconds: float
+    left_out: str
+    """Records that were left out as repeated, or as leaking evaluation prompts."""
+    parallelism: Parallelism | None
+    """Of what was accepted."""
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason, Ctrl-C with 130."""
-    settings = read_command_line(AnnotateSettings, "pasta_async.training.annotate", __doc__, argv)
-    with ending(resumes=True):
-        print(annotate(settings))
+    """The command line; see `run_command`, also for how it ends."""
+    run_command(
+        AnnotateSettings,
+        lambda settings: print(annotate(settings).model_dump_json(indent=1)),
+        program="pasta_async.training.annotate",
+        description=__doc__,
+        arguments=argv,
+        resumes=True,
+    )
 
 
 def annotate(settings: AnnotateSettings) -> Summary:
@@ -82,104 +129,95 @@ def annotate(settings: AnnotateSettings) -> Summary:
     Raises:
         PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
     """
-    count = token_counter(settings.tokenizer)
-    source, kept_out = settings.read()
-    records = list(source)
     started = time.monotonic()
-    totals, failures = Counter[str](), list[tuple[str, ...]]()
+    count = token_counter(settings.tokenizer)
+    source, leaks = settings.read()
+    records = list(source)
+    totals, problems = Counter[str](), Counter[str]()
     if settings.heuristic:
         name = f"structure:{settings.cut}"
         outcomes = _by_structure(settings, records, name, count)
-        totals["accepted"] = len(outcomes)
     else:
         name = settings.model
-        outcomes = anyio.run(_by_endpoint, settings, records, count, totals, failures)
+        outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
+        totals, problems = annotator.totals, annotator.problems
     accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
+    fields = ("unasked", "unanswered", "requests", "resumed", "prompt_tokens", "completion_tokens")
     summary = Summary(
         annotator=name,
-        reasons=count_reasons(failures),
+        accepted=len(accepted),
+        rejected=len(rejected) - totals["unanswered"],
+        reasons=dict(problems.most_common()),
         seconds=round(time.monotonic() - started, 3),
-        left_out=kept_out.summary(),
-        parallelism=measure([record.document for record in accepted], count),
-        **{field: totals[field] for field in _TOTALS},
+        left_out=leaks.summary(),
+        parallelism=_parallelism(accepted, count),
+        **{field: totals[field] for field in fields},
     )
-    _write(settings.out, accepted, outcomes, summary)
+    write_lines(settings.out / "annotated.jsonl", accepted)
+    write_lines(settings.out / "rejected.jsonl", rejected)
+    (settings.out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return summary
-
-
-_TOTALS = (
-    "accepted",
-    "rejected",
-    "unasked",
-    "unanswered",
-    "requests",
-    "resumed",
-    "prompt_tokens",
-    "completion_tokens",
-)
-
-
-def _write(out: Path, accepted: Sequence[Record], outcomes: Sequence[Outcome], summary: Summary) -> None:
-    write_lines(out / "annotated.jsonl", accepted)
-    write_lines(out / "rejected.jsonl", (one for one in outcomes if isinstance(one, Rejected)))
-    (out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def _by_structure(
     settings: AnnotateSettings, records: Sequence[Record], name: str, count: CountTokens
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    for record in tqdm(records, unit=" answers"):
-        text = record.document.text
-        document = annotate_by_structure(text, count, cut=settings.cut, least=settings.least)
-        outcomes.append(annotated(record, document, name, count))
+    with progress(len(records), "answers") as advance:
+        for record in records:
+            text = record.document.text
+            document = annotate_by_structure(text, count, cut=settings.cut, least=settings.least)
+            outcomes.append(annotated(record, document, name, count))
+            advance()
     return outcomes
 
 
 async def _by_endpoint(
-    settings: AnnotateSettings,
-    records: Sequence[Record],
-    count: CountTokens,
-    totals: Counter[str],
-    failures: list[tuple[str, ...]],
-) -> list[Outcome]:
-    from pasta_async.training.annotate.endpoint import Endpoint  # needs the client, which takes a second
+    settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
+) -> tuple[list[Outcome], Annotator]:
+    outcomes: dict[int, Outcome] = {}
+    path, identity = settings.out / "journal.jsonl", journal_identity(settings.model, settings.temperature)
+    limit = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
+    async with Endpoint(
+        settings.base_url,
+        settings.model,
+        key_variable=settings.key_variable,
+        retries=settings.retries,
+        timeout=settings.timeout,
+        temperature=settings.temperature,
+        **limit,
+    ) as endpoint:
+        with Journal(path, identity, durable=True) as journal, progress(len(records), "answers") as advance:
+            annotator = Annotator(endpoint, settings.model, journal, count, settings.tries, settings.ask_from)
 
-    asked = what_is_asked(settings.model, settings.temperature)
-    with (
-        Journal(settings.out / "journal.jsonl", asked) as journal,
-        tqdm(total=len(records), unit=" answers") as bar,
-    ):
-        async with Endpoint(
-            settings.base_url,
-            settings.model,
-            key_variable=settings.key_variable,
-            temperature=settings.temperature,
-            max_tokens=settings.max_tokens,
-            retries=settings.retries,
-            timeout=settings.timeout,
-        ) as endpoint:
-            run = Run(
-                endpoint,
-                journal,
-                settings.model,
-                count,
-                tries=settings.tries,
-                ask_from=settings.ask_from,
-                on_progress=lambda: _show(bar, totals),
-                totals=totals,
-                failures=failures,
-            )
-            return await run.annotate(records, settings.in_flight)
+            async def work(numbered: tuple[int, Record]) -> None:
+                number, record = numbered
+                outcomes[number] = await annotator.annotate(record)
+                advance()
+
+            await for_each(enumerate(records), work, settings.in_flight)
+    return [outcomes[number] for number in range(len(records))], annotator
 
 
-def _show(bar: tqdm[NoReturn], totals: Counter[str]) -> None:
-    done = totals["accepted"] + totals["rejected"] + totals["unanswered"]
-    tokens = totals["prompt_tokens"] + totals["completion_tokens"]
-    elapsed = max(bar.format_dict["elapsed"], 1e-6)
-    shown = f"{totals['accepted']} accepted, {totals['rejected']} rejected, {tokens:,} tokens"
-    bar.set_postfix_str(f"{shown}, {tokens / elapsed:,.0f}/s", refresh=False)
-    bar.update(done - bar.n)
+def _parallelism(records: Sequence[Record], count: CountTokens) -> Parallelism | None:
+    """The parallelism of annotated answers; None if no answer has any text."""
+    documents = [record.document for record in records]
+    measured = [(text_speedup(document, count), len(document.promises)) for document in documents]
+    speedups = [speedup for speedup, _ in measured if speedup > 0]
+    if not speedups:
+        return None
+    parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
+    percentiles = statistics.quantiles(speedups, n=100, method="inclusive") if speedups[1:] else speedups * 99
+    return Parallelism(
+        answers=len(documents),
+        any_share=len(parallel) / len(documents),
+        promises=statistics.mean([promises for _, promises in measured if promises] or [0]),
+        mean_speedup=statistics.mean(speedups),
+        geometric_mean_speedup=statistics.geometric_mean(speedups),
+        geometric_mean_any=statistics.geometric_mean(parallel) if parallel else 1.0,
+        quantiles={f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
+    )
 
 
 if __name__ == "__main__":

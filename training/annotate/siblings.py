@@ -2,11 +2,11 @@
 
 It says yes if the chunk
 
-1. names what stands elsewhere: "the former", "as mentioned above", "the previous step", "in step 2", "both
-of these"; 2. begins by leaning on what comes before it: "However,", "In contrast", "As a result", "After
-that"; 3. begins with a pronoun ("It", "They", "These ..."), and main wrote no word between the chunk before
-and this one
-   that the pronoun could stand for. An "it" that stands for nothing ("It is important to ...") is let pass.
+1. names what stands elsewhere: "the former", "as mentioned above", "the previous step", "in step 2";
+2. begins with a reference to what comes before it: "However,", "In contrast", "As a result", "After that";
+3. begins with a pronoun ("It", "They", "These ..."), and main wrote no word between the chunk before and
+   this one that the pronoun could stand for. An "it" that stands for nothing ("It is important to ...")
+   does not count.
 
 What it cannot see: a name or a number that only a sibling explains ("the dough", "so 11 in all"), and other
 languages. docs/data.md has its precision and recall on labelled examples.
@@ -35,15 +35,17 @@ def _phrases(*phrases: str, tail: str = r"\b") -> str:
 
 
 _ORDINAL = "(?:first|second|third|fourth|fifth)"
-_TOLD = "(?:mentioned|noted|described|discussed|explained|stated|listed|outlined|seen|defined|introduced)"
+_MENTIONED = (
+    "(?:mentioned|noted|described|discussed|explained|stated|listed|outlined|seen|defined|introduced)"
+)
 _THESE = "(?:this|that|these|those|it|them)"
 
 _ELSEWHERE = re.compile(
     _phrases(
         "the (?:former|latter)",
         "above-?mentioned|aforementioned",
-        f"{_TOLD} (?:above|before|earlier|previously)",
-        f"(?:previously|already) {_TOLD}",
+        f"{_MENTIONED} (?:above|before|earlier|previously)",
+        f"(?:previously|already) {_MENTIONED}",
         r"the above \w+",
         "(?:see|like|unlike|of the) above",
         "(?:the|this|that|these|those|any|each) (?:previous|preceding|prior|earlier|above) _",
@@ -57,7 +59,7 @@ _ELSEWHERE = re.compile(
 )
 """Words that name another part of the answer, anywhere in a chunk."""
 
-_LEANING = re.compile(
+_CONNECTING = re.compile(
     _phrases(
         "however(?=,)|but|yet|so(?! far)|then(?! again)|instead|otherwise|therefore|thus|hence|consequently",
         "accordingly|nevertheless|nonetheless|conversely|similarly|likewise|alternatively|even so|that said",
@@ -69,9 +71,9 @@ _LEANING = re.compile(
     ),
     re.IGNORECASE,
 )
-"""Words at the start of a chunk that lean on what comes before it."""
+"""Words at the start of a chunk that connect it with what comes before."""
 
-_TURNING = re.compile(
+_CONTRASTING = re.compile(
     r"[^.!?]*,\s+(?:instead|likewise|similarly|conversely|on the other hand"
     r"|(?:in|by) (?:contrast|comparison)),",
     re.IGNORECASE,
@@ -107,16 +109,16 @@ def sibling_reference(chunk: str, before: str) -> str | None:
         before: What main wrote between that chunk and this one.
 
     Returns:
-        The words that refer, or None.
+        The phrase that refers, or None.
     """
     if found := _ELSEWHERE.search(chunk):
         return found[0]
     start = _OPENING.match(chunk)
     opening = start.end() if start else 0
-    leaning = _LEANING.match(chunk, opening)
-    if leaning and not _WEATHER.match(chunk, opening):
-        return leaning[0]
-    if found := _TURNING.match(chunk, opening):
+    connecting = _CONNECTING.match(chunk, opening)
+    if connecting and not _WEATHER.match(chunk, opening):
+        return connecting[0]
+    if found := _CONTRASTING.match(chunk, opening):
         return found[0]
     found = _PRONOUN.match(chunk, opening)
     if found and not _NAMING.search(before) and not _EXPLETIVE.match(chunk, opening):
@@ -125,7 +127,7 @@ def sibling_reference(chunk: str, before: str) -> str | None:
 
 
 def sibling_references(document: Document) -> list[tuple[int, str]]:
-    """The chunks that refer to a sibling of their round: the number of their thread, and the words."""
+    """The chunks that refer to a sibling of their round: the number of their thread, and the phrase."""
     found: list[tuple[int, str]] = []
     number, siblings, before = 0, 0, ""
     for node in document.nodes:
@@ -136,8 +138,8 @@ def sibling_references(document: Document) -> list[tuple[int, str]]:
                 siblings = 0
             case Promise(chunk=chunk):
                 number += 1
-                words = sibling_reference(chunk.text, before) if chunk and siblings else None
-                found += [(number, words)] if words else []
+                phrase = sibling_reference(chunk.text, before) if chunk and siblings else None
+                found += [(number, phrase)] if phrase else []
                 siblings, before = siblings + 1, ""
             case _:
                 pass

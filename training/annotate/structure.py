@@ -12,8 +12,8 @@ Two ways to cut, after the two methods that decode structured answers in paralle
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
 
-In both, a piece shorter than `least` tokens stays with main, and an answer that has not two promises stays
-plain: nothing would run beside anything. Lists and paragraphs are those of CommonMark (with tables), top
+In both, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
+plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
 level only: what stands inside an item goes with it. A topic is made of the first words that say something.
 
 Structure is no proof of independence: the steps of a calculation stand in a list too.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 
-from pasta_async.training.annotate.placing import Piece, place_tags
+from pasta_async.training.annotate.tags import Piece, place_tags
 from pasta_async.training.corpus.tokens import rough_tokens
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ __all__ = ["LEAST", "Cut", "annotate_by_structure"]
 
 Cut = Literal["points", "details"]
 LEAST = 20
-"""A promise costs main about eight tokens and its chunk one, so shorter pieces gain nothing."""
+"""Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
 _LINE = re.compile(r"\r\n?|\n")
 _MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")

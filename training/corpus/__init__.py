@@ -1,4 +1,4 @@
-"""Answers on their way from annotation to evaluation: one format, its readers, and what is measured of it.
+"""Training data: one format of records, its readers, the leakage filter, and lengths in tokens.
 
     for record in read_records("data.jsonl"):
         record.messages, record.document, record.scores
@@ -8,9 +8,8 @@ leak evaluation prompts. Nothing here needs torch; docs/data.md describes it.
 """
 
 from pasta_async.training.corpus.leakage import LeakageFilter, Overlap
-from pasta_async.training.corpus.record import Record, plain_record
+from pasta_async.training.corpus.records import Record, plain_record, read_records, write_records
 from pasta_async.training.corpus.sources import read_prompts, read_source
-from pasta_async.training.corpus.store import read_records, write_records
 from pasta_async.training.corpus.tokens import critical_path, in_tens, recount, rough_tokens, text_speedup
 
 __all__ = [

@@ -10,28 +10,38 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.cli.command import ending
-from pasta_async.training.corpus import write_records
-from pasta_async.training.corpus.settings import SourceSettings
-from pasta_async.training.trainer.settings import read_command_line
+from pasta_async.cli.command import run_command
+from pasta_async.training.corpus.records import write_records
+from pasta_async.training.corpus.sources import SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["CorpusSettings", "convert", "main"]
 
 
 class CorpusSettings(SourceSettings):
+    """What to read, and where to write. Every field is a flag of the command line."""
+
     out: Path = Field(description="file to write, JSON lines")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(CorpusSettings, "pasta_async.training.corpus", __doc__, argv)
-    with ending():
-        records, kept_out = settings.read()
-        written = write_records(settings.out, records)
-    print(f"{written} records in {settings.out}; {kept_out.summary()}")
+    """The command line; see `run_command`, also for how it ends."""
+    run_command(
+        CorpusSettings, convert, program="pasta_async.training.corpus", description=__doc__, arguments=argv
+    )
+
+
+def convert(settings: CorpusSettings) -> None:
+    """Read, filter, write the file, and print the counts.
+
+    Raises:
+        InvalidRequestError: The data or the evaluation prompts cannot be read.
+    """
+    records, leaks = settings.read()
+    written = write_records(settings.out, records)
+    print(f"{written} records in {settings.out}; {leaks.summary()}")
 
 
 if __name__ == "__main__":

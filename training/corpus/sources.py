@@ -1,24 +1,25 @@
-"""Readers of instruction data: local files, and the `datasets` library."""
+"""Readers of instruction data: JSON files, and everything else by the `datasets` library."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.record import Record, plain_record
-from pasta_async.training.corpus.store import explain
+from pasta_async.training.corpus.leakage import LeakageFilter
+from pasta_async.training.corpus.records import Record, StrictModel, explain, plain_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from pasta_async.protocol import Message
 
-__all__ = ["ALIASES", "read_prompts", "read_source"]
+__all__ = ["ALIASES", "SourceSettings", "read_prompts", "read_source"]
 
 ALIASES = {"slimorca": "Open-Orca/SlimOrca"}
 """Short names of data sets on the hub."""
@@ -29,10 +30,34 @@ _PROMPTS = ("instruction", "prompt", "question")
 _ANSWERS = ("output", "response", "answer", "completion")
 
 
+class SourceSettings(StrictModel):
+    """What to read. Every field is a flag of the command line."""
+
+    data: str = Field(description="a file of prompts and answers, the folder of a data set, or its name")
+    split: str = Field(default="train", description="split of a data set")
+    limit: int | None = Field(default=None, ge=1, description="read no more rows than this")
+    prompts: Path | None = Field(
+        default=None, description="file with the prompts of rows that hold answers alone, in the same order"
+    )
+    against: tuple[Path, ...] = Field(
+        default=(), description="files of evaluation prompts to keep out of the data"
+    )
+
+    def read(self) -> tuple[Iterator[Record], LeakageFilter]:
+        """The records that leak no evaluation prompt, and the filter that counts the others.
+
+        Raises:
+            InvalidRequestError: The data or the evaluation prompts cannot be read.
+        """
+        leaks = LeakageFilter(tuple(prompt for path in self.against for prompt in read_prompts(path)))
+        records = read_source(self.data, split=self.split, limit=self.limit, prompts=self.prompts)
+        return leaks.keep(records), leaks
+
+
 def read_source(
     data: str | Path, *, split: str = "train", limit: int | None = None, prompts: str | Path | None = None
 ) -> Iterator[Record]:
-    """Read prompts with their answers.
+    """Read prompts with their answers, one at a time.
 
     A row is a `Record`, or is mapped to one by its fields:
 
@@ -44,8 +69,8 @@ def read_source(
     Its id is `id` if it has one, otherwise made of its content.
 
     Args:
-        data: A file (`.jsonl`, or `.json` with a list), a folder that `datasets` saved or can load, or the
-            name of a data set on the hub; `slimorca` is one of `ALIASES`.
+        data: A file (`.jsonl`, `.json` with a list, `.csv`, `.parquet`), a folder that `datasets` saved or
+            can load, or the name of a data set on the hub, which is streamed; `slimorca` is one of `ALIASES`.
         split: Of a data set.
         limit: Read no more rows than this.
         prompts: A file with the prompts of rows that hold answers alone, in the same order.
@@ -53,14 +78,12 @@ def read_source(
     Raises:
         InvalidRequestError: The data cannot be read, or a row cannot be mapped; with its place.
     """
-    asked = None if prompts is None else read_prompts(prompts)
-    for number, (place, row) in enumerate(_rows(str(data), split)):
-        if limit is not None and number >= limit:
-            return
-        if asked is not None:
-            if number >= len(asked):
-                raise InvalidRequestError(f"{prompts} has {len(asked)} prompts, {data} has more answers")
-            row = {**row, "instruction": asked[number]}
+    questions = None if prompts is None else read_prompts(prompts)
+    for number, (place, row) in enumerate(islice(_rows(str(data), split), limit)):
+        if questions is not None:
+            if number >= len(questions):
+                raise InvalidRequestError(f"{prompts} has {len(questions)} prompts, {data} has more answers")
+            row = {**row, "instruction": questions[number]}
         yield _record(row, place, Path(data).name)
 
 
@@ -70,7 +93,9 @@ def read_prompts(path: str | Path) -> list[str]:
     Raises:
         InvalidRequestError: The file cannot be read, or a row has no prompt.
     """
-    found = [_messages(row, place)[-1]["content"] for place, row in _file_rows(Path(path))]
+    if not Path(path).is_file():
+        raise InvalidRequestError(f"{path}: there is no such file")
+    found = [_messages(row, place)[-1]["content"] for place, row in _rows(str(path), "train")]
     if not found:
         raise InvalidRequestError(f"{path} holds no prompt")
     return found
@@ -89,75 +114,73 @@ def _record(row: Mapping[str, Any], place: str, source: str) -> Record:
 
 def _messages(row: Mapping[str, Any], place: str) -> list[Message]:
     turns = _turns(row)
-    if turns is not None:
-        while turns and turns[-1]["role"] == "assistant":
-            turns.pop()
-        if turns:
-            return turns
+    while turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if turns:
+        return turns
     for name in _PROMPTS:
         if isinstance(row.get(name), str) and row[name].strip():
-            return _alpaca(row, name)
-    raise InvalidRequestError(
-        f"{place}: no prompt in the fields {', '.join(row) or '(none)'}; known are messages, conversations, "
-        + ", ".join(_PROMPTS)
-    )
-
-
-def _alpaca(row: Mapping[str, Any], name: str) -> list[Message]:
-    asked = "\n\n".join(part for part in (row[name], row.get("input") or "") if part)
-    system = str(row.get("system") or "")
-    opening = [{"role": "system", "content": system}] if system else []
-    return [*opening, {"role": "user", "content": asked}]
+            content = "\n\n".join(part for part in (row[name], row.get("input") or "") if part)
+            opening = [{"role": "system", "content": str(row["system"])}] if row.get("system") else []
+            return [*opening, {"role": "user", "content": content}]
+    raise _unmapped(row, place, "prompt", _PROMPTS)
 
 
 def _answer(row: Mapping[str, Any], place: str) -> str:
     turns = _turns(row)
-    if turns is not None and turns and turns[-1]["role"] == "assistant":
+    if turns and turns[-1]["role"] == "assistant":
         return turns[-1]["content"]
     for name in _ANSWERS:
         if isinstance(row.get(name), str):
             return row[name]
-    raise InvalidRequestError(
-        f"{place}: no answer in the fields {', '.join(row)}; known are messages, conversations, "
-        + ", ".join(_ANSWERS)
+    raise _unmapped(row, place, "answer", _ANSWERS)
+
+
+def _unmapped(row: Mapping[str, Any], place: str, wanted: str, names: tuple[str, ...]) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{place}: no {wanted} in the fields {', '.join(row) or '(none)'}; "
+        f"known are messages, conversations, {', '.join(names)}"
     )
 
 
-def _turns(row: Mapping[str, Any]) -> list[Message] | None:
-    """The turns of a chat, in either form; None if the row has another form."""
+def _turns(row: Mapping[str, Any]) -> list[Message]:
+    """The turns of a chat, in either form; none if the row has another form."""
     turns = row.get("messages") or row.get("conversations")
-    if not isinstance(turns, list):
-        return None
-    return [_turn(turn) for turn in cast("list[Any]", turns)]
+    return [_turn(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
 
 
 def _turn(turn: Any) -> Message:
-    said = cast("dict[str, Any]", turn) if isinstance(turn, dict) else {}
-    role = str(said.get("role", said.get("from", "")))
-    return {"role": _ROLES.get(role, role), "content": str(said.get("content", said.get("value", "")))}
+    fields = cast("dict[str, Any]", turn) if isinstance(turn, dict) else {}
+    role = str(fields.get("role", fields.get("from", "")))
+    return {"role": _ROLES.get(role, role), "content": str(fields.get("content", fields.get("value", "")))}
 
 
 def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if Path(data).is_file():
-        yield from _file_rows(Path(data))
+    """The rows of a source, each with its place for error messages."""
+    path = Path(data)
+    if path.is_file() and path.suffix not in (".csv", ".parquet"):
+        yield from _json_rows(path)
         return
-    if not (Path(data).is_dir() or _HUB_NAME.fullmatch(data)):
+    if not (path.exists() or _HUB_NAME.fullmatch(data)):
         raise InvalidRequestError(f"{data}: there is no such file or folder, and a data set has no such name")
-    for number, row in enumerate(_dataset(ALIASES.get(data, data), split)):
-        yield f"{data}, row {number}", row
+    name = ALIASES.get(data, data)
+    try:
+        for number, row in enumerate(_dataset(name, split), 1):
+            yield f"{data}, row {number}", row
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InvalidRequestError(_unreadable(name, split, error)) from error
 
 
-def _file_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file, with their places."""
+def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows of a JSON file. `datasets` wants one schema for all of them, and has no line numbers."""
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".json":
-                numbered = list(enumerate(cast("list[Any]", json.load(file)), 1))
-                places = [(f"{path}, row {number}", row) for number, row in numbered]
+                placed = ((f"{path}, row {number}", row) for number, row in enumerate(json.load(file), 1))
             else:
-                lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-                places = ((f"{path}:{number}", json.loads(line)) for number, line in lines)
-            for place, row in places:
+                numbered = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+                placed = ((f"{path}:{number}", json.loads(line)) for number, line in numbered)
+            for place, row in placed:
                 if not isinstance(row, dict):
                     raise InvalidRequestError(f"{place}: a row is an object, not {type(row).__name__}")
                 yield place, cast("dict[str, Any]", row)
@@ -168,30 +191,28 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
-    """A data set by the `datasets` library: a folder, or a name on the hub."""
+    """A data set by the `datasets` library: a file, a folder, or a name on the hub (which is streamed)."""
     try:
         import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
     except ModuleNotFoundError:
         raise InvalidRequestError(
-            f"{name} is no file, and to look it up as a data set needs the library `datasets`: "
-            "pip install 'pasta_async[train]'"
+            f"{name} is read by the library `datasets`: pip install 'pasta_async[train]'"
         ) from None
-    folder, library = Path(name), cast("Any", datasets)  # it leaves its types open
-    try:
-        if (folder / "dataset_dict.json").is_file():
-            return library.load_from_disk(name)[split]
-        if (folder / "state.json").is_file():
-            return library.load_from_disk(name)
-        return library.load_dataset(name, split=split)
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidRequestError(_unreachable(name, split, error)) from error
+    path, library = Path(name), cast("Any", datasets)  # it leaves its types open
+    if path.is_file():
+        return library.load_dataset(path.suffix[1:], data_files=name, split="train", streaming=True)
+    if (path / "dataset_dict.json").is_file():
+        return library.load_from_disk(name)[split]
+    if (path / "state.json").is_file():
+        return library.load_from_disk(name)
+    return library.load_dataset(name, split=split, streaming=True)
 
 
-def _unreachable(name: str, split: str, error: Exception) -> str:
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _unreadable(name: str, split: str, error: Exception) -> str:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if Path(name).exists():
-        return f"{name} is no data set with a split {split!r}: {said}"
+        return f"{name} is no data set with a split {split!r}: {reason}"
     return (
-        f"the data set {name} cannot be loaded: {said}. If the hub is out of reach, download it "
+        f"the data set {name} cannot be loaded: {reason}. If the hub is out of reach, download it "
         "where it is not, and name the folder, or a file with its rows as JSON lines"
     )

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.preference.scoring import value
+from pasta_async.training.preference.samples import value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pasta_async.training.preference.samples import Sample, SampledPrompt
-    from pasta_async.training.preference.scoring import Score
+    from pasta_async.training.preference.samples import Sample, SampledPrompt, Score
 
 __all__ = ["Malformed", "Pair", "Pairs", "choose_pairs"]
 

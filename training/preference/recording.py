@@ -1,4 +1,4 @@
-"""What really went through a backend for one answer: the contexts that were sent, the ids that came back.
+"""What went through a backend for one answer: the contexts that were sent, the ids that came back.
 
 Text is not enough to train on: a model can say the same text in other tokens than those it is encoded as, and
 only the probability of what was sampled is the one that the objective is about.
@@ -32,11 +32,11 @@ class Exchange:
 
 
 class Recording(WrappingBackend):
-    """A backend that notes what passes through it, for whoever asks.
+    """A backend that records what passes through it.
 
         recording = Recording(backend)
         async with Client(recording) as client:
-            with recording.noted() as exchanges:
+            with recording.recorded() as exchanges:
                 await client.generate(prompt)
 
     Args:
@@ -45,23 +45,26 @@ class Recording(WrappingBackend):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._notes: ContextVar[list[Exchange] | None] = ContextVar("notes", default=None)
+        self._records: ContextVar[list[Exchange] | None] = ContextVar("exchanges", default=None)
 
     @contextmanager
-    def noted(self) -> Generator[list[Exchange]]:
-        """Note the requests of this task and of those that it starts, in the order of their sending."""
+    def recorded(self) -> Generator[list[Exchange]]:
+        """Record the requests of this task and of those that it starts, in the order of their sending."""
         exchanges: list[Exchange] = []
-        token = self._notes.set(exchanges)
+        token = self._records.set(exchanges)
         try:
             yield exchanges
         finally:
-            self._notes.reset(token)
+            self._records.reset(token)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode, noting every id that is handed out. Is closed and cancelled as the backend's own."""
+        """Decode, recording every id that is handed out.
+
+        Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
+        """
         exchange = Exchange(request.thread, request.ids)
-        if (notes := self._notes.get()) is not None:
-            notes.append(exchange)
+        if (recorded := self._records.get()) is not None:
+            recorded.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 exchange.output.extend(piece.ids)

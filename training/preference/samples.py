@@ -1,31 +1,24 @@
-"""Sampled answers as they are stored: a line of JSON for each prompt."""
+"""Sampled answers and their scores as they are stored: JSON lines."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+import math
+from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pasta_async.protocol import (
-    FinishReason,  # noqa: TC001 (pydantic reads it at run time)
-    Message,  # noqa: TC001 (pydantic reads it at run time)
-)
+from pasta_async.protocol import FinishReason, Message  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.training.corpus.record import check_messages
-from pasta_async.training.corpus.store import read_lines
+from pasta_async.training.corpus.records import StrictModel, check_messages, read_lines
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Plain", "Sample", "SampledPrompt", "read_samples"]
+__all__ = ["Plain", "Sample", "SampledPrompt", "Score", "read_samples", "read_scores", "value"]
 
 
-class _Stored(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-
-class Plain(_Stored):
+class Plain(StrictModel):
     """The baseline's answer: greedy, without tags."""
 
     text: str
@@ -33,7 +26,7 @@ class Plain(_Stored):
     """Generated, the end-of-text counted."""
 
 
-class Sample(_Stored):
+class Sample(StrictModel):
     """One answer that was drawn, and the tokens it was drawn as."""
 
     number: int = Field(ge=0)
@@ -48,18 +41,18 @@ class Sample(_Stored):
     error: str = ""
     """What ended it, if an error did: the rest is what there was by then."""
     well_formed: bool
-    """Whether it ended by itself, with nothing to complain about."""
+    """Whether it ended by itself, without a diagnostic."""
     tokens: int = Field(ge=0)
     """Generated, tags counted."""
     critical_path: int = Field(ge=0)
     """Tokens that had to be decoded one after another, tags counted."""
-    threads: tuple[ThreadRecord, ...]
+    threads: tuple[ThreadRecord, ...] = ()
     """The full record: main, and a thread for each promise."""
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] = ()
     """The tokens of the requests that were sent and of what came back, as a trie in topological order."""
-    parents: tuple[int, ...]
+    parents: tuple[int, ...] = ()
     """The index of each token's parent; -1 for the first one."""
-    targets: tuple[int, ...]
+    targets: tuple[int, ...] = ()
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
     exact: bool
     """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
@@ -82,7 +75,7 @@ class Sample(_Stored):
         return Trie(list(self.ids), list(self.parents), depths, list(self.targets))
 
 
-class SampledPrompt(_Stored):
+class SampledPrompt(StrictModel):
     """A prompt, its answers, and the baseline's answer."""
 
     id: str = Field(min_length=1)
@@ -98,6 +91,23 @@ class SampledPrompt(_Stored):
         return check_messages(messages)
 
 
+class Score(StrictModel):
+    """What was measured of one sample: a line of JSON. Another weight of its parts is free."""
+
+    id: str
+    """Of its prompt."""
+    number: int
+    """Of the sample."""
+    speedup: float = Field(ge=0)
+    """Theoretical: tokens of the baseline's answer / critical path."""
+    quality: float = Field(ge=0, le=1)
+
+
+def value(score: Score, weight: float) -> float:
+    """Speed-up + weight * quality (lambda, paper section 4); quality alone if the weight is infinite."""
+    return score.quality if math.isinf(weight) else score.speedup + weight * score.quality
+
+
 def read_samples(path: Path | str) -> list[SampledPrompt]:
     """Read a file of sampled answers.
 
@@ -105,3 +115,12 @@ def read_samples(path: Path | str) -> list[SampledPrompt]:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
     return [prompt for _, prompt in read_lines(path, SampledPrompt)]
+
+
+def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
+    """Read a file of scores, by prompt and number. Samples that ended in an error have none.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
+    """
+    return {(score.id, score.number): score for _, score in read_lines(path, Score)}

@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.cli.command import ending
-from pasta_async.training.corpus import write_records
+from pasta_async.cli.command import run_command
+from pasta_async.errors import InvalidRequestError
+from pasta_async.training.corpus.records import write_records
 from pasta_async.training.corpus.tokens import token_counter
-from pasta_async.training.synthetic import FAMILIES, Split
+from pasta_async.training.synthetic.examples import Split  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.training.synthetic.families import FAMILIES
 from pasta_async.training.synthetic.records import Annotator, draw_records
-from pasta_async.training.trainer.settings import read_command_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["SyntheticSettings", "export", "main"]
 
 
 class SyntheticSettings(BaseModel):
+    """What to draw. Every field is a flag of the command line."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="file to write, JSON lines")
@@ -28,22 +31,39 @@ class SyntheticSettings(BaseModel):
     seed: int = Field(default=0, description="another seed draws others")
     split: Split = Field(default="train", description="train, names or templates: which are held out")
     families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
-    annotator: Annotator = Field(default="maker", description="who puts in the tags: maker, looks or nobody")
+    annotator: Annotator = Field(
+        default="maker",
+        description="maker: the right tags; noisy: some wrong; nobody: no tags",
+    )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
     )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(SyntheticSettings, "pasta_async.training.synthetic", __doc__, argv)
-    with ending(ValueError):
-        count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
-        records = draw_records(
-            settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
-        )
-        written = write_records(settings.out, records)
-    print(f"{written} records in {settings.out}")
+    """The command line; see `run_command`, also for how it ends."""
+    run_command(
+        SyntheticSettings,
+        export,
+        program="pasta_async.training.synthetic",
+        description=__doc__,
+        arguments=argv,
+    )
+
+
+def export(settings: SyntheticSettings) -> None:
+    """Draw records, write the file, and print how many there are.
+
+    Raises:
+        InvalidRequestError: There is no such family.
+    """
+    if unknown := set(settings.families) - set(FAMILIES):
+        raise InvalidRequestError(f"no family {unknown.pop()!r}; there are {', '.join(FAMILIES)}")
+    count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
+    records = draw_records(
+        settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
+    )
+    print(f"{write_records(settings.out, records)} records in {settings.out}")
 
 
 if __name__ == "__main__":

@@ -1,56 +1,87 @@
-"""The synthetic task in the format of all training data, and back."""
+"""The synthetic task as training data: records with right, noisy or no annotations, and back to examples."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Literal, cast
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from pasta_async.lang.document import Document, Text
-from pasta_async.training.corpus import Record
-from pasta_async.training.synthetic import FAMILIES, sample
-from pasta_async.training.synthetic.noise import annotated_by_looks
+from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
+from pasta_async.training.corpus.records import Record
+from pasta_async.training.corpus.tokens import in_tens, rough_tokens
+from pasta_async.training.synthetic.examples import merge_text
+from pasta_async.training.synthetic.families import FAMILIES, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pasta_async.training.synthetic import Example, Split
+    from pasta_async.lang.document import Node
+    from pasta_async.training.synthetic.examples import Example, Split
 
-__all__ = ["Annotator", "draw_records", "example_of", "record_of"]
+__all__ = [
+    "ERROR_RATES",
+    "Annotator",
+    "ErrorRates",
+    "annotate_noisily",
+    "draw_records",
+    "example_of",
+    "parallel_chain",
+    "record_of",
+]
 
 SOURCE = "synthetic"
-Annotator = Literal["maker", "looks", "nobody"]
-"""Who puts in the tags: the task's maker, who knows what is right; one that goes by looks; nobody."""
+Annotator = Literal["maker", "noisy", "nobody"]
+"""Who annotates: the task's maker, who knows what is right; one that errs (`annotate_noisily`); nobody."""
+
+Layout = Literal["list", "paragraphs", "prose"]
+
+
+class ErrorRates(NamedTuple):
+    """What the noisy annotator does with answers of one layout, as probabilities."""
+
+    annotates: float
+    """It annotates an answer at all."""
+    misses: float
+    """It then overlooks a promise, each on its own."""
+    careless: float
+    """It takes dependent parts for independent: leaves out a needed sync, promises the steps of a chain."""
+
+
+ERROR_RATES: dict[Layout, ErrorRates] = {
+    "list": ErrorRates(annotates=0.9, misses=0.1, careless=0.6),
+    "paragraphs": ErrorRates(annotates=0.7, misses=0.1, careless=0.4),
+    "prose": ErrorRates(annotates=0.4, misses=0.2, careless=0.3),
+}
+"""Fixed before any model was trained by preferences on it."""
 
 
 def record_of(example: Example, annotator: Annotator = "maker") -> Record:
     """An example as a record."""
+    match annotator:
+        case "maker":
+            document = example.document
+        case "noisy":
+            document = annotate_noisily(example)
+        case "nobody":
+            document = Document((Text(example.document.text),))
     return Record(
         id=f"{SOURCE}/{example.family}/{example.split}/{example.seed}",
         messages=({"role": "user", "content": example.prompt},),
-        written=_annotated(example, annotator).format(),
+        written=document.format(),
         source=SOURCE,
         annotator="" if annotator == "nobody" else f"{SOURCE}:{annotator}",
     )
 
 
-def _annotated(example: Example, annotator: Annotator) -> Document:
-    match annotator:
-        case "maker":
-            return example.document
-        case "looks":
-            return annotated_by_looks(example)
-        case "nobody":
-            return Document((Text(example.document.text),))
-
-
 def example_of(record: Record) -> Example:
-    """The example that a record was made of, by which a program judges any answer to its prompt.
+    """The example that a record was made of, by which a program grades any answer to its prompt.
 
     Raises:
         ValueError: The record is not of the synthetic task.
     """
     match record.id.split("/"):
-        case [_, family, split, seed] if record.id.startswith(f"{SOURCE}/") and seed.isdecimal():
+        case [source, family, split, seed] if source == SOURCE and seed.isdecimal():
             return sample(family, int(seed), cast("Split", split))
         case _:
             raise ValueError(f"{record.id!r} is no record of the synthetic task")
@@ -73,3 +104,46 @@ def draw_records(
         if record.id not in drawn:
             drawn.add(record.id)
             yield record
+
+
+def annotate_noisily(example: Example) -> Document:
+    """The right answer with the tags of an annotator that judges by layout, as real ones tend to.
+
+    It sees parallelism where the answer has the form of a list and misses it in prose, and it often takes
+    the parts of a list for independent when they are not. Stage 1 learns that, and stage 2 corrects it.
+    The answer's text is never changed; the same example always gets the same tags.
+    """
+    rng = random.Random(f"looks/{example.family}/{example.split}/{example.seed}")
+    rates = ERROR_RATES[_layout(example.document.text)]
+    if rng.random() >= rates.annotates:
+        return Document((Text(example.document.text),))
+    careless = rng.random() < rates.careless
+    document = example.document
+    if careless and not document.promises:
+        document = parallel_chain(example, rough_tokens)
+    return _with_errors(document, rng, rates.misses, syncs=not careless)
+
+
+def parallel_chain(example: Example, count_tokens: Callable[[str], int]) -> Document:
+    """A chain written as if its steps were independent: each step, and the result, is a promise."""
+    (_, first), *steps = re.findall(r"(\W*)([^.]+\.)", example.document.text)
+    nodes: list[Node] = [Text(first)]
+    for number, (space, step) in enumerate(steps, start=1):
+        topic = "result" if number == len(steps) else example.names[number - 1]
+        nodes += [Text(space), Promise(topic, in_tens(count_tokens(step)), Chunk((Text(step),)))]
+    return Document(tuple(nodes))
+
+
+def _layout(text: str) -> Layout:
+    return "list" if "\n- " in text else "paragraphs" if "\n\n" in text else "prose"
+
+
+def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs: bool) -> Document:
+    """A document without some of its promises (main writes their text), and with or without its syncs."""
+    nodes: list[Node] = []
+    for node in document.nodes:
+        if isinstance(node, Promise) and rng.random() < misses:
+            nodes += node.chunk.nodes if node.chunk else ()
+        elif not isinstance(node, Sync) or (syncs and any(isinstance(n, Promise) for n in nodes)):
+            nodes.append(node)
+    return replace(document, nodes=merge_text(nodes))

@@ -83,7 +83,7 @@ def read_command_line(
         if field.annotation is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif getattr(field.annotation, "__origin__", None) is tuple:
-            options["nargs"] = "+"
+            options |= {"nargs": "+", "action": "extend"}
         default = "" if required else f" (default: {field.default})"
         text = f"{field.description}{default}".replace("%", "%%")
         parser.add_argument(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from pasta_async.backends.local.config import read_json
+from pasta_async.backends.local.checkpoint import read_json
 from pasta_async.backends.tokenization import TextCodec, find_template
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS

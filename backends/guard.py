@@ -1,0 +1,121 @@
+"""What users typed stays text: it is found in messages, checked, and kept apart from commands.
+
+A *command* is a token that is more than its text: a tag, or a special token such as ``<|im_end|>``. A
+marker character is put inside every command that somebody typed; what the tokenizer makes of the marker is
+taken out again.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+from pasta_async.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pasta_async.protocol import Message
+
+__all__ = ["beginnings", "check_messages", "free_marker", "mark", "replace_texts", "texts_in"]
+
+MAX_DEPTH = 64
+"""How deep lists and objects in a message may be nested."""
+
+_PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Refuse what is no chat, whatever the template.
+
+    Raises:
+        InvalidRequestError: There are no messages, or one lacks its role or its content.
+    """
+    if not messages:
+        raise InvalidRequestError("there are no messages")
+    for i, message in enumerate(messages):
+        content: Any = message.get("content")
+        calls = content is None and len(message) > 2  # a call of a tool needs no words
+        if not (isinstance(content, str | list) or calls) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
+
+
+def texts_in(*values: Any) -> list[str]:
+    """Every string in JSON-like values, names of fields included, each once.
+
+    Raises:
+        InvalidRequestError: One of them is no valid Unicode, or values are nested too deeply.
+    """
+    texts = dict.fromkeys(_strings(values))
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(
+                f"the text has a lone surrogate at character {error.start}, which is no valid Unicode"
+            ) from error
+    return [*texts]
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    open_values = [(value, 0) for value in values]
+    while open_values:
+        value, depth = open_values.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(f"the messages are nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            fields = cast("dict[Any, Any]", value)
+            open_values += [(part, depth + 1) for pair in fields.items() for part in pair]
+        elif isinstance(value, list | tuple):
+            open_values += [(part, depth + 1) for part in cast("list[Any]", value)]
+
+
+def replace_texts(value: Any, edit: Callable[[str], str]) -> Any:
+    """The same JSON-like value with every string edited, names of fields included."""
+    if isinstance(value, str):
+        return edit(value)
+    if isinstance(value, dict):
+        fields = cast("Mapping[Any, Any]", value)
+        return {replace_texts(key, edit): replace_texts(part, edit) for key, part in fields.items()}
+    if isinstance(value, list | tuple):
+        return [replace_texts(part, edit) for part in cast("list[Any]", value)]
+    return value
+
+
+def free_marker(texts: Iterable[str]) -> str:
+    """A private-use character that occurs in none of the texts."""
+    taken = set[str]().union(*texts)
+    return next(character for character in map(chr, _PRIVATE) if character not in taken)
+
+
+def mark(text: str, commands: Iterable[str], marker: str) -> str:
+    """Put the marker inside every occurrence of a command, overlapping ones too.
+
+    Also where a text begins or ends with two characters or more of a command, which what stands around it
+    in a chat template could complete: tools as JSON have ``"`` before a value, and ``"/>`` is a tag.
+    """
+    places: set[int] = set()
+    for command in commands:
+        places.update(found.start() + 1 for found in re.finditer(f"(?={re.escape(command)})", text))
+        for size in range(2, len(command)):
+            if text.startswith(command[-size:]):
+                places.add(1)
+            if text.endswith(command[:size]):
+                places.add(len(text) - 1)
+    cuts = [0, *sorted(places), len(text)]
+    return marker.join(text[start:end] for start, end in pairwise(cuts))
+
+
+def beginnings(text: str, limit: int) -> Iterator[str]:
+    """Growing parts of a text that may be too long for so many tokens, each far longer than those before.
+
+    If one of them has too many tokens the text has, too. Whoever encodes them first never encodes much more
+    than fits, however long the text is.
+    """
+    size = 8 * limit
+    while len(text) > size:
+        yield text[:size]
+        size *= 4

@@ -1,0 +1,258 @@
+"""The KV cache: memory for keys and values in slots of one token, and a radix tree that says what they hold.
+
+The edges of the tree are token ids and own their slots. Nodes that a running sequence stands on are locked;
+the rest is a cache, evicted leaf by leaf, least recently used first. After SGLang's RadixAttention
+(arXiv 2312.07104).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from pasta_async.backends.local.checkpoint import ModelConfig
+
+    Ids = NDArray[np.int64]
+
+__all__ = ["KVCache", "Node", "RadixCache", "SlotPool"]
+
+
+class KVCache:
+    """Keys and values of all slots, `[slots, 2 * kv_heads, head_dim]` for each layer (keys first)."""
+
+    def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (slots, 2 * config.kv_heads, config.head_dim)
+        # Not zeroed: memory is claimed page by page as it is used, and no slot is read before it is written.
+        self.layers: list[torch.Tensor] = [
+            torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)
+        ]
+
+
+class SlotPool:
+    """The free slots, lowest first while nothing was given back."""
+
+    def __init__(self, slots: int) -> None:
+        self.size = slots
+        self._stack = np.arange(slots - 1, -1, -1, dtype=np.int64)
+        self._free = slots
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self._free
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Claim `count` slots; the caller has made sure that they are there."""
+        assert count <= self._free
+        self._free -= count
+        return self._stack[self._free : self._free + count][::-1].copy()
+
+    def give(self, slots: NDArray[np.int64]) -> None:
+        """Give slots back."""
+        self._stack[self._free : self._free + len(slots)] = slots[::-1]
+        self._free += len(slots)
+
+    def peek(self) -> NDArray[np.int64]:
+        """The free slots themselves (for checks)."""
+        return self._stack[: self._free].copy()
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """An edge and its end: token ids, and the slot that holds each one's keys and values."""
+
+    ids: Ids
+    slots: Ids
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict["int", "Node"])
+    locks: int = 0
+    """Sequences that stand on this node or below it."""
+    used: int = 0
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class RadixCache:
+    """The tree. It never allocates: slots come with `insert` and leave with `evict`."""
+
+    def __init__(self) -> None:
+        empty = np.empty(0, np.int64)
+        self.root: Node = Node(empty, empty, None)
+        self._clock = 0
+        self._evictable = 0
+
+    @property
+    def evictable(self) -> int:
+        """Slots that `evict` could give back."""
+        return self._evictable
+
+    def match(self, ids: Ids) -> tuple[Node, Ids]:
+        """The node at the end of the longest known prefix of `ids`, and the prefix's slots."""
+        node, _ = self._walk(self.root, ids)
+        return node, _slots_between(self.root, node)
+
+    def insert(self, node: Node, ids: Ids, slots: Ids) -> tuple[Node, Ids]:
+        """Add `ids` below `node`.
+
+        Returns the node at their end, and the tree's slots of those that were there already: for these the
+        caller keeps its own slots, and may free them once it uses the tree's instead.
+        """
+        end, done = self._walk(node, ids)
+        known = _slots_between(node, end)
+        if done == len(ids):
+            return end, known
+        leaf = Node(ids[done:].copy(), slots[done:].copy(), end, used=self._clock)
+        end.children[int(leaf.ids[0])] = leaf
+        self._evictable += len(leaf.ids)
+        return leaf, known
+
+    def lock(self, node: Node) -> None:
+        """Keep the path to `node` from being evicted, until as many `unlock` calls."""
+        for step in node.path():
+            if step.locks == 0:
+                self._evictable -= len(step.ids)
+            step.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`."""
+        for step in node.path():
+            step.locks -= 1
+            if step.locks == 0:
+                self._evictable += len(step.ids)
+
+    def evict(self, count: int) -> Ids:
+        """Forget at least `count` slots (fewer if there are not so many) and return them."""
+        heap = [(node.used, id(node), node) for node in self.nodes() if _loose(node)]
+        heapq.heapify(heap)
+        freed: list[Ids] = []
+        total = 0
+        while heap and total < count:
+            node = heapq.heappop(heap)[2]
+            freed.append(self._remove(node, count - total))
+            total += len(freed[-1])
+            parent = node.parent
+            if parent is not None and parent.parent is not None and _loose(parent):
+                heapq.heappush(heap, (parent.used, id(parent), parent))
+        return np.concatenate(freed) if freed else np.empty(0, np.int64)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def check(self, standing: Sequence[Node], owned: Ids, total: int) -> None:
+        """Verify every invariant (for tests; costs time linear in the tree).
+
+        Args:
+            standing: The node of each running sequence, one for each lock taken.
+            owned: Slots that are free or private to a sequence.
+            total: Slots in all.
+
+        Raises:
+            AssertionError: The tree, its locks or the ownership of slots is inconsistent.
+        """
+        locks: dict[int, int] = {}
+        for node in standing:
+            for step in node.path():
+                locks[id(step)] = locks.get(id(step), 0) + 1
+        slots = [owned]
+        evictable = 0
+        for node in self.nodes():
+            _check_node(node, locks.pop(id(node), 0))
+            slots.append(node.slots)
+            evictable += 0 if node.locks else len(node.ids)
+        _require(not locks, "a sequence stands on a node that is not in the tree")
+        _require(evictable == self._evictable, "the count of evictable slots is wrong")
+        every = np.sort(np.concatenate(slots))
+        _require(np.array_equal(every, np.arange(total)), "a slot is lost or has two owners")
+
+    def _walk(self, node: Node, ids: Ids) -> tuple[Node, int]:
+        self._clock += 1
+        for step in node.path():
+            step.used = self._clock
+        done = 0
+        while done < len(ids):
+            child = node.children.get(int(ids[done]))
+            if child is None:
+                break
+            child.used = self._clock
+            shared = _common(child.ids, ids[done:])
+            done += shared
+            node = child if shared == len(child.ids) else self._split(child, shared)
+            if node is not child:
+                break
+        return node, done
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut an edge in two; the new node is the upper half, so whoever stands on `node` stays there."""
+        parent = node.parent
+        assert parent is not None
+        upper = Node(node.ids[:at], node.slots[:at], parent, locks=node.locks, used=node.used)
+        parent.children[int(upper.ids[0])] = upper
+        node.ids, node.slots, node.parent = node.ids[at:], node.slots[at:], upper
+        upper.children[int(node.ids[0])] = node
+        return upper
+
+    def _remove(self, node: Node, wanted: int) -> Ids:
+        """Take the last `wanted` slots of a leaf, all of it if it has no more."""
+        parent, keep = node.parent, max(len(node.ids) - wanted, 0)
+        assert parent is not None
+        freed = node.slots[keep:]
+        self._evictable -= len(freed)
+        if keep:
+            node.ids, node.slots = node.ids[:keep], node.slots[:keep]
+        else:
+            del parent.children[int(node.ids[0])]
+        return freed
+
+
+def _slots_between(upper: Node, lower: Node) -> Ids:
+    """The slots on the way from `upper` down to `lower`."""
+    parts: list[Ids] = []
+    while lower is not upper:
+        parts.append(lower.slots)
+        assert lower.parent is not None
+        lower = lower.parent
+    return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int64)
+
+
+def _loose(node: Node) -> bool:
+    return not node.locks and not node.children
+
+
+def _common(a: Ids, b: Ids) -> int:
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if len(differ) else size
+
+
+def _check_node(node: Node, locks: int) -> None:
+    _require(len(node.ids) == len(node.slots) > 0, "a node is empty or has not one slot for each id")
+    _require(node.locks == locks, f"a node has {node.locks} locks, {locks} sequences stand on it or below")
+    parent = node.parent
+    assert parent is not None
+    _require(parent.children.get(int(node.ids[0])) is node, "a node is not where its first id says")
+    for child in node.children.values():
+        _require(child.parent is node, "a child names another parent")
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)

@@ -1,0 +1,56 @@
+"""Sending again what failed: the one place where that is decided (`Limits.retries`); backends never do it."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import TYPE_CHECKING, TypeVar
+
+from pasta_async.errors import BackendError, BackendLostError, BackendStatusError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from pasta_async.clock import Clock
+
+__all__ = ["retry_delay", "with_retries"]
+
+_T = TypeVar("_T")
+
+FIRST_DELAY = 0.25
+"""Seconds before the first retry; doubles with each further one."""
+
+MAX_DELAY = 60.0
+"""Seconds between two requests at most, whatever a server's Retry-After says."""
+
+
+def retry_delay(attempt: int, error: BackendError) -> float:
+    """Seconds to wait after failure `attempt` (from 0): the server's Retry-After, or backoff with jitter."""
+    if isinstance(error, BackendLostError):
+        return 0.0  # another server takes it
+    if isinstance(error, BackendStatusError) and error.retry_after is not None:
+        return min(error.retry_after, MAX_DELAY)
+    return min(FIRST_DELAY * 2**attempt, MAX_DELAY) * random.uniform(0.5, 1.0)
+
+
+async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: Clock) -> _T:
+    """Do something that may be repeated (connect, encode), again after each error that is `retryable`.
+
+    Args:
+        work: Called once for each try.
+        retries: How often it is tried again; 0: one try.
+        clock: Where the waiting is done.
+
+    Raises:
+        BackendError: What the last try ended with.
+
+    Cancelling it cancels the try, or the wait, that is under way.
+    """
+    for attempt in count():
+        try:
+            return await work()
+        except BackendError as error:
+            if attempt >= retries or not error.retryable:
+                raise
+            await clock.sleep(retry_delay(attempt, error))
+    raise AssertionError("unreachable")

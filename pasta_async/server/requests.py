@@ -1,0 +1,406 @@
+"""What OpenAI's API is asked, as pydantic models, and what `Client.generate` is called with for it.
+
+Fields are those of OpenAI's reference, and a few of SGLang's. `ENGINE_ONLY` names those that only an engine's
+own endpoint can honour; a request that sets one is passed through to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from pasta_async.interpreter import Fork  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.sampling import Sampling
+from pasta_async.server.errors import ApiError, invalid_body
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.requests import Request
+
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import Message
+    from pasta_async.server.service import Service
+    from pasta_async.server.settings import ServerSettings
+
+__all__ = [
+    "ENGINE_ONLY",
+    "MAX_MESSAGES",
+    "ChatMessage",
+    "ChatRequest",
+    "CompletionRequest",
+    "GenerateRequest",
+    "PastaLimits",
+    "PastaOptions",
+    "StreamOptions",
+    "answer_limits",
+    "check_request",
+    "generate_kwargs",
+    "read_body",
+    "sampling_values",
+]
+
+_T = TypeVar("_T")
+_Form = TypeVar("_Form", bound=BaseModel)
+
+MAX_MESSAGES = 2048
+"""Messages of a conversation, and parts of a message; checked while they are read, so that a long list costs
+nothing."""
+
+_Stop = Annotated[str, Field(min_length=1)]
+_Count = Annotated[int, Field(ge=1)]
+_Listed = Annotated[list[_T], Field(fail_fast=True)]
+"""A list whose first bad item is the only one that is reported: there may be millions."""
+_Short = Annotated[list[_T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class _Body(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class PastaLimits(_Body):
+    """Limits of one answer (`pasta_async.Limits`); none may be above the server's own."""
+
+    max_threads: _Count | None = None
+    chunk_tokens: _Count | None = None
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    retries: int | None = Field(default=None, ge=0)
+    on_failure: Literal["fail", "sequence"] | None = None
+    """What becomes of an answer one of whose threads fails."""
+
+
+class PastaOptions(_Body):
+    """`extra_body={"pasta": {...}}`: options that OpenAI's API does not have."""
+
+    parallel: bool = True
+    """False: decode the same views one after another."""
+    baseline: bool = False
+    """Answer without any tag, for comparison."""
+    prompted: bool | None = None
+    """Whether the model is told about the tags; None: what it needs."""
+    fork: Fork = "stream"
+    limits: PastaLimits = PastaLimits()
+    record: bool = False
+    """Ask for the whole record: threads, timeline, written form."""
+    events: bool = False
+    """In a stream, ask for every event as it happens, in chunks without choices."""
+
+
+class StreamOptions(_Body):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextPart(_Body):
+    """Text in a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ForeignPart(BaseModel):
+    """An image, a sound, a file, a refusal: for the engine's own endpoint."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
+    type: str
+
+
+class ChatMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | _Short[TextPart | ForeignPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    audio: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
+
+    @property
+    def foreign(self) -> bool:
+        """Whether it is for the engine's own endpoint: calls and results of tools, images, sound."""
+        parts = self.content if isinstance(self.content, list) else []
+        calls = self.role in ("tool", "function") or self.tool_calls or self.function_call
+        return bool(calls) or not all(isinstance(part, TextPart) for part in parts)
+
+    @property
+    def as_message(self) -> Message:
+        """The message as the library takes it, parts of text joined."""
+        role = "system" if self.role == "developer" else self.role  # what chat templates know
+        text = self.content or ""
+        if isinstance(text, list):
+            text = "".join(part.text for part in text if isinstance(part, TextPart))
+        extra = {"name": self.name, "reasoning_content": self.reasoning_content}
+        return {"role": role, "content": text, **{k: v for k, v in extra.items() if v is not None}}
+
+
+class GenerateRequest(_Body):
+    """What both endpoints take."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: _Count | None = None
+    stop: _Stop | _Short[_Stop] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    user: str | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, float] | None = None
+
+    top_k: int | None = None
+    """SGLang's; -1 is all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: float | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    pasta: PastaOptions = PastaOptions()
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        """Answers for each prompt."""
+        return self.n or 1
+
+    @property
+    def prompts(self) -> Sequence[str | list[int] | list[Message]]:
+        """What is to be answered, each with as many choices: texts and token ids have no chat template."""
+        raise NotImplementedError
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens that an answer may have."""
+        return self.max_tokens
+
+    @property
+    def engine_only(self) -> tuple[str, ...]:
+        """Fields that ask for what only the engine's own endpoint does."""
+        given = (name for name in ENGINE_ONLY if hasattr(self, name))
+        return tuple(name for name in given if getattr(self, name) not in ENGINE_ONLY[name])
+
+
+class ChatRequest(GenerateRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: _Count | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """SGLang's: for the model's chat template."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+    tools: _Short[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+
+    modalities: list[Literal["text"]] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @property
+    def prompts(self) -> Sequence[list[Message]]:
+        """The one conversation."""
+        return [[message.as_message for message in self.messages]]
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_completion_tokens`, or what it was called before."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def engine_only(self) -> tuple[str, ...]:
+        """As for every request, and `messages` if one of them holds such things."""
+        foreign = any(message.foreign for message in self.messages)
+        return (*super().engine_only, *(["messages"] if foreign else []))
+
+
+class CompletionRequest(GenerateRequest):
+    """`POST /v1/completions`."""
+
+    prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Texts, or lists of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str] | list[list[int]]", self.prompt)
+
+    @property
+    def token_limit(self) -> int:
+        """OpenAI's default for this endpoint is 16."""
+        return self.max_tokens or 16
+
+
+ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "auto", "none"),
+    "parallel_tool_calls": (None, True, False),
+    "response_format": (None, {"type": "text"}),
+    "reasoning_effort": (None,),
+    "logprobs": (None, False),
+    "top_logprobs": (None,),
+    "logit_bias": (None, {}),
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "regex": (None,),
+    "ebnf": (None,),
+    "echo": (None, False),
+    "suffix": (None, ""),
+}
+"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
+
+
+async def read_body(request: Request, form: type[_Form], settings: ServerSettings) -> _Form:
+    """Read and check a body. Cancelling it is safe.
+
+    Raises:
+        ApiError: It is no JSON, not in that form, too large or too slow.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which a page of another origin may not send unasked
+        raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", status=415)
+    try:
+        with anyio.fail_after(settings.body_timeout):
+            raw = await _read_bounded(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise ApiError(f"the body took longer than {settings.body_timeout:g} s", status=408) from None
+    try:
+        return form.model_validate_json(raw)
+    except ValidationError as error:
+        raise invalid_body(error) from None
+
+
+async def _read_bounded(request: Request, limit: int) -> bytes:
+    length = request.headers.get("content-length", "0")
+    raw = bytearray()
+    if not length.isdigit() or int(length) <= limit:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > limit:
+                break
+        else:
+            return bytes(raw)
+    raise ApiError(f"the body has more than {limit} bytes", status=413, code="request_too_large")
+
+
+def check_request(request: GenerateRequest, service: Service) -> None:
+    """Refuse what no way of answering could honour.
+
+    Raises:
+        ApiError: What, and why.
+    """
+    settings = service.settings
+    if request.model not in service.model_names:
+        raise ApiError(
+            f"the model {request.model!r} does not exist here; there is {', '.join(service.model_names)}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise ApiError("stream_options is only allowed when stream is set", param="stream_options")
+    if (count := len(request.prompts) * request.choices) > settings.max_choices:
+        raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
+    wanted, most = request.token_limit, settings.max_tokens
+    if wanted is not None and most is not None and wanted > most:
+        raise ApiError(f"at most {most} tokens for an answer, not {wanted}", param="max_tokens")
+    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
+        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
+    if isinstance(request, CompletionRequest):
+        _check_completion(request)
+    if request.seed is not None and not service.info.honours_seeds:
+        _check_greedy(request, settings)
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if not request.prompts or not all(request.prompts):
+        raise ApiError("the prompt is empty", param="prompt")
+    if request.best_of not in (None, request.choices):
+        raise ApiError(
+            "best_of is not supported: it must equal n", code="unsupported_parameter", param="best_of"
+        )
+
+
+def _check_greedy(request: GenerateRequest, settings: ServerSettings) -> None:
+    if sampling_values(request, settings)["temperature"]:
+        raise ApiError(
+            "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
+            "leave the seed out, or set temperature to 0",
+            code="unsupported_parameter",
+            param="seed",
+        )
+
+
+def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
+    """For each choice of a prompt the arguments of `Client.generate`, without the prompt.
+
+    Raises:
+        ApiError: More is asked for than the server gives.
+        InvalidRequestError: A value is out of range.
+    """
+    values: dict[str, Any] = {**sampling_values(request, service.settings), "stop": request.stops}
+    kwargs: dict[str, Any] = {
+        "limits": answer_limits(request.pasta.limits, service.limits),
+        "prompted": request.pasta.prompted,
+        "baseline": request.pasta.baseline,
+        "parallel": request.pasta.parallel,
+        "fork": request.pasta.fork,
+    }
+    if isinstance(request, ChatRequest):
+        kwargs["chat_template_kwargs"] = request.chat_template_kwargs
+    seeds = [None if request.seed is None else (request.seed + i) % 2**63 for i in range(request.choices)]
+    return [{**kwargs, "sampling": Sampling(**values, seed=seed)} for seed in seeds]
+
+
+def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
+    """What the request, or else the server, says about sampling, by its name in OpenAI's API."""
+    values: dict[str, Any] = {
+        "temperature": settings.temperature if request.temperature is None else request.temperature,
+        "top_p": None if request.top_p is None else max(request.top_p, 1e-9),  # 0 is the likeliest token
+        "top_k": None if request.top_k == -1 else request.top_k,
+        "min_p": request.min_p,
+        "max_tokens": settings.max_tokens if request.token_limit is None else request.token_limit,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def answer_limits(wanted: PastaLimits, own: Limits) -> Limits:
+    """The limits of one answer.
+
+    Raises:
+        ApiError: More is asked for than the server gives.
+    """
+    values = wanted.model_dump(exclude_none=True)
+    for name in ("max_threads", "chunk_tokens", "timeout", "retries"):
+        most = getattr(own, name)
+        if name in values and most is not None and values[name] > most:
+            raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
+    return own.model_copy(update=values)

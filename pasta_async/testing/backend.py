@@ -1,0 +1,402 @@
+"""A backend without a model: it plays written documents, for tests of whatever uses pasta_async."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
+from pasta_async.lang.document import Document
+from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.testing.clock import VirtualClock
+from pasta_async.testing.script import (
+    AnswerState,
+    Passage,
+    Script,
+    TokenizedScript,
+    extent,
+    pieces,
+    unfinished,
+)
+from pasta_async.testing.tokenizer import Chat, WordTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+
+    from pasta_async.clock import Clock
+    from pasta_async.protocol import DecodeRequest, FinishReason, Message
+    from pasta_async.testing.script import ScriptLike, ScriptSource
+    from pasta_async.testing.tokenizer import Tokenizer
+
+__all__ = ["Fault", "Play", "PrefixTree", "ScriptedBackend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong in a thread's request."""
+
+    thread: int
+    """0 is the main thread, k the k-th promise."""
+    after_tokens: int
+    """How many tokens the request has put out by then; one that ends sooner is not hit."""
+    kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
+    """`fail` raises `error`; `stall` never says anything again; `cut` breaks the stream off, which raises a
+    `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
+    times: int = 1
+    """How many of the thread's requests it is laid for, one after another."""
+    skip: int = 0
+    """How many of the thread's requests go by before that."""
+    error: Exception | None = None
+    """What `fail` raises; a `BackendError` unless given."""
+    retryable: bool = False
+    """Whether the `BackendError` says that trying again may help."""
+    text: str = '" tokens="\ufffd"/>'
+    """What `garbage` writes."""
+
+    def make_error(self) -> Exception:
+        """The exception that the request ends with."""
+        where = f"thread {self.thread} after {self.after_tokens} tokens"
+        if self.kind == "cut":
+            return BackendProtocolError(f"scripted: the stream of {where} broke off")
+        if self.error is not None:
+            return self.error
+        error = BackendError(f"scripted: failure of {where}")
+        error.retryable = self.retryable
+        return error
+
+
+@dataclass(slots=True)
+class _Trap:
+    """A fault, and how many requests of its thread have come by."""
+
+    fault: Fault
+    seen: int = 0
+
+    def hits(self, thread: int) -> bool:
+        """Count a request, and say whether it is to be hit."""
+        if thread != self.fault.thread:
+            return False
+        self.seen += 1
+        return self.fault.skip < self.seen <= self.fault.skip + self.fault.times
+
+
+@dataclass(slots=True, eq=False)
+class Play:
+    """What became of one request."""
+
+    request: DecodeRequest
+    started: float
+    """The clock's time when it came in."""
+    ids: list[int] = field(default_factory=list[int])
+    """What has been put out so far."""
+    cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    """None while it runs, `abort` if whoever asked for it left early, `error` if it broke off."""
+    ended: float | None = None
+
+
+class ScriptedBackend:
+    """Plays a written document as a model would decode it: same requests, same pieces, no model.
+
+    Each request is answered with the passage of the document that it is about: thread k gets the k-th
+    chunk, main gets its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
+    take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
+    to whatever else waits (``Client(backend, clock=backend.clock)``).
+
+    Attributes:
+        clock: Where the latencies are spent.
+        tokenizer: The tokenizer in use.
+        requests: Every request that was made, in order.
+        played: What became of each of them, in the same order.
+        open: Those that are running.
+        aborted: Requests that were closed before their end.
+        max_open: The largest number that ran at the same time.
+    """
+
+    def __init__(
+        self,
+        script: ScriptSource,
+        *,
+        tokenizer: Tokenizer | None = None,
+        clock: Clock | None = None,
+        latency: float = 0.0,
+        prefill: float = 0.0,
+        thread_latency: Mapping[int, float] | None = None,
+        faults: Sequence[Fault] = (),
+        piece: int = 1,
+        yield_every: int = 1,
+        shares_running: bool = False,
+        honours_seeds: bool = True,
+        context_length: int = 131_072,
+        name: str = "scripted",
+        record: bool = True,
+    ) -> None:
+        """Say what is played, and how.
+
+        Args:
+            script: A document in written form, a `Document`, a raw `Script`, or one of these for each
+                prompt: a mapping or a function from the last user message's text.
+            tokenizer: A `WordTokenizer` with tag ids unless given. One without tag ids is a model that was
+                not trained to annotate: it writes the tags as text.
+            clock: Where latencies are spent.
+            latency: Seconds that a token takes.
+            prefill: Seconds before a request's first token.
+            thread_latency: Seconds that a token of thread k takes, where that differs.
+            faults: What goes wrong.
+            piece: Tokens in one piece (a tag always travels alone).
+            yield_every: Without a latency, the loop gets a turn before every so many pieces.
+            shares_running: Whether a request finds in the cache what others of its answer are still writing.
+            honours_seeds: What the model info says.
+            context_length: Longest prompt with output, in tokens.
+            name: The model's name.
+            record: Keep `requests`, `played` and the prefix cache. Without, a long run needs no memory.
+
+        Raises:
+            InvalidRequestError: A number is out of range.
+        """
+        speeds = dict(thread_latency or {})
+        if min(latency, prefill, *speeds.values()) < 0 or min(piece, yield_every) < 1:
+            raise InvalidRequestError(
+                "latencies must not be negative; piece and yield_every must be at least 1"
+            )
+        if clock is None:
+            clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
+        self.clock: Clock = clock
+        self.tokenizer: Tokenizer = tokenizer or WordTokenizer()
+        self.requests: list[DecodeRequest] = []
+        self.played: list[Play] = []
+        self.open: set[Play] = set()
+        self.aborted: list[DecodeRequest] = []
+        self.max_open: int = 0
+        self._script = script
+        self._chat = Chat(self.tokenizer)
+        self._tags = frozenset(self.tokenizer.tags or ())
+        self._latency, self._speeds, self._prefill = latency, speeds, prefill
+        self._piece, self._yield_every = piece, yield_every
+        self._traps = [_Trap(fault) for fault in faults]
+        self._cache = PrefixTree() if record else None
+        self._shares_running = shares_running
+        self._answers: dict[str, AnswerState] = {}
+        self._tokenized: dict[tuple[int, bool], TokenizedScript] = {}
+        self._closed = asyncio.Event()
+        self._info = ModelInfo(
+            name=name,
+            context_length=context_length,
+            vocab_size=self._chat.vocab_size,
+            end_ids=(self.tokenizer.end_id,),
+            tags=self.tokenizer.tags,
+            honours_seeds=honours_seeds,
+        )
+
+    async def connect(self) -> ModelInfo:
+        """What the scripted model is. Never waits, so there is nothing to cancel."""
+        return self._info
+
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data. Never waits, so there is nothing to cancel."""
+        return self.tokenizer.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages, with a marker around each; ``pasta=False`` asks for an answer without tags.
+
+        Never waits, so there is nothing to cancel.
+
+        Raises:
+            InvalidRequestError: A message has an unknown role, or no content.
+        """
+        return self._chat.encode(messages, plain=template_kwargs.get("pasta", True) is False)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, with tags and markers as written. Never waits, so there is nothing to cancel."""
+        return self._chat.decode(ids)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Play what the request is about; the last piece has `finish_reason` set.
+
+        Closing it early or cancelling its task ends the request at once, and puts it into `aborted`.
+
+        Raises:
+            InvalidRequestError: The context is empty or too long, or has an id outside the vocabulary.
+            BackendError: A fault was scripted here, no script fits the prompt, or the backend was closed.
+        """
+        self._refuse(request)
+        passage, fault = self._next_passage(request)
+        play = self._enter(request)
+        speed = self._speeds.get(request.thread, self._latency)
+        try:
+            if self._prefill:
+                await self.clock.sleep(self._prefill)
+            turn = self._yield_every
+            for n, piece in enumerate(self._pieces(passage, play, fault)):
+                if speed:
+                    await self.clock.sleep(speed * len(piece.ids))
+                elif n % turn == 0:
+                    await asyncio.sleep(0)
+                self._check_open()
+                play.ids += piece.ids
+                if piece.finish_reason is not None:
+                    self._leave(play, piece.finish_reason)
+                yield piece
+            if play.finish_reason is None and fault is not None:
+                await self._break(play, fault)
+        finally:
+            if play.finish_reason is None:
+                self._leave(play, "abort")
+
+    async def aclose(self) -> None:
+        """End every open request with an error. Never waits, so there is nothing to cancel."""
+        self._closed.set()
+
+    def _refuse(self, request: DecodeRequest) -> None:
+        self._check_open()
+        ids, limit = request.ids, self._info.context_length
+        if not ids or min(ids) < 0 or max(ids) >= self._info.vocab_size:
+            raise InvalidRequestError(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
+        if len(ids) >= limit or request.max_tokens < 1:
+            raise InvalidRequestError(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise BackendError("scripted: this backend was closed; make another one")
+
+    def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
+        """What the request is answered with, and what is to go wrong."""
+        if forced := request.extra.get("forced"):
+            texts = tuple(self.tokenizer.decode([token]) for token in forced)
+            return Passage((*forced, self.tokenizer.end_id), (*texts, "")), None
+        answer = self._answers.get(request.answer)
+        if answer is None:
+            answer = self._answers[request.answer] = self._open_answer(request.ids)
+        passage = answer.find(request.thread, request.ids)
+        faults = [trap.fault for trap in self._traps if trap.hits(request.thread)]
+        for fault in faults:
+            if fault.kind == "garbage":
+                passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
+                answer.rewrite(request.thread, request.ids, passage)
+        deadly = [fault for fault in faults if fault.kind != "garbage"]
+        return passage, min(deadly, key=lambda fault: fault.after_tokens, default=None)
+
+    def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
+        question, plain = self._chat.question(ids)
+        script = self._find_script(question)
+        if script is None:
+            raise BackendError(f"scripted: there is no script for the prompt {question!r}")
+        return AnswerState(self._read(script, plain=plain))
+
+    def _read(self, script: ScriptLike, *, plain: bool) -> TokenizedScript:
+        """Read a script, once if it is not made on demand."""
+        if callable(self._script):
+            return TokenizedScript(script, self.tokenizer, plain=plain)
+        key = (id(script), plain)  # `TokenizedScript` keeps the script, so no other gets its id
+        if key not in self._tokenized:
+            self._tokenized[key] = TokenizedScript(script, self.tokenizer, plain=plain)
+        return self._tokenized[key]
+
+    def _find_script(self, question: str) -> ScriptLike | None:
+        script = self._script
+        if isinstance(script, str | Document | Script):
+            return script
+        return script(question) if callable(script) else script.get(question)
+
+    def _enter(self, request: DecodeRequest) -> Play:
+        play = Play(request, self.clock.time())
+        if self._cache is not None:
+            self.requests.append(request)
+            self.played.append(play)
+            play.cached_tokens = self._cached(request, self._cache)
+        self.open.add(play)
+        self.max_open = max(self.max_open, len(self.open))
+        return play
+
+    def _cached(self, request: DecodeRequest, cache: PrefixTree) -> int:
+        """A prompt's KV is cached as soon as it is there; its last token is computed in any case."""
+        if self._shares_running:
+            for other in self.open:
+                if other.request.answer == request.answer:
+                    cache.add((*other.request.ids, *other.ids[:-1]))
+        return min(cache.add(request.ids), len(request.ids) - 1)
+
+    def _leave(self, play: Play, finish_reason: FinishReason) -> None:
+        play.finish_reason, play.ended = finish_reason, self.clock.time()
+        self.open.remove(play)
+        if finish_reason == "abort":
+            self.aborted.append(play.request)
+        if self._cache is not None:  # the last token was never fed in, so it has no KV
+            self._cache.add((*play.request.ids, *play.ids[:-1]))
+
+    async def _break(self, play: Play, fault: Fault) -> None:
+        """Do what was scripted to go wrong."""
+        if fault.kind == "stall":
+            await self._closed.wait()
+            self._check_open()
+        self._leave(play, "error")
+        raise fault.make_error()
+
+    def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
+        """Cut a passage into pieces, up to what ends the request or breaks it."""
+        request = play.request
+        limit = min(request.max_tokens, self._info.context_length - len(request.ids))
+        count, finish_reason = extent(passage, request, self.tokenizer.end_id, limit)
+        size = self._piece if request.stream else count
+        if fault is not None and fault.after_tokens < count:
+            yield from pieces(passage, fault.after_tokens, size, self._tags)
+            return
+        rest = unfinished(passage, count, self.tokenizer) if finish_reason == "length" else ""
+        for piece in pieces(passage, count, size, self._tags):
+            count -= len(piece.ids)
+            if count:
+                yield piece
+            else:
+                yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)
+
+
+@dataclass(slots=True)
+class _Node:
+    edge: tuple[int, ...]
+    children: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
+
+
+class PrefixTree:
+    """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
+
+    def __init__(self) -> None:
+        self._root = _Node(())
+
+    def match(self, ids: Sequence[int]) -> int:
+        """How many of the first ids some sequence begins with."""
+        return self._walk(tuple(ids))[0]
+
+    def add(self, ids: Sequence[int]) -> int:
+        """Remember a sequence; returns how much of it was known before."""
+        ids = tuple(ids)
+        at, node, parent, taken = self._walk(ids)
+        if taken < len(node.edge):  # split the edge
+            upper = _Node(node.edge[:taken], {node.edge[taken]: node})
+            parent.children[node.edge[0]] = upper
+            node.edge = node.edge[taken:]
+            node = upper
+        if at < len(ids):
+            node.children[ids[at]] = _Node(ids[at:])
+        return at
+
+    def _walk(self, ids: tuple[int, ...]) -> tuple[int, _Node, _Node, int]:
+        """Ids matched, the node reached, its parent, and how much of its edge matched."""
+        at, node, parent, taken = 0, self._root, self._root, 0
+        while at < len(ids) and (child := node.children.get(ids[at])) is not None:
+            parent, node = node, child
+            taken = _common(child.edge, ids[at : at + len(child.edge)])
+            at += taken
+            if taken < len(child.edge):
+                break
+        return at, node, parent, taken if node is not self._root else 0
+
+
+def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    if left == right:
+        return len(left)
+    for n, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return n
+    return min(len(left), len(right))

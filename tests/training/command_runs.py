@@ -1,0 +1,19 @@
+"""Runs a command's `main` in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["run"]
+
+
+def run(main: Callable[[Sequence[str]], None], *arguments: object) -> int | str | None:
+    """Run a command; returns what it ends the process with: a status, or the line that it prints with 1."""
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    return left.value.code
