@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from uuid import uuid4
 
 import anyio
@@ -18,10 +18,14 @@ from pasta_async.errors import (
     InvalidStateError,
     PastaError,
 )
-from pasta_async.interpreter import Machine, Runner, Slots
-from pasta_async.interpreter.restart import run_restarting
-from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.thinking import OPEN as THINK
+from pasta_async.interpreter import (
+    THINK_OPEN,
+    Machine,
+    PrioritySemaphore,
+    Runner,
+    run_restarting,
+    with_retries,
+)
 from pasta_async.limits import Limits
 from pasta_async.observers import AnswerStart, Observation
 from pasta_async.prompting import check_ids, check_json, check_length, read_prompt, with_instructions
@@ -80,7 +84,7 @@ class Client:
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
-        self._slots = Slots(self.limits.client_threads)
+        self._slots = PrioritySemaphore(self.limits.client_threads)
         self._connecting = anyio.Lock()
         self._info: ModelInfo | None = None
         self._thinking: dict[tuple[str, str], bool] = {}
@@ -364,15 +368,13 @@ class Client:
     ) -> tuple[list[int], bool]:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
         if ids:
-            return ids, dialect != "plain" and await self._ends_in_thinking(ids, start)
+            return ids, await self._ends_in_thinking(ids, start)
         if dialect == "text":
             messages = with_instructions(messages)
         kwargs = {**({"pasta": False} if start.baseline else {}), **start.chat_template_kwargs}
         ids = await with_retries(
             lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
         )
-        if dialect == "plain":
-            return ids, False
         key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
         if key not in self._thinking:  # the template's end is the same for every prompt
             self._thinking[key] = await self._ends_in_thinking(ids, start)
@@ -382,7 +384,7 @@ class Client:
         tail = await with_retries(
             lambda: self._backend.detokenize(ids[-8:]), start.limits.retries, self._clock
         )
-        return tail.rstrip().endswith(THINK)
+        return tail.rstrip().endswith(THINK_OPEN)
 
 
 def _open(
@@ -397,8 +399,9 @@ def _open(
         if options:
             raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
         return backend, False
-    named: Any = settings.backends if backend is None else backend
-    listed: list[Any] = [named] if isinstance(named, str) else [*named]
+    listed: list[Any] = settings.backends
+    if backend is not None:
+        listed = [backend] if isinstance(backend, str) else [*cast("Sequence[object]", backend)]
     urls = [url for url in listed if isinstance(url, str)]
     if not urls or len(urls) < len(listed):
         raise InvalidRequestError(f"backends are named by strings, one at least; got {backend!r}")

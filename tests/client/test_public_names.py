@@ -18,6 +18,7 @@ DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutErr
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage __version__
+ReasoningDelta
 generate stream
 """
 
@@ -25,7 +26,9 @@ TYPES = {
     "AnswerDone": "answer.done",
     "DiagnosticFound": "diagnostic",
     "PromiseOpened": "promise.opened",
+    "ReasoningDelta": "reasoning.delta",
     "SyncJoined": "sync.joined",
+    "ThreadReplaced": "thread.replaced",
     "SyncWaiting": "sync.waiting",
     "TextDelta": "text.delta",
     "ThreadDelta": "thread.delta",
