@@ -14,8 +14,8 @@ import pytest
 from real_server import require_sglang, until
 
 from pasta_async import Client, Generation
+from pasta_async.evals.documents import held_out
 from pasta_async.evals.fork_modes import measure, summarise
-from pasta_async.evals.prompts import held_out
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
