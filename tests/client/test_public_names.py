@@ -18,7 +18,7 @@ DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutErr
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage __version__
-ReasoningDelta
+ReasoningDelta ThreadReplaced
 generate stream
 """
 
