@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from pasta_async.protocol import Backend
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
 
-__all__ = ["backend_names", "open_backend"]
+__all__ = ["WrappingBackend", "backend_names", "open_backend"]
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
   local:/path/to/model    the embedded engine with a model folder
@@ -74,3 +74,40 @@ def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
     return RoutedBackend({name: open_backend(url, **options) for name, url in zip(names, urls, strict=True)})
+
+
+class WrappingBackend:
+    """A backend that leaves everything to another one; subclasses change or note a part of it.
+
+    Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
+
+    Args:
+        inner: Does the work.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner: Backend = inner
+
+    async def connect(self) -> ModelInfo:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.connect()
+
+    async def encode(self, text: str) -> list[int]:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.detokenize(ids)
+
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """See `pasta_async.protocol.Backend`."""
+        return self.inner.decode(request)
+
+    async def aclose(self) -> None:
+        """Close the inner backend."""
+        await self.inner.aclose()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
-from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 
 from pasta_async import Client
 from pasta_async.backends import open_backend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

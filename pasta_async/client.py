@@ -13,10 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from pasta_async.clock import REAL_CLOCK, time_limit
 from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError, PromptTooLongError
-from pasta_async.interpreter import Machine, Runner, Slots
-from pasta_async.interpreter.restart import run_restarting
-from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.thinking import OPEN as THINK
+from pasta_async.interpreter import (
+    THINK_OPEN,
+    Machine,
+    PrioritySemaphore,
+    Runner,
+    run_restarting,
+    with_retries,
+)
 from pasta_async.observers import AnswerStart, Observation
 from pasta_async.prompting import with_instructions
 from pasta_async.protocol import Message
@@ -93,7 +97,7 @@ class Client:
         self._backend = (
             _open(named, settings, self.limits, options) if isinstance(named, str | Sequence) else named
         )
-        self._slots = Slots(self.limits.client_threads)
+        self._slots = PrioritySemaphore(self.limits.client_threads)
         self._connecting = anyio.Lock()
         self._info: ModelInfo | None = None
 
@@ -296,10 +300,8 @@ class Client:
             ids = await with_retries(
                 lambda: self._backend.encode_chat(messages, kwargs), limits.retries, self._clock
             )
-        if dialect == "plain":
-            return ids, False
         tail = await with_retries(lambda: self._backend.detokenize(ids[-8:]), limits.retries, self._clock)
-        return ids, tail.rstrip().endswith(THINK)
+        return ids, tail.rstrip().endswith(THINK_OPEN)
 
 
 async def generate(

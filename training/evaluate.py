@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import binomtest
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import for_each, progress
 from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN, TAG_TOKENS

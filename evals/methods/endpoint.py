@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCE, FORCED_LIMITS, force
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["Slots"]
+__all__ = ["PrioritySemaphore"]
 
 
-class Slots:
+class PrioritySemaphore:
     """A semaphore whose waiters are served by priority, then by arrival.
 
     Threads of answers that have begun go before new answers: else mains that hold every slot and wait for

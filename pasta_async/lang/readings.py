@@ -12,43 +12,43 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pasta_async.lang.document import Promise
 
-__all__ = ["ChunkClosed", "ChunkOpened", "Event", "IgnoredTag", "PromiseOpened", "SyncReached", "TextDelta"]
+__all__ = ["ChunkEnded", "ChunkBegun", "IgnoredRead", "PromiseRead", "Reading", "SyncRead", "TextRead"]
 
 
 @dataclass(slots=True)
-class TextDelta:
+class TextRead:
     """Visible text: of the chunk while one is open, of main otherwise."""
 
     text: str
 
 
 @dataclass(slots=True)
-class PromiseOpened:
+class PromiseRead:
     """A promise that counts."""
 
     promise: Promise
     end: int
-    """Offset in the fed characters just behind the tag (as in every event)."""
+    """Offset in the fed characters just behind the tag (as in every reading)."""
 
 
 @dataclass(slots=True)
-class ChunkOpened:
+class ChunkBegun:
     """The writer itself starts to keep the promise just made."""
 
     end: int
     gap: str = ""
-    """White space between the promise and `<async>`; it is visible, and comes in no `TextDelta`."""
+    """White space between the promise and `<async>`; it is visible, and comes in no `TextRead`."""
 
 
 @dataclass(slots=True)
-class ChunkClosed:
+class ChunkEnded:
     """The chunk ends by `</async>`."""
 
     end: int
 
 
 @dataclass(slots=True)
-class SyncReached:
+class SyncRead:
     """A `<sync/>` with open promises."""
 
     end: int
@@ -56,11 +56,11 @@ class SyncReached:
 
 
 @dataclass(slots=True)
-class IgnoredTag:
+class IgnoredRead:
     """A tag without effect."""
 
     source: str
     end: int
 
 
-Event = TextDelta | PromiseOpened | ChunkOpened | ChunkClosed | SyncReached | IgnoredTag
+Reading = TextRead | PromiseRead | ChunkBegun | ChunkEnded | SyncRead | IgnoredRead

@@ -1,51 +1,27 @@
-"""Contexts in token ids, cut where a tag ends.
+"""What a thread wrote, as the token ids that later contexts are made of.
 
 A fork must be a token prefix of its parent, so contexts are made of the ids that were recorded. Where the tag
-of a prompted model ends inside a token, the context is cut before that token and the rest of its text is
-encoded again. The shell resolves such a part through the backend's `encode` and `detokenize`.
+of a prompted model ends inside a token, the context is cut before that token, and the token's text up to the
+tag's end, and behind it, is encoded anew; the shell does that through the backend's `encode`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-__all__ = ["Cut", "Part", "Stretch", "whole_ids"]
+__all__ = ["Part", "RecordedTokens"]
 
-
-class Cut(NamedTuple):
-    """A part of what several ids say together, of which some may be cut in two."""
-
-    ids: tuple[int, ...]
-    text: str
-    start: int
-    """Index in the text where the part begins."""
-    end: int
+Part = tuple[int, ...] | str
+"""Part of a context: recorded ids, or a text that is to be encoded."""
 
 
-Part = tuple[int, ...] | str | Cut
-"""Recorded ids, a text to be encoded, or both."""
-
-
-def whole_ids(cut: Cut, texts: Sequence[str]) -> tuple[str, tuple[int, ...], str]:
-    """The ids that stand whole in a cut, and the text to be encoded before and behind them.
-
-    `texts`: what the first id says, the first two, and so on.
-    """
-    ends = {0: 0} | {n: len(text) for n, text in enumerate(texts, 1) if cut.text.startswith(text)}
-    inside = [n for n, end in ends.items() if cut.start <= end <= cut.end]
-    if len(inside) < 2:
-        return cut.text[cut.start : cut.end], (), ""
-    first, last = inside[0], inside[-1]
-    return cut.text[cut.start : ends[first]], cut.ids[first:last], cut.text[ends[last] : cut.end]
-
-
-class Stretch:
+class RecordedTokens:
     """What a thread wrote since its context began, with the places of its promises.
 
-    `add` takes what was fed to the parser as one unit; `cut` and `mark` say where in it tags ended.
+    `add` takes what was read as one unit; `cut` and `mark` say where in it tags ended.
     """
 
     __slots__ = ("_before", "_marks", "_parts", "_placed", "_text", "_unit", "raw")
@@ -53,9 +29,9 @@ class Stretch:
     def __init__(self) -> None:
         self.raw: list[int] = []
         """The ids as they were generated: what the thread itself has behind its context."""
-        self._parts: list[list[int] | str | Cut] = []
+        self._parts: list[list[int] | str] = []
         self._marks: list[tuple[int, int]] = []  # (number of parts before it, thread)
-        self._before: dict[int, tuple[int, Part | None]] = {}  # by thread: ids before it, and what is cut
+        self._before: dict[int, tuple[int, str]] = {}  # by thread: ids before it, and what is cut off
         self._unit: list[int] = []
         self._text = ""
         self._placed = 0
@@ -70,9 +46,8 @@ class Stretch:
 
     def mark(self, thread: int, left: int) -> None:
         """A promise ends `left` characters before the end of what was added last."""
-        end = len(self._text) - left
-        start = len(self.raw) - len(self._unit)
-        self._before[thread] = (start, self._cut_out(0, end)) if left else (len(self.raw), None)
+        whole = len(self.raw) - len(self._unit)
+        self._before[thread] = (whole, self._text[: len(self._text) - left]) if left else (len(self.raw), "")
         self.cut(left)
         self._marks.append((len(self._parts), thread))
 
@@ -83,7 +58,7 @@ class Stretch:
             return
         end = len(self._text) - left
         if end > self._placed:
-            self._parts.append(self._cut_out(self._placed, end))
+            self._parts.append(self._text[self._placed : end])
             self._placed = end
 
     def drop_rest(self) -> None:
@@ -95,7 +70,7 @@ class Stretch:
         """What stands up to the promise of `thread`: the recorded ids, cut nowhere but there."""
         count, rest = self._before[thread]
         ids = tuple(self.raw[:count])
-        return [ids] if rest is None else [ids, rest]
+        return [ids, rest] if rest else [ids]
 
     def joined(self, chunks: dict[int, list[Part]]) -> list[Part]:
         """All parts, with the chunk of each promise right behind it (none for a promise not in `chunks`)."""
@@ -111,16 +86,10 @@ class Stretch:
     def _place_rest(self) -> None:
         if self._placed:
             if self._placed < len(self._text):
-                self._parts.append(self._cut_out(self._placed, len(self._text)))
+                self._parts.append(self._text[self._placed :])
         elif self._unit:
             self._append(self._unit)
         self._unit, self._text, self._placed = [], "", 0
-
-    def _cut_out(self, start: int, end: int) -> str | Cut:
-        """A part of what was added last."""
-        if len(self._unit) > 1:
-            return Cut(tuple(self._unit), self._text, start, end)
-        return self._text[start:end]
 
     def _append(self, ids: list[int]) -> None:
         boundary = self._marks[-1][0] if self._marks else -1
@@ -131,5 +100,5 @@ class Stretch:
             self._parts.append(list(ids))
 
 
-def _frozen(parts: Iterable[list[int] | str | Cut]) -> list[Part]:
+def _frozen(parts: Iterable[list[int] | str]) -> list[Part]:
     return [tuple(part) if isinstance(part, list) else part for part in parts]
