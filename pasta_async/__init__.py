@@ -31,6 +31,7 @@ from pasta_async.errors import (
 from pasta_async.events import (
     AnswerDone,
     DiagnosticFound,
+    ErrorInfo,
     Event,
     PromiseOpened,
     ReasoningDelta,
@@ -72,6 +73,7 @@ __all__ = [
     "Clock",
     "DecodeRequest",
     "DiagnosticFound",
+    "ErrorInfo",
     "Event",
     "FinishReason",
     "Generation",

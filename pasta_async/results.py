@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    InstanceOf,
+    TypeAdapter,
+    computed_field,
+    field_serializer,
+    model_validator,
+)
 
-from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.lang.diagnostics import Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
+from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
@@ -124,6 +133,18 @@ class Generation(_Record):
             timeline=(),
             parallel=parallel,
         )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_written(cls, data: Any) -> Any:
+        """Take what `model_dump` makes: the document in written form, its diagnostics beside it."""
+        if not isinstance(data, dict) or not isinstance(cast("dict[str, Any]", data).get("document"), str):
+            return cast("Any", data)
+        given = {
+            name: value for name, value in cast("dict[str, Any]", data).items() if name != "text_speedup"
+        }
+        found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
+        return {**given, "document": Document(parse(given["document"]).nodes, found)}
 
     @field_serializer("document")
     def _written(self, document: Document) -> str:

@@ -5,22 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pasta_async.errors import PastaError
-from pasta_async.events import (
-    AnswerDone,
-    DiagnosticFound,
-    TextDelta,
-    ThreadDelta,
-    ThreadDone,
-    ThreadFailed,
-)
+from pasta_async.events import AnswerDone, Event, TextDelta
 from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
@@ -29,7 +22,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from pasta_async.events import Event
     from pasta_async.server.settings import ServerSettings
     from pasta_async.streaming import AnswerStream
 
@@ -52,25 +44,12 @@ DRAIN_SECONDS = 30.0
 def event_fields(event: Event) -> dict[str, Any]:
     """An event as a JSON object: its fields by their names, `type` among them.
 
-    Records and the generation are objects as `model_dump` makes them; errors by class and message.
+    `pydantic.TypeAdapter(pasta_async.Event)` reads it again.
     """
-    match event:
-        case TextDelta():
-            return {"type": event.type, "delta": event.delta}
-        case ThreadDelta():
-            return {"type": event.type, "thread": event.thread, "delta": event.delta}
-        case ThreadDone():
-            record = event.record.model_dump(mode="json")
-            return {"type": event.type, "thread": event.thread, "record": record}
-        case ThreadFailed():
-            error = {"type": type(event.error).__name__, "message": str(event.error)}
-            return {"type": event.type, "thread": event.thread, "error": error, "action": event.action}
-        case DiagnosticFound():
-            return {"type": event.type, "diagnostic": asdict(event.diagnostic)}
-        case AnswerDone():
-            return {"type": event.type, "generation": event.generation.model_dump(mode="json")}
-        case _:
-            return asdict(event)
+    return _EVENTS.dump_python(event, mode="json")
+
+
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class EventResponse(EventSourceResponse):
