@@ -305,6 +305,8 @@ def _sample(
     if generation is None:
         return Sample(number=number, seed=seed, finish_reason="error", error=error)
     superseded = [one.thread for one in generation.threads if one.finish_reason == "superseded"]
+    # Of a cut answer with threads, some of what was decoded stands behind the cut.
+    dropped = superseded or (generation.finish_reason == "length" and len(generation.threads) > 1)
     trie = trie_of(exchanges, superseded)
     tokens = generation.usage.completion_tokens
     return Sample(
@@ -321,7 +323,7 @@ def _sample(
         ids=tuple(trie.ids),
         parents=tuple(trie.parents),
         targets=tuple(trie.targets),
-        exact=tagged and not error and not superseded and len(trie.targets) == tokens,
+        exact=tagged and not error and not dropped and len(trie.targets) == tokens,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Plain", "Sample", "SampledPrompt", "Score", "read_samples", "read_scores", "value"]
+
+
+def _renamed(stored: Any) -> Any:
+    """What was stored before `finish` was called `finish_reason`, as it is called now."""
+    if isinstance(stored, list | tuple):
+        return [_renamed(one) for one in cast("list[Any]", stored)]
+    if not isinstance(stored, dict) or "finish" not in stored:
+        return stored
+    fields = {name: _renamed(value) for name, value in cast("dict[str, Any]", stored).items()}
+    reason = fields.pop("finish")
+    return {**fields, "finish_reason": {"end": "stop", "interrupted": "error"}.get(reason, reason)}
 
 
 class Plain(StrictModel):
@@ -56,6 +67,11 @@ class Sample(StrictModel):
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
     exact: bool = False
     """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, stored: Any) -> Any:
+        return _renamed(stored)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
