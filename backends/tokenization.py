@@ -120,7 +120,8 @@ class TextCodec:
             PromptTooLongError: It has more tokens than `limit`.
         """
         texts_in(text)
-        self._check_length(text, limit)
+        if limit:
+            self._check_length(text, limit)
         ids = _token_ids(self._data, text)
         return ids if self._faithful(ids, text) else self._encode_parts(text)
 
@@ -143,8 +144,9 @@ class TextCodec:
         """
         check_messages(messages)
         texts = texts_in(messages, template_kwargs)
-        for text in texts:
-            self._check_length(text, limit)
+        if limit:
+            for text in texts:
+                self._check_length(text, limit)
         marker = free_marker(texts)
         commands = [self._added[i] for i in self._commands]
         guarded = {text: mark(text, commands, marker) for text in texts}
@@ -156,8 +158,8 @@ class TextCodec:
             raise InvalidRequestError("this model has no chat template: give it one user message, or text")
         return self._opening() + self._encode_marked(guarded[content], marker)
 
-    def _check_length(self, text: str, limit: int | None) -> None:
-        for beginning in beginnings(text, limit) if limit else ():
+    def _check_length(self, text: str, limit: int) -> None:
+        for beginning in beginnings(text, limit):
             if len(_token_ids(self._data, beginning)) > limit + EDGE:
                 raise PromptTooLongError(f"the text has more than the {limit} tokens that the model takes")
 

@@ -24,16 +24,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.trainer.attention import choose_attention
-from pasta_async.training.trainer.schedule import deal_rows, row_length
-from pasta_async.training.trainer.scores import log_probabilities
+from pasta_async.training.trainer.rows import (
+    Tree,
+    choose_attention,
+    deal_rows,
+    log_probabilities,
+    pack_row,
+    row_length,
+)
 from pasta_async.training.trainer.settings import read_command_line
-from pasta_async.training.trainer.tree import Tree, pack_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pasta_async.training.trainer.tree import Row
+    from pasta_async.training.trainer.rows import Row
 
 __all__ = ["StepSettings", "main", "measure_steps"]
 

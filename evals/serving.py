@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pasta_async import Client, Limits
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.cli.command import ending
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.command import count, positive
 from pasta_async.evals.statistics import quantile
 from pasta_async.evals.workload import document
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

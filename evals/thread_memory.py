@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.evals.workload import UNLIMITED, document, limits, requests
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -11,8 +11,8 @@ from time import process_time
 from typing import TYPE_CHECKING
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.evals.workload import UNLIMITED, document, limits, requests
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

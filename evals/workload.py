@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async.protocol import DecodeRequest

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 import pasta_async
-from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.testing import Fault, ScriptedBackend
 
 pytestmark = pytest.mark.asyncio
 

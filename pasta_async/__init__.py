@@ -9,7 +9,7 @@ PASTA is described in arXiv 2502.11517; docs/ has the language, the interpreter 
 from __future__ import annotations
 
 from pasta_async.client import Client, generate, stream
-from pasta_async.clock import Clock, RealClock, VirtualClock
+from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -90,7 +90,6 @@ __all__ = [
     "ThreadStarted",
     "UnsupportedModelError",
     "Usage",
-    "VirtualClock",
     "__version__",
     "generate",
     "stream",

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from pasta_async.clock import REAL_CLOCK, VirtualClock
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import VirtualClock
 
 
 @pytest.mark.loop_matrix

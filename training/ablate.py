@@ -1,5 +1,5 @@
 # torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What the rules of PASTA-LANG are worth: `python -m pasta_async.training.ablate MODEL`.
 
 A model that meets a broken rule for the first time fails for that reason alone. So a copy of the model is
@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from transformers import LlamaForCausalLM, get_linear_schedule_with_warmup
+from transformers import (
+    LlamaForCausalLM,
+    get_linear_schedule_with_warmup,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from pasta_async import Client
 from pasta_async.cli.command import run_command

@@ -9,7 +9,6 @@ goes on from its checkpoint exactly as if nothing had happened.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from pasta_async.cli.command import run_command
+from pasta_async.jobs import progress
 from pasta_async.training.data import Batches
 from pasta_async.training.optimizer import Muon
 from pasta_async.training.tokenizer import BEGIN, Codec, build_tokenizer, save_tokenizer
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from pasta_async.training.data import Batch
 
-__all__ = ["Config", "Trainer", "build_model", "loss_of", "main", "save_model"]
+__all__ = ["Config", "Trainer", "build_model", "loss_of", "main", "pretrain", "save_model"]
 
 
 class Config(BaseModel):
-    """A training run. Every field is a flag of the command line."""
+    """A training run. Every field is an option of the command line."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -180,21 +180,15 @@ class Trainer:
         start, seen = time.perf_counter(), self.seen
         with (
             (self.config.out / "metrics.jsonl").open("a") as metrics,
-            tqdm(total=stop, initial=self.step, unit="step", dynamic_ncols=True, mininterval=5) as bar,
+            progress(stop, "updates", done=self.step) as advance,
         ):
             while self.step < stop:
                 loss = self.train_step(list(islice(batches, self.config.micro_batches)))
-                bar.update()
-                bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+                advance(note=f"loss {loss:.4f}")
                 if self.step % 10 == 0 or self.step == stop:
                     speed = (self.seen - seen) / (time.perf_counter() - start)
-                    line: dict[str, float] = {
-                        "step": self.step,
-                        "loss": loss,
-                        "lr": self.rate(self.step - 1),
-                        "tokens": self.seen,
-                        "tokens_per_second": round(speed),
-                    }
+                    line = {"step": self.step, "loss": loss, "lr": self.rate(self.step - 1)}
+                    line |= {"tokens": self.seen, "tokens_per_second": round(speed)}
                     metrics.write(json.dumps(line) + "\n")
                     metrics.flush()
                 if self.step % self.config.save_every == 0 or self.step == stop:
@@ -227,19 +221,16 @@ class Trainer:
         self.data.pool, self.data.index = state["pool"], state["index"]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="pasta_async.training.pretrain", description=__doc__)
-    for name, field in Config.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            required=field.is_required(),
-            default=argparse.SUPPRESS,
-            help=f"{field.description} (default: {field.default})",
-        )
-    config = Config.model_validate(vars(parser.parse_args(argv)))
+def pretrain(config: Config) -> None:
+    """Train to the end, or to `stop_at`; goes on from the checkpoint in `config.out`, if there is one."""
     torch.set_num_threads(1)
     Trainer(config).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; see `run_command`, also for how it ends."""
+    program = "pasta_async.training.pretrain"
+    run_command(Config, pretrain, program=program, description=__doc__, arguments=arguments, resumes=True)
 
 
 if __name__ == "__main__":

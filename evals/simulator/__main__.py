@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pasta_async import Backend
-    from pasta_async.backends.scripted import Tokenizer
     from pasta_async.clock import Clock
     from pasta_async.evals.load.driving import Mode
     from pasta_async.evals.simulator.model import Sample
     from pasta_async.lang import Document
+    from pasta_async.testing import Tokenizer
 
 __all__ = ["check_samples", "main"]
 

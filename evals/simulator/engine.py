@@ -6,19 +6,19 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.backends.scripted import VirtualClock, WordTokenizer
-from pasta_async.backends.scripted.cache import PrefixTree
-from pasta_async.backends.scripted.chat import Chat
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.testing import VirtualClock, WordTokenizer
+from pasta_async.testing.backend import PrefixTree
+from pasta_async.testing.tokenizer import Chat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from pasta_async.backends.scripted import Tokenizer
     from pasta_async.clock import Clock
     from pasta_async.evals.simulator.model import EngineModel
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
+    from pasta_async.testing import Tokenizer
 
 __all__ = ["SimulatedBackend"]
 

@@ -11,7 +11,7 @@ from pasta_async.sampling import Sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.backends.scripted import ScriptedBackend
+    from pasta_async.testing import ScriptedBackend
 
 WARS = Document(
     (

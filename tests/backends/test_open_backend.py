@@ -58,7 +58,7 @@ except BackendError as error:
 
 def test_naming_a_backend_imports_nothing_heavy() -> None:
     code = """
-import sys, pasta_async.backends, pasta_async.backends.scripted
+import sys, pasta_async.backends, pasta_async.testing
 print([name for name in ("torch", "sglang", "transformers", "httpx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_player import WARS, WRITTEN, Player, ids_of, plain
 
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang import (
     ASYNC_CLOSE,
@@ -26,6 +25,7 @@ from pasta_async.lang import (
     views,
 )
 from pasta_async.protocol import Backend
+from pasta_async.testing import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from written import scripted
 
-from pasta_async.backends.scripted import Fault
 from pasta_async.cli import main
+from pasta_async.testing import Fault
 
 if __name__ == "__main__":
     main(backend=scripted(Fault(2, 3, "stall")))

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 from written import CAUSES, TEXT, scripted
 
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.cli.app import app
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from pathlib import Path

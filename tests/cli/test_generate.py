@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 
 from pasta_async import RealClock
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async import Backend

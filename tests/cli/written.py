@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import Fault, ScriptedBackend
 
 INTRO = "Both wars reshaped Europe."
 CAUSES = " The causes were many and old."

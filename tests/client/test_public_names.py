@@ -9,7 +9,7 @@ import pydantic
 
 import pasta_async
 from pasta_async import events
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 NAMES = """
 AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLostError BackendProtocolError
@@ -17,7 +17,7 @@ BackendStatusError BackendTimeoutError BackendTransportError Client Clock Decode
 Event Generation GenerationTimeoutError InvalidRequestError Limits Message ModelInfo ParseError PastaError
 Piece PromiseOpened PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds
 TextDelta ThreadDelta ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted
-UnsupportedModelError Usage VirtualClock __version__ generate stream
+UnsupportedModelError Usage __version__ generate stream
 """
 
 TYPES = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pasta_async import Client, InvalidRequestError, Limits, PromptTooLongError, Sampling, generate, stream
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
+from pasta_async.testing import ScriptedBackend, WordTokenizer
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,9 +17,8 @@ from pasta_async import (
     GenerationTimeoutError,
     Limits,
     ThreadFailedError,
-    VirtualClock,
 )
-from pasta_async.backends.scripted import Fault, ScriptedBackend
+from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ async def test_requests_are_sent_again_with_growing_waits() -> None:
     backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=error, times=4)])
     assert await ask(backend, retries=4) == "Because."
     starts = [play.started for play in backend.played]
-    waits = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    waits = [after - before for before, after in pairwise(starts)]
     assert len(waits) == 4
     for wait, full in zip(waits, (0.25, 0.5, 1.0, 2.0), strict=True):
         assert full / 2 <= wait <= full

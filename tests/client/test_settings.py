@@ -8,7 +8,7 @@ import pytest
 
 import pasta_async.backends
 from pasta_async import Client, InvalidRequestError, Limits
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import pasta_async
 from pasta_async import Client, Event, Limits, TextDelta, ThreadDelta, ThreadDone, ThreadFailedError
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, promise
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))

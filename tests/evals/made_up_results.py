@@ -8,14 +8,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.answers import FORMS, Answer
 from pasta_async.evals.load import Answered, Block
 from pasta_async.evals.methods import Played
 from pasta_async.evals.prompts import held_out
 from pasta_async.evals.task import outcome
 from pasta_async.evals.timing import Run
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

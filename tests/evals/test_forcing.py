@@ -6,11 +6,11 @@ import pytest
 
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
+from pasta_async.testing import ScriptedBackend, WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

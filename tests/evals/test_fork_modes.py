@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.fork_modes import measure, summarise
 from pasta_async.evals.prompts import Prompt
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 DOCUMENT = (
     "Two parts follow, after a few words to begin with."

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.load import Answered, Block, drive, figures, pays_up_to, summarise
 from pasta_async.evals.load.__main__ import main, measure
 from pasta_async.evals.load.summary import default_target
 from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

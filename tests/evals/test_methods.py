@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import REAL_CLOCK, VirtualClock
+from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play, rounds
 from pasta_async.evals.methods.__main__ import main, measure, summarise
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

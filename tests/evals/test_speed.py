@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.prompts import Prompt, held_out, read_prompts
@@ -20,6 +18,7 @@ from pasta_async.evals.speed import measure
 from pasta_async.evals.speedups import compare, summarise
 from pasta_async.evals.timing import Form, Run
 from pasta_async.jobs import Journal
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping

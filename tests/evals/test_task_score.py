@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client, InvalidRequestError, Sampling
-from pasta_async.backends.scripted import ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.evals.answers import answer_all
 from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.task import main, outcome, table
 from pasta_async.jobs import Journal
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

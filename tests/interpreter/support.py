@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async import Generation
-    from pasta_async.backends.scripted import Play, ScriptedBackend, Tokenizer
     from pasta_async.lang import Document, Segment, View
+    from pasta_async.testing import Play, ScriptedBackend, Tokenizer
 
 __all__ = [
     "ENDLESS",

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client, GenerationTimeoutError, Limits, ThreadFailedError
-from pasta_async.backends.scripted import Fault, ScriptedBackend
-from pasta_async.clock import VirtualClock
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 from tests.interpreter.support import RICH, answer
 
 if TYPE_CHECKING:

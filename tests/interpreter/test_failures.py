@@ -16,8 +16,8 @@ from pasta_async import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.lang import Document, Promise, parse
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
 
 if TYPE_CHECKING:

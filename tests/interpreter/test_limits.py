@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.interpreter import Slots, thread_seed
 from pasta_async.lang import parse
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import ModelInfo, Piece
-from pasta_async.backends.scripted import Script
 from pasta_async.interpreter import Machine
 from pasta_async.interpreter.context import Cut
 from pasta_async.lang import parse
+from pasta_async.testing import Script
 from tests.interpreter.support import RICH, ROOMY, documents, promise, unrolled
 from tests.interpreter.vocabularies import tokenizer
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pasta_async import Generation
-    from pasta_async.backends.scripted import Tokenizer
     from pasta_async.interpreter import Dialect
     from pasta_async.interpreter.context import Part
     from pasta_async.lang import Document
+    from pasta_async.testing import Tokenizer
 
 Choose = Callable[[int], int]
 """Which of n things that could happen next does."""

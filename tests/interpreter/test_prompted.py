@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.interpreter.thinking import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.prompting import INSTRUCTIONS
+from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
 

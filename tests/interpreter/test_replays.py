@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pasta_async.backends.scripted import Script, ScriptedBackend
 from pasta_async.lang import parse
+from pasta_async.testing import Script, ScriptedBackend
 from tests.interpreter.support import answer
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, documents, promise
 from tests.interpreter.vocabularies import tokenizer
 

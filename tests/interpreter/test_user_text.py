@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.lang import TAG_TOKENS, parse
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer
 from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, heard, unrolled
 from tests.interpreter.vocabularies import TAGGED, tokenizer
 

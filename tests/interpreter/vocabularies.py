@@ -7,14 +7,14 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.backends.scripted import WordTokenizer
 from pasta_async.lang import TAG_TOKENS
 from pasta_async.protocol import TagIds
+from pasta_async.testing import WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.backends.scripted import Tokenizer
+    from pasta_async.testing import Tokenizer
 
 __all__ = ["TAGGED", "UNTAGGED", "LibraryTokenizer", "tokenizer"]
 

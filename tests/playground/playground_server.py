@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.server import ServerSettings, create_app
+from pasta_async.testing import Fault, ScriptedBackend
 from tests.cli.written import WRITTEN
 
 if TYPE_CHECKING:

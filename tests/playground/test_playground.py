@@ -11,7 +11,7 @@ from playground_server import WatchedBackend, serving
 from playwright.async_api import expect
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.scripted import Fault
+from pasta_async.testing import Fault
 from tests.cli.written import CAUSES, END, INTRO, OUTCOME, TEXT
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import expect
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 from pasta_async.trace import timeline_page
 from tests.cli.written import CAUSES, TEXT, WRITTEN
 

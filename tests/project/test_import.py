@@ -34,6 +34,7 @@ LATE = {
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "evals/simulator/model": {"numpy"},
     "pasta_async/jobs": {"rich"},
+    "pasta_async/testing/fixtures": {"pytest"},
     "pasta_async/server": {"opentelemetry"},
 }
 """Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, what

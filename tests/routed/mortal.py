@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from pasta_async import VirtualClock
 from pasta_async.backends.routed import RoutedBackend
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 from pasta_async.errors import BackendConnectError, BackendProtocolError
+from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from mortal import answers, several
 
-from pasta_async import Client, Limits, TextDelta, ThreadFailed, VirtualClock
+from pasta_async import Client, Limits, TextDelta, ThreadFailed
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.routed.prefixes import BLOCK, Prefixes
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.errors import (
     BackendConnectError,
     BackendLostError,
@@ -22,6 +21,7 @@ from pasta_async.errors import (
     ThreadFailedError,
     UnsupportedModelError,
 )
+from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from pasta_async import DecodeRequest, ModelInfo

@@ -13,9 +13,9 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
 
 from pasta_async import BackendConnectError, InvalidRequestError
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.server.run import uvicorn_server
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from live_server import MESSAGES, official, running
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from samples import DOCUMENT, Samples
 
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

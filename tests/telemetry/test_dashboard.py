@@ -13,8 +13,8 @@ import pytest
 from samples import DOCUMENT, Samples
 
 from pasta_async import Client, ThreadFailedError
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import create_app
+from pasta_async.testing import Fault, ScriptedBackend
 
 DOCS = Path(__file__).parents[2] / "docs"
 ODD = DOCUMENT + "<sync/> A sync with nothing to join."

@@ -12,10 +12,10 @@ import pytest
 from samples import DOCUMENT
 
 from pasta_async import Client, ThreadFailedError
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.server import ServerSettings
 from pasta_async.server.operations import log_config
 from pasta_async.telemetry.logs import Logs, with_ids
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

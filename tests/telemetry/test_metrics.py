@@ -20,8 +20,8 @@ from pasta_async import (
     ThreadFailedError,
     ThreadStarted,
 )
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.telemetry.metrics import Metrics
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async import Generation, ModelInfo

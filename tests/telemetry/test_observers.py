@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from samples import DOCUMENT
 
 from pasta_async import Client
-from pasta_async.backends.scripted import ScriptedBackend
 from pasta_async.observers import AnswerObserver, AnswerStart
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,9 +15,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from samples import DOCUMENT
 
 from pasta_async import Client, Limits, ThreadFailedError, ThreadStarted
-from pasta_async.backends.scripted import Fault, ScriptedBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pasta_async import Client, Limits, ThreadFailedError
-from pasta_async.backends.scripted import Fault, Script, ScriptedBackend, WordTokenizer
+from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, promise
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 2
 
 
 async def answer(backend: ScriptedBackend, **options: Any) -> Generation:
-    async with Client(backend, clock=backend.clock) as client:
+    async with Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client:
         return await client.generate("Why?", **options)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pasta_async.backends.scripted import ScriptedBackend
+    from pasta_async.testing import ScriptedBackend
     from pasta_async.training.corpus import Record
     from pasta_async.training.preference.samples import SampledPrompt
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from draws import WRITTEN, draw
 
-from pasta_async.backends.scripted import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async.training.sample import Drawing

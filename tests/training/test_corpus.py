@@ -14,8 +14,8 @@ from command_runs import run
 
 import pasta_async
 from pasta_async import InvalidRequestError
-from pasta_async.backends.scripted import ScriptedBackend, WordTokenizer
 from pasta_async.lang import parse
+from pasta_async.testing import ScriptedBackend, WordTokenizer
 from pasta_async.training.corpus import (
     LeakageFilter,
     Record,

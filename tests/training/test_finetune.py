@@ -23,9 +23,8 @@ from pasta_async.protocol import DecodeRequest
 from pasta_async.sampling import Sampling
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop, run
-from pasta_async.training.trainer.base_model import BaseModel, shard
-from pasta_async.training.trainer.export import export_model
 from pasta_async.training.trainer.metrics import Metrics, check_tracker
+from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 

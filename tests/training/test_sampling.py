@@ -21,18 +21,17 @@ from finetune_folders import ANSWERS
 import pasta_async
 from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.scripted import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
 from pasta_async.lang import parse, views
+from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import read_samples
 from pasta_async.training.synthetic.records import draw_records
-from pasta_async.training.trainer.base_model import BaseModel
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.model import BaseModel
+from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:

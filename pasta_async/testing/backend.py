@@ -4,29 +4,82 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pasta_async.backends.scripted.cache import PrefixTree
-from pasta_async.backends.scripted.chat import Chat
-from pasta_async.backends.scripted.faults import Trap
-from pasta_async.backends.scripted.pieces import extent, pieces, unfinished
-from pasta_async.backends.scripted.script import Answer, Lines, Script, Stretch
-from pasta_async.backends.scripted.words import WordTokenizer
-from pasta_async.clock import REAL_CLOCK, VirtualClock
-from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.testing.clock import VirtualClock
+from pasta_async.testing.script import (
+    AnswerState,
+    Passage,
+    Script,
+    TokenizedScript,
+    extent,
+    pieces,
+    unfinished,
+)
+from pasta_async.testing.tokenizer import Chat, WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
-    from pasta_async.backends.scripted.faults import Fault
-    from pasta_async.backends.scripted.script import ScriptLike, ScriptSource
-    from pasta_async.backends.scripted.words import Tokenizer
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
+    from pasta_async.testing.script import ScriptLike, ScriptSource
+    from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = ["Play", "ScriptedBackend"]
+__all__ = ["Fault", "Play", "PrefixTree", "ScriptedBackend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong in a thread's request."""
+
+    thread: int
+    """0 is the main thread, k the k-th promise."""
+    after_tokens: int
+    """How many tokens the request has put out by then; one that ends sooner is not hit."""
+    kind: Literal["fail", "stall", "cut", "garbage"] = "fail"
+    """`fail` raises `error`; `stall` never says anything again; `cut` breaks the stream off, which raises a
+    `BackendProtocolError`; `garbage` writes `text` there, then goes on."""
+    times: int = 1
+    """How many of the thread's requests it is laid for, one after another."""
+    skip: int = 0
+    """How many of the thread's requests go by before that."""
+    error: Exception | None = None
+    """What `fail` raises; a `BackendError` unless given."""
+    retryable: bool = False
+    """Whether the `BackendError` says that trying again may help."""
+    text: str = '" tokens="\ufffd"/>'
+    """What `garbage` writes."""
+
+    def make_error(self) -> Exception:
+        """The exception that the request ends with."""
+        where = f"thread {self.thread} after {self.after_tokens} tokens"
+        if self.kind == "cut":
+            return BackendProtocolError(f"scripted: the stream of {where} broke off")
+        if self.error is not None:
+            return self.error
+        error = BackendError(f"scripted: failure of {where}")
+        error.retryable = self.retryable
+        return error
+
+
+@dataclass(slots=True)
+class _Trap:
+    """A fault, and how many requests of its thread have come by."""
+
+    fault: Fault
+    seen: int = 0
+
+    def hits(self, thread: int) -> bool:
+        """Count a request, and say whether it is to be hit."""
+        if thread != self.fault.thread:
+            return False
+        self.seen += 1
+        return self.fault.skip < self.seen <= self.fault.skip + self.fault.times
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +100,8 @@ class Play:
 class ScriptedBackend:
     """Plays a written document as a model would decode it: same requests, same pieces, no model.
 
-    Each request is answered with the stretch of the document that it is about: thread k hears the k-th
-    chunk, main hears its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
+    Each request is answered with the passage of the document that it is about: thread k gets the k-th
+    chunk, main gets its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
     take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
     to whatever else waits (``Client(backend, clock=backend.clock)``).
 
@@ -80,7 +133,7 @@ class ScriptedBackend:
         name: str = "scripted",
         record: bool = True,
     ) -> None:
-        """Set the scene.
+        """Say what is played, and how.
 
         Args:
             script: A document in written form, a `Document`, a raw `Script`, or one of these for each
@@ -122,11 +175,11 @@ class ScriptedBackend:
         self._tags = frozenset(self.tokenizer.tags or ())
         self._latency, self._speeds, self._prefill = latency, speeds, prefill
         self._piece, self._yield_every = piece, yield_every
-        self._traps = [Trap(fault) for fault in faults]
+        self._traps = [_Trap(fault) for fault in faults]
         self._cache = PrefixTree() if record else None
         self._shares_running = shares_running
-        self._answers: dict[str, Answer] = {}
-        self._lines: dict[tuple[int, bool], Lines] = {}
+        self._answers: dict[str, AnswerState] = {}
+        self._tokenized: dict[tuple[int, bool], TokenizedScript] = {}
         self._closed = asyncio.Event()
         self._info = ModelInfo(
             name=name,
@@ -169,14 +222,14 @@ class ScriptedBackend:
             BackendError: A fault was scripted here, no script fits the prompt, or the backend was closed.
         """
         self._refuse(request)
-        stretch, fault = self._cast(request)
+        passage, fault = self._next_passage(request)
         play = self._enter(request)
         speed = self._speeds.get(request.thread, self._latency)
         try:
             if self._prefill:
                 await self.clock.sleep(self._prefill)
             turn = self._yield_every
-            for n, piece in enumerate(self._pieces(stretch, play, fault)):
+            for n, piece in enumerate(self._pieces(passage, play, fault)):
                 if speed:
                     await self.clock.sleep(speed * len(piece.ids))
                 elif n % turn == 0:
@@ -208,38 +261,38 @@ class ScriptedBackend:
         if self._closed.is_set():
             raise BackendError("scripted: this backend was closed; make another one")
 
-    def _cast(self, request: DecodeRequest) -> tuple[Stretch, Fault | None]:
-        """What the request is to hear, and what is to go wrong."""
+    def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
+        """What the request is answered with, and what is to go wrong."""
         if forced := request.extra.get("forced"):
             texts = tuple(self.tokenizer.decode([token]) for token in forced)
-            return Stretch((*forced, self.tokenizer.end_id), (*texts, "")), None
+            return Passage((*forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
-        stretch = answer.find(request.thread, request.ids)
+        passage = answer.find(request.thread, request.ids)
         faults = [trap.fault for trap in self._traps if trap.hits(request.thread)]
         for fault in faults:
             if fault.kind == "garbage":
-                stretch = stretch.spliced(fault.after_tokens, fault.text, self.tokenizer)
-                answer.rewrite(request.thread, request.ids, stretch)
+                passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
+                answer.rewrite(request.thread, request.ids, passage)
         deadly = [fault for fault in faults if fault.kind != "garbage"]
-        return stretch, min(deadly, key=lambda fault: fault.after_tokens, default=None)
+        return passage, min(deadly, key=lambda fault: fault.after_tokens, default=None)
 
-    def _open_answer(self, ids: tuple[int, ...]) -> Answer:
+    def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
         question, plain = self._chat.question(ids)
         script = self._find_script(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        return Answer(self._read(script, plain=plain))
+        return AnswerState(self._read(script, plain=plain))
 
-    def _read(self, script: ScriptLike, *, plain: bool) -> Lines:
+    def _read(self, script: ScriptLike, *, plain: bool) -> TokenizedScript:
         """Read a script, once if it is not made on demand."""
         if callable(self._script):
-            return Lines(script, self.tokenizer, plain=plain)
-        key = (id(script), plain)  # `Lines` keeps the script, so no other gets its id
-        if key not in self._lines:
-            self._lines[key] = Lines(script, self.tokenizer, plain=plain)
-        return self._lines[key]
+            return TokenizedScript(script, self.tokenizer, plain=plain)
+        key = (id(script), plain)  # `TokenizedScript` keeps the script, so no other gets its id
+        if key not in self._tokenized:
+            self._tokenized[key] = TokenizedScript(script, self.tokenizer, plain=plain)
+        return self._tokenized[key]
 
     def _find_script(self, question: str) -> ScriptLike | None:
         script = self._script
@@ -281,19 +334,69 @@ class ScriptedBackend:
         self._leave(play, "error")
         raise fault.make_error()
 
-    def _pieces(self, stretch: Stretch, play: Play, fault: Fault | None) -> Iterator[Piece]:
-        """Cut a stretch into pieces, up to what ends the request or breaks it."""
+    def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
+        """Cut a passage into pieces, up to what ends the request or breaks it."""
         request = play.request
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        count, finish_reason = extent(stretch, request, self.tokenizer.end_id, limit)
+        count, finish_reason = extent(passage, request, self.tokenizer.end_id, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
-            yield from pieces(stretch, fault.after_tokens, size, self._tags)
+            yield from pieces(passage, fault.after_tokens, size, self._tags)
             return
-        rest = unfinished(stretch, count, self.tokenizer) if finish_reason == "length" else ""
-        for piece in pieces(stretch, count, size, self._tags):
+        rest = unfinished(passage, count, self.tokenizer) if finish_reason == "length" else ""
+        for piece in pieces(passage, count, size, self._tags):
             count -= len(piece.ids)
             if count:
                 yield piece
             else:
                 yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)
+
+
+@dataclass(slots=True)
+class _Node:
+    edge: tuple[int, ...]
+    children: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
+
+
+class PrefixTree:
+    """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
+
+    def __init__(self) -> None:
+        self._root = _Node(())
+
+    def match(self, ids: Sequence[int]) -> int:
+        """How many of the first ids some sequence begins with."""
+        return self._walk(tuple(ids))[0]
+
+    def add(self, ids: Sequence[int]) -> int:
+        """Remember a sequence; returns how much of it was known before."""
+        ids = tuple(ids)
+        at, node, parent, taken = self._walk(ids)
+        if taken < len(node.edge):  # split the edge
+            upper = _Node(node.edge[:taken], {node.edge[taken]: node})
+            parent.children[node.edge[0]] = upper
+            node.edge = node.edge[taken:]
+            node = upper
+        if at < len(ids):
+            node.children[ids[at]] = _Node(ids[at:])
+        return at
+
+    def _walk(self, ids: tuple[int, ...]) -> tuple[int, _Node, _Node, int]:
+        """Ids matched, the node reached, its parent, and how much of its edge matched."""
+        at, node, parent, taken = 0, self._root, self._root, 0
+        while at < len(ids) and (child := node.children.get(ids[at])) is not None:
+            parent, node = node, child
+            taken = _common(child.edge, ids[at : at + len(child.edge)])
+            at += taken
+            if taken < len(child.edge):
+                break
+        return at, node, parent, taken if node is not self._root else 0
+
+
+def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    if left == right:
+        return len(left)
+    for n, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return n
+    return min(len(left), len(right))

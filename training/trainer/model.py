@@ -1,16 +1,21 @@
-"""The model to train: a checkpoint folder of a known family, its tag tokens, adapters, and its shards."""
+"""The model to train: loaded from a checkpoint folder, with tag tokens and adapters; sharded; exported."""
 
 # torch, transformers and peft leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.checkpoint import load_weights, read_config
 from pasta_async.backends.tokenization import TextCodec
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "new_rows", "shard"]
+__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "new_rows", "shard"]
 
 ROW_MULTIPLE = 64
 """Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
@@ -182,3 +187,49 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
 def decoder(model: Any) -> Any:
     """The stack of layers, below adapters and head."""
     return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model.model.model
+
+
+def export_model(
+    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, processes: Processes
+) -> None:
+    """Write the model, adapters merged, with its tokenizer. Every process must call it; the first one writes.
+
+    Args:
+        model: The sharded model.
+        base: What it was made from.
+        tokenizer: Folder of the tokenizer that it was trained with.
+        end: The id that ends an answer; it is added to the end-of-text ids of the base model.
+        out: The new folder; one that is there is replaced when the new one is complete.
+        dtype: Of the weights: bfloat16, float16 or float32.
+        processes: The run's.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if processes.first:
+        whole = base.empty()
+        whole.load_state_dict(weights)
+        if base.lora_rank:
+            whole = whole.merge_and_unload()
+        _write(whole.to(getattr(torch, dtype)), base.folder, tokenizer, end, out)
+    processes.wait()
+
+
+def _write(model: Any, folder: Path, tokenizer: Path, end: int, out: Path) -> None:
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(tokenizer, partial)
+    model.config.use_cache = True
+    model.generation_config = _generation(folder, model.config, end)
+    model.save_pretrained(partial)
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
+
+
+def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:
+    """The base model's, with the end of an answer first among the ids that end a text."""
+    file = folder / "generation_config.json"
+    generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
+    known = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    known = [] if known is None else [known] if isinstance(known, int) else list(known)
+    generation.eos_token_id = list(dict.fromkeys([end, *known]))
+    return generation

@@ -1,21 +1,34 @@
-"""What a scripted model says: documents and raw scripts, turned into tokens stretch by stretch."""
+"""What a scripted model writes: documents and raw scripts, turned into tokens passage by passage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from pasta_async.lang.check import parse
 from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
 from pasta_async.lang.views import Segment, views
+from pasta_async.protocol import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence, Set
 
-    from pasta_async.backends.scripted.words import Tokenizer
+    from pasta_async.protocol import DecodeRequest, FinishReason
+    from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = ["Answer", "Lines", "Script", "ScriptLike", "ScriptSource", "Stretch"]
+__all__ = [
+    "AnswerState",
+    "TokenizedScript",
+    "Script",
+    "ScriptLike",
+    "ScriptSource",
+    "Passage",
+    "extent",
+    "pieces",
+    "unfinished",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +39,7 @@ class Script:
     """
 
     main: Sequence[str]
-    """The main thread's text, one item for each stretch: a new one begins behind a `<sync/>` that joined."""
+    """The main thread's text, one item for each passage: a new one begins behind a `<sync/>` that joined."""
     chunks: Mapping[int, str] = field(default_factory=dict[int, str])
     """What thread k (from 1) writes behind its `<async>`, `</async>` included if it writes one."""
 
@@ -59,20 +72,20 @@ def _body(chunk: Chunk) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Passage:
     """Tokens to be played, each with the text that it completes. The last one is end-of-text."""
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
 
-    def after(self, written: tuple[int, ...], tokenizer: Tokenizer) -> Stretch | None:
+    def after(self, written: tuple[int, ...], tokenizer: Tokenizer) -> Passage | None:
         """What is left when so much of it stands in the context already; None if that is something else."""
         if self.ids[: len(written)] == written:
-            at = min(len(written), len(self.ids) - 1)  # the end can always be heard again
-            return Stretch(self.ids[at:], self.texts[at:])
+            at = min(len(written), len(self.ids) - 1)  # the end can always be written again
+            return Passage(self.ids[at:], self.texts[at:])
         return self._after_text(tokenizer.decode(written), tokenizer)
 
-    def _after_text(self, written: str, tokenizer: Tokenizer) -> Stretch | None:
+    def _after_text(self, written: str, tokenizer: Tokenizer) -> Passage | None:
         """The same by text: a prompted model's tokens may have been cut and encoded again."""
         done = 0
         for n, text in enumerate(self.texts):
@@ -80,17 +93,17 @@ class Stretch:
                 if not text.startswith(written[done:]):
                     return None
                 rest = _spell(Segment(text[len(written) - done :]), tokenizer)
-                return Stretch((*rest.ids, *self.ids[n + 1 :]), (*rest.texts, *self.texts[n + 1 :]))
+                return Passage((*rest.ids, *self.ids[n + 1 :]), (*rest.texts, *self.texts[n + 1 :]))
             done += len(text)
             if done == len(written):
-                return Stretch(self.ids[n + 1 :], self.texts[n + 1 :])
+                return Passage(self.ids[n + 1 :], self.texts[n + 1 :])
         return None
 
-    def spliced(self, at: int, text: str, tokenizer: Tokenizer) -> Stretch:
+    def spliced(self, at: int, text: str, tokenizer: Tokenizer) -> Passage:
         """The same with a text written in, tags as tags where the tokenizer has them."""
-        new = _stretch(_cut(text), tokenizer)
+        new = _passage(_cut(text), tokenizer)
         ids = (*self.ids[:at], *new.ids[:-1], *self.ids[at:])
-        return Stretch(ids, (*self.texts[:at], *new.texts[:-1], *self.texts[at:]))
+        return Passage(ids, (*self.texts[:at], *new.texts[:-1], *self.texts[at:]))
 
 
 def _cut(text: str) -> list[Segment]:
@@ -102,22 +115,22 @@ def _cut(text: str) -> list[Segment]:
     return [Segment(text)] if text else []
 
 
-def _stretch(segments: Sequence[Segment], tokenizer: Tokenizer) -> Stretch:
+def _passage(segments: Sequence[Segment], tokenizer: Tokenizer) -> Passage:
     parts = [_spell(segment, tokenizer) for segment in segments]
     ids = [token for part in parts for token in part.ids]
     texts = [text for part in parts for text in part.texts]
-    return Stretch((*ids, tokenizer.end_id), (*texts, ""))
+    return Passage((*ids, tokenizer.end_id), (*texts, ""))
 
 
-def _spell(segment: Segment, tokenizer: Tokenizer) -> Stretch:
+def _spell(segment: Segment, tokenizer: Tokenizer) -> Passage:
     """Tokens of a segment, with the text that each completes: all in all, the segment's own."""
     if segment.is_tag and tokenizer.tags is not None:
-        return Stretch((tokenizer.tags[TAG_TOKENS.index(segment.text)],), (segment.text,))
+        return Passage((tokenizer.tags[TAG_TOKENS.index(segment.text)],), (segment.text,))
     ids = tokenizer.encode(segment.text)
     texts = [tokenizer.decode([token]) for token in ids]
     if "".join(texts) != segment.text:
         texts = _lagging(ids, segment.text, tokenizer)
-    return Stretch(tuple(ids), tuple(texts))
+    return Passage(tuple(ids), tuple(texts))
 
 
 def _lagging(ids: list[int], text: str, tokenizer: Tokenizer) -> list[str]:
@@ -132,73 +145,73 @@ def _lagging(ids: list[int], text: str, tokenizer: Tokenizer) -> list[str]:
     return texts
 
 
-class Lines:
-    """A script in tokens: what main says, stretch by stretch, and what each thread says."""
+class TokenizedScript:
+    """A script in tokens: what main writes, passage by passage, and what each thread writes."""
 
     def __init__(self, script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> None:
-        """Read a script; a plain one is its visible text, in one stretch."""
+        """Read a script; a plain one is its visible text, in one passage."""
         self.script: ScriptLike = script
         self.tokenizer: Tokenizer = tokenizer
-        self.main: list[Stretch] = []
-        self.chunks: dict[int, Stretch] = {}
+        self.main: list[Passage] = []
+        self.chunks: dict[int, Passage] = {}
         document = parse(script) if isinstance(script, str) else script
         if isinstance(document, Document) and plain:
-            self.main = [self.stretch([Segment(document.text)])]
+            self.main = [self.passage([Segment(document.text)])]
         elif isinstance(document, Document) and tokenizer.tags is not None:
             self._read(document)
         else:
             raw = Script.of(document) if isinstance(document, Document) else document
-            self.main = [self.stretch([Segment(text)]) for text in raw.main]
-            self.chunks = {k: self.stretch([Segment(text)]) for k, text in raw.chunks.items()}
+            self.main = [self.passage([Segment(text)]) for text in raw.main]
+            self.chunks = {k: self.passage([Segment(text)]) for k, text in raw.chunks.items()}
 
     def _read(self, document: Document) -> None:
         for view in views(document):
             if view.thread:
-                self.chunks[view.thread] = self.stretch(view.target)
+                self.chunks[view.thread] = self.passage(view.target)
             else:
-                self.main.append(self.stretch(view.target))
+                self.main.append(self.passage(view.target))
 
-    def stretch(self, segments: Sequence[Segment] = ()) -> Stretch:
+    def passage(self, segments: Sequence[Segment] = ()) -> Passage:
         """Segments in tokens, with the end behind them."""
-        return _stretch(segments, self.tokenizer)
+        return _passage(segments, self.tokenizer)
 
 
-class Answer:
-    """The state of one answer's playing: which request is to hear what."""
+class AnswerState:
+    """The state of one answer's playing: which request gets what."""
 
-    def __init__(self, lines: Lines) -> None:
-        self._tokenizer = lines.tokenizer
-        self._main, self._chunks = lines.main, lines.chunks  # shared, so never changed
-        self._silence = lines.stretch()
-        self._starts: list[tuple[int, ...]] = []  # contexts of main's stretches
-        self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current stretch began
+    def __init__(self, script: TokenizedScript) -> None:
+        self._tokenizer = script.tokenizer
+        self._main, self._chunks = script.main, script.chunks  # shared, so never changed
+        self._nothing = script.passage()
+        self._starts: list[tuple[int, ...]] = []  # contexts of main's passages
+        self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current passage began
 
-    def find(self, thread: int, ids: tuple[int, ...]) -> Stretch:
-        """What a request is to hear.
+    def find(self, thread: int, ids: tuple[int, ...]) -> Passage:
+        """What a request is answered with.
 
-        Main goes on in its stretch if its context is that stretch's with a part of it written; with any
+        Main goes on in its passage if its context is that passage's with a part of it written; with any
         other context (chunks were joined) it goes on to the next one.
         """
         if thread == 0:
             return self._find_main(ids)
-        stretch = self._chunks.get(thread, self._silence)
-        base = self._bases.get(thread) or self._behind_open(ids, stretch)
-        left = stretch.after(ids[len(base) :], self._tokenizer) if ids[: len(base)] == base else None
+        passage = self._chunks.get(thread, self._nothing)
+        base = self._bases.get(thread) or self._behind_open(ids, passage)
+        left = passage.after(ids[len(base) :], self._tokenizer) if ids[: len(base)] == base else None
         if left is None:
-            base, left = ids, stretch
+            base, left = ids, passage
         if self._tokenizer.tags is None:  # where a chunk began cannot be told from its context
             self._bases[thread] = base
         return left
 
-    def _behind_open(self, ids: tuple[int, ...], stretch: Stretch) -> tuple[int, ...]:
+    def _behind_open(self, ids: tuple[int, ...], passage: Passage) -> tuple[int, ...]:
         """The context up to the `<async>` behind which only tokens of this chunk stand."""
         tags = self._tokenizer.tags
-        for at in range(max(0, len(ids) - len(stretch.ids)), len(ids)):
-            if tags and ids[at] == tags.open_async and stretch.ids[: len(ids) - at - 1] == ids[at + 1 :]:
+        for at in range(max(0, len(ids) - len(passage.ids)), len(ids)):
+            if tags and ids[at] == tags.open_async and passage.ids[: len(ids) - at - 1] == ids[at + 1 :]:
                 return ids[: at + 1]
         return ids
 
-    def _find_main(self, ids: tuple[int, ...]) -> Stretch:
+    def _find_main(self, ids: tuple[int, ...]) -> Passage:
         if ids in self._starts:  # the same again
             del self._starts[self._starts.index(ids) + 1 :]
             return self._current()
@@ -209,16 +222,59 @@ class Answer:
         self._starts.append(ids)
         return self._current()
 
-    def _current(self) -> Stretch:
+    def _current(self) -> Passage:
         at = len(self._starts) - 1
-        return self._main[at] if at < len(self._main) else self._silence
+        return self._main[at] if at < len(self._main) else self._nothing
 
-    def rewrite(self, thread: int, ids: tuple[int, ...], stretch: Stretch) -> None:
-        """From these ids on, the thread's stretch is another one (something was written into it)."""
+    def rewrite(self, thread: int, ids: tuple[int, ...], passage: Passage) -> None:
+        """From these ids on, the thread's passage is another one (something was written into it)."""
         if thread:
             self._bases[thread] = ids
-            self._chunks = {**self._chunks, thread: stretch}
+            self._chunks = {**self._chunks, thread: passage}
         else:
             at = len(self._starts) - 1
             self._starts[at] = ids
-            self._main = [*self._main[:at], stretch, *self._main[at + 1 :]]
+            self._main = [*self._main[:at], passage, *self._main[at + 1 :]]
+
+
+def extent(passage: Passage, request: DecodeRequest, end_id: int, limit: int) -> tuple[int, FinishReason]:
+    """How many tokens of a passage a request gets, and why it ends there."""
+    ends = {*request.stop_ids, end_id}
+    count = next(n for n, token in enumerate(passage.ids, 1) if token in ends)
+    if request.stop_text:
+        count = min(count, _first_with(passage, request.stop_text))
+    return (count, "stop") if count <= limit else (limit, "length")
+
+
+def _first_with(passage: Passage, texts: tuple[str, ...]) -> int:
+    """Tokens until the first of some texts is complete."""
+    whole = "".join(passage.texts)
+    places = [place + len(text) for text in texts if (place := whole.find(text)) >= 0]
+    if not places:
+        return len(passage.ids)
+    lengths = accumulate(map(len, passage.texts))
+    return next(n for n, length in enumerate(lengths, 1) if length >= min(places))
+
+
+def pieces(passage: Passage, count: int, size: int, tags: Set[int]) -> Iterator[Piece]:
+    """The first tokens of a passage in pieces of at most some size, each tag alone."""
+    ids, texts = passage.ids, passage.texts
+    start = 0
+    for at in range(count):
+        is_tag = ids[at] in tags
+        if start < at and (is_tag or at - start >= size):
+            yield Piece(ids[start:at], "".join(texts[start:at]))
+            start = at
+        if is_tag or size == 1:
+            yield Piece((ids[at],), texts[at])
+            start = at + 1
+    if start < count:
+        yield Piece(ids[start:count], "".join(texts[start:count]))
+
+
+def unfinished(passage: Passage, count: int, tokenizer: Tokenizer) -> str:
+    """The text of a character that ending after so many tokens cuts in two."""
+    since = count
+    while since and not passage.texts[since - 1]:
+        since -= 1
+    return tokenizer.decode(passage.ids[since:count])

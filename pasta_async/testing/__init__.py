@@ -1,0 +1,23 @@
+"""What tests of your own code need: a scripted model, faults in it, a virtual clock.
+
+`pasta_async.testing.fixtures` has them as a fixture for pytest.
+"""
+
+from __future__ import annotations
+
+from pasta_async.testing.backend import Fault, Play, ScriptedBackend
+from pasta_async.testing.clock import VirtualClock
+from pasta_async.testing.script import Script, ScriptLike, ScriptSource
+from pasta_async.testing.tokenizer import Tokenizer, WordTokenizer
+
+__all__ = [
+    "Fault",
+    "Play",
+    "Script",
+    "ScriptLike",
+    "ScriptSource",
+    "ScriptedBackend",
+    "Tokenizer",
+    "VirtualClock",
+    "WordTokenizer",
+]

@@ -1,0 +1,66 @@
+"""Fixtures for pytest: a scripted model on a virtual clock.
+
+In a test module, or in the `conftest.py` at the root of your tests, write
+`pytest_plugins = ["pasta_async.testing.fixtures"]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from pasta_async.client import Client
+from pasta_async.testing.backend import ScriptedBackend
+from pasta_async.testing.clock import VirtualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pasta_async.limits import Limits
+    from pasta_async.testing.backend import Fault
+    from pasta_async.testing.script import ScriptSource
+
+__all__ = ["ScriptedClient", "scripted_client", "virtual_clock"]
+
+
+class ScriptedClient(Protocol):
+    """What the fixture `scripted_client` is: a function that makes clients."""
+
+    def __call__(
+        self,
+        script: ScriptSource,
+        *,
+        latency: float = 0.0,
+        thread_latency: Mapping[int, float] | None = None,
+        faults: Sequence[Fault] = (),
+        limits: Limits | None = None,
+    ) -> Client:
+        """A client of a model that plays a script. See `ScriptedBackend` for the arguments."""
+        ...
+
+
+@pytest.fixture
+def virtual_clock() -> VirtualClock:
+    """The clock of a test's scripted clients, at 0 s."""
+    return VirtualClock()
+
+
+@pytest.fixture
+def scripted_client(virtual_clock: VirtualClock) -> ScriptedClient:
+    """Makes clients of models that play a script; they share a virtual clock, and need no closing."""
+
+    def make(
+        script: ScriptSource,
+        *,
+        latency: float = 0.0,
+        thread_latency: Mapping[int, float] | None = None,
+        faults: Sequence[Fault] = (),
+        limits: Limits | None = None,
+    ) -> Client:
+        backend = ScriptedBackend(
+            script, clock=virtual_clock, latency=latency, thread_latency=thread_latency, faults=faults
+        )
+        return Client(backend, clock=virtual_clock, limits=limits)
+
+    return make
