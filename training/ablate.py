@@ -23,10 +23,9 @@ from transformers import (
 
 from pasta_async import Client
 from pasta_async.cli.command import run_command
-from pasta_async.training.data import collate
 from pasta_async.training.evaluate import evaluate, table
 from pasta_async.training.packing import pack_hidden, pack_views
-from pasta_async.training.pretrain import loss_of, save_model
+from pasta_async.training.pretrain import collate, loss_of, save_model
 from pasta_async.training.synthetic import sample
 from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import Codec

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from pasta_async.lang.views import views
-from pasta_async.training.data import Batches, collate
 from pasta_async.training.packing import pack_hidden, pack_plain, pack_views
-from pasta_async.training.pretrain import Config, Trainer, build_model, loss_of
+from pasta_async.training.pretrain import Batches, Config, Trainer, build_model, collate, loss_of
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import Codec, build_tokenizer
 

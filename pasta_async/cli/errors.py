@@ -1,11 +1,11 @@
-"""Text in, and errors out, in words."""
+"""Errors of `pasta-async` as a line on stderr and an exit code, and text from files."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -14,16 +14,7 @@ from pasta_async.errors import InvalidRequestError, PastaError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["BACKEND", "errors_in_words", "fail", "given", "read_text"]
-
-
-BACKEND: Any = typer.Option(
-    "--backend",
-    "-b",
-    help="local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over "
-    "servers of one model; default: PASTA_BACKEND, or local:.",
-)
-"""The option that every command that answers has."""
+__all__ = ["fail", "read_text", "reported_errors"]
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
@@ -33,7 +24,7 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
 
 
 @contextmanager
-def errors_in_words() -> Generator[None]:
+def reported_errors() -> Generator[None]:
     """Turn the errors that a user can do something about into a line on stderr and an exit code."""
     try:
         yield
@@ -41,11 +32,6 @@ def errors_in_words() -> Generator[None]:
         fail(str(error), code=2)
     except (PastaError, ModuleNotFoundError) as error:
         fail(str(error))
-
-
-def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that the command line gave."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def read_text(name: str) -> str:
