@@ -22,12 +22,13 @@ def _renamed(stored: Any) -> Any:
     """What was stored before `finish` was called `finish_reason`, as it is called now."""
     if isinstance(stored, list | tuple):
         return [_renamed(one) for one in cast("list[Any]", stored)]
-    fields = cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
-    if "finish" not in fields:
+    if not isinstance(stored, dict):
         return stored
-    fields = {name: _renamed(value) for name, value in fields.items()}
-    reason = fields.pop("finish")
-    return {**fields, "finish_reason": {"end": "stop", "interrupted": "error"}.get(reason, reason)}
+    fields = {name: _renamed(value) for name, value in cast("dict[str, Any]", stored).items()}
+    if "finish" in fields:
+        reason = fields.pop("finish")
+        fields["finish_reason"] = {"end": "stop", "interrupted": "error"}.get(reason, reason)
+    return fields
 
 
 class Plain(StrictModel):
