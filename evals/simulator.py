@@ -91,7 +91,9 @@ async def take_samples(
             an answer.
         clock: Measures.
     """
-    words = await backend.encode(" ".join(f"{number} apples and" for number in range(2000)))
+    words = list[int]()
+    for start in range(0, 2000, 50):  # texts that fit any context
+        words += await backend.encode(" ".join(f"{k} apples and" for k in range(start, start + 50)))
     found: dict[tuple[int, int], list[tuple[float, float]]] = {setting: [] for setting in settings}
     for turn in range(rounds + 1):
         for setting in settings:

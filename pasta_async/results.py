@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
 from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
-from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
@@ -107,6 +107,23 @@ class Generation(_Record):
     parallel: bool
     notes: tuple[str, ...] = ()
     """What the backend could not honour, a seed for instance."""
+
+    @classmethod
+    def empty(cls, *, parallel: bool = True, finish_reason: FinishReason = "error") -> Self:
+        """The part of an answer of which nothing was decoded."""
+        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
+        return cls(
+            text="",
+            document=Document(),
+            threads=(),
+            usage=usage,
+            critical_path=0,
+            text_tokens=0,
+            finish_reason=finish_reason,
+            elapsed=0.0,
+            timeline=(),
+            parallel=parallel,
+        )
 
     @field_serializer("document")
     def _written(self, document: Document) -> str:

@@ -1,4 +1,4 @@
-"""Slots: how many threads of a client decode at once, and who goes first."""
+"""How many threads of a client decode at once, and who goes first."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def run(main: Callable[[Sequence[str]], None], command: str, *more: object) -> N
     """A command that has to end well."""
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(command), *map(str, more)])
-    assert not ended.value.code
+    assert not ended.value.code, ended.value.code
 
 
 def refused(main: Callable[[Sequence[str]], None], command: str, *more: object) -> str:

@@ -131,7 +131,7 @@ def last(count: int) -> int:
     return count - 1
 
 
-def told(outcome: tuple[Generation, Outcome]) -> object:
+def comparable(outcome: tuple[Generation, Outcome]) -> object:
     generation, contexts = outcome
     return (
         generation.document,
@@ -158,8 +158,8 @@ def test_the_outcome_does_not_depend_on_the_interleaving(
     outcome = run(annotating(document, name), "ids", choose)
     assert outcome[0].document == document
     assert outcome[0].text == document.text
-    assert told(outcome) == told(run(annotating(document, name), "ids", first))
-    assert told(outcome) == told(run(annotating(document, name), "ids", last))
+    assert comparable(outcome) == comparable(run(annotating(document, name), "ids", first))
+    assert comparable(outcome) == comparable(run(annotating(document, name), "ids", last))
 
 
 @pytest.mark.parametrize("order", [first, last])
@@ -190,8 +190,8 @@ def test_the_same_for_a_model_that_writes_tags_as_text(
     outcome = run(prompted(document, name, behind), "text", choose)
     assert outcome[0].document == document
     assert outcome[0].text == document.text
-    assert told(outcome) == told(run(prompted(document, name, behind), "text", first))
-    assert told(outcome) == told(run(prompted(document, name, behind), "text", last))
+    assert comparable(outcome) == comparable(run(prompted(document, name, behind), "text", first))
+    assert comparable(outcome) == comparable(run(prompted(document, name, behind), "text", last))
 
 
 def test_the_critical_path_is_the_longest_chain_of_each_round_in_tokens() -> None:
