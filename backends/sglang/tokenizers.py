@@ -6,7 +6,7 @@ inside every such string (`pasta_async.backends.guard`), has the text encoded, a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
 from pasta_async.backends.sglang.events import LocalReader, RemoteReader, checked_token_ids
@@ -22,51 +22,17 @@ from pasta_async.protocol import TagIds
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pasta_async.backends.sglang.events import Increment
     from pasta_async.backends.sglang.transport import Server
     from pasta_async.backends.tokenization import TextCodec
-    from pasta_async.protocol import Message, Piece
+    from pasta_async.protocol import Message
 
-__all__ = ["LocalTokenizer", "Reader", "RemoteTokenizer", "Tokenizer"]
+__all__ = ["LocalTokenizer", "RemoteTokenizer", "Tokenizer"]
 
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""
 
 ROUNDS = 8
 """Times new special tokens may show up behind those that were cut: they overlap."""
-
-
-class Reader(Protocol):
-    """Cuts what a request adds into pieces."""
-
-    async def read(self, new: Increment) -> list[Piece]:
-        """The pieces of an increment."""
-        ...
-
-
-class Tokenizer(Protocol):
-    """The text side of a model."""
-
-    @property
-    def tags(self) -> TagIds | None:
-        """Ids of the tag tokens, if the model has them."""
-        ...
-
-    async def encode(self, text: str) -> list[int]:
-        """Ids of text as data."""
-        ...
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Ids of messages by the chat template; what stands in them is data."""
-        ...
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens kept."""
-        ...
-
-    def reader(self, stop_ids: Sequence[int]) -> Reader:
-        """A reader for one request, which asked to stop at these ids."""
-        ...
 
 
 class LocalTokenizer:
@@ -294,6 +260,10 @@ class RemoteTokenizer:
             )
         [around] = await self.tokenize([""], special=True)
         return [*around[:1], *await self.encode(content)]
+
+
+Tokenizer = RemoteTokenizer | LocalTokenizer
+"""The text side of a model."""
 
 
 def _cannot_guard() -> InvalidRequestError:

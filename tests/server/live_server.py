@@ -12,7 +12,7 @@ import httpx
 import openai
 import uvicorn
 
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.server import ServerSettings, create_app
 
 if TYPE_CHECKING:

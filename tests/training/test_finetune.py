@@ -117,18 +117,21 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> Non
         finetune(settings(tmp_path, steps=2))
 
 
-def test_sigterm_writes_a_checkpoint_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_leaves(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = loop.Loop.update
 
     def interrupted(self: loop.Loop) -> dict[str, float]:
         if self.step == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
         return update(self)
 
     monkeypatch.setattr(loop.Loop, "update", interrupted)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(sent)
     assert not finetune(settings(tmp_path))
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(sent) == before
     assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000002"]
     monkeypatch.undo()
     assert finetune(settings(tmp_path))

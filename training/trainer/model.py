@@ -80,13 +80,7 @@ class BaseModel:
 
     def empty(self) -> Any:
         """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
-        config = self.config()
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        model.to_empty(device="cpu")
-        model.tie_weights()
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are in no checkpoint
-        return self._finished(model)
+        return self._finished(self._skeleton().to_empty(device="cpu"))
 
     def loaded(self) -> Any:
         """The model with the base weights, float32, on the CPU; tags start as the mean of their pieces.
@@ -100,15 +94,15 @@ class BaseModel:
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in weights:
                 weights[name] = _grown(weights[name], new_rows(shape.vocab_size, self.tag_ids), pieces)
-        config = self.config()
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         if shape.tied:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model = self._skeleton()
         model.load_state_dict(weights, assign=True)
-        model.tie_weights()
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)
         return self._finished(model)
+
+    def _skeleton(self) -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
 
     def _pieces(self) -> dict[int, list[int]]:
         """For each added tag the ids that its text had before."""
@@ -120,6 +114,9 @@ class BaseModel:
         }
 
     def _finished(self, model: Any) -> Any:
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
         model.set_attn_implementation(self.attention)
         model.config.use_cache = False
         if self.lora_rank:
