@@ -23,8 +23,9 @@ from transformers import (
 
 from pasta_async import Client
 from pasta_async.cli.command import run_command
+from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN
 from pasta_async.training.evaluate import evaluate, table
-from pasta_async.training.packing import pack_hidden, pack_views
+from pasta_async.training.packing import pack_views
 from pasta_async.training.pretrain import collate, loss_of, save_model
 from pasta_async.training.synthetic import sample
 from pasta_async.training.synthetic.records import parallel_chain
@@ -92,7 +93,8 @@ def _draw(codec: Codec, rng: random.Random) -> Trie:
     example = sample(family, rng.getrandbits(40), "train", codec.count)
     prompt = codec.prompt(example.prompt, pasta=True)
     if family == "totals":
-        return pack_hidden(codec, prompt, example.document)
+        hidden = (codec.special(ASYNC_OPEN), codec.special(ASYNC_CLOSE))
+        return pack_views(codec, prompt, example.document, hidden)
     return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 

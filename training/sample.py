@@ -23,7 +23,7 @@ from pasta_async.backends import backend_names
 from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_lines
+from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
 from pasta_async.training.failure_budget import FailureBudget
 from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
@@ -43,9 +43,7 @@ class SampleSettings(StrictModel):
     """How to draw. Every field is a flag of the command line."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
-    prompts: tuple[Path, ...] = Field(
-        min_length=1, description="files of records; their prompts are answered"
-    )
+    prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
     skip: int = Field(default=0, ge=0, description="leave out the first so many prompts")
@@ -107,7 +105,7 @@ async def sample(settings: SampleSettings) -> Summary:
         drawing = await _drawing(settings, stack)
         advance = stack.enter_context(progress(len(records) * (settings.n + 1), "answers"))
         prompts = await drawing.run(records, advance)
-    write_lines(settings.out, prompts)
+    write_records(settings.out, prompts)
     samples = [one for prompt in prompts for one in prompt.samples]
     return Summary(
         prompts=len(prompts),
@@ -257,7 +255,7 @@ class Drawing:
                 )
             except PastaError as failure:
                 error, generation = self._failed(failure), failure.partial
-        sample = _sample(number, seed, generation, exchanges, error, tagged=info.tags is not None)
+        sample = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         self._samples[_key(record), number] = sample
         self.totals["tokens"] += sample.tokens
         if not error:
@@ -301,24 +299,14 @@ def _sample(
     generation: Generation | None,
     exchanges: Sequence[Exchange],
     error: str,
-    *,
     tagged: bool,
 ) -> Sample:
     """An answer, or the part of one that an error left, as it is stored."""
     if generation is None:
-        return Sample(
-            number=number,
-            seed=seed,
-            text="",
-            written="",
-            finish_reason="error",
-            error=error,
-            well_formed=False,
-            tokens=0,
-            critical_path=0,
-            exact=False,
-        )
+        return Sample(number=number, seed=seed, finish_reason="error", error=error)
     superseded = [one.thread for one in generation.threads if one.finish_reason == "superseded"]
+    # Of a cut answer with threads, some of what was decoded stands behind the cut.
+    dropped = superseded or (generation.finish_reason == "length" and len(generation.threads) > 1)
     trie = trie_of(exchanges, superseded)
     tokens = generation.usage.completion_tokens
     return Sample(
@@ -335,7 +323,7 @@ def _sample(
         ids=tuple(trie.ids),
         parents=tuple(trie.parents),
         targets=tuple(trie.targets),
-        exact=tagged and not error and not superseded and len(trie.targets) == tokens,
+        exact=tagged and not error and not dropped and len(trie.targets) == tokens,
     )
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, model_validator
 from pasta_async.cli.command import run_command
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, write_lines
+from pasta_async.training.corpus.records import StrictModel, write_records
 from pasta_async.training.failure_budget import FailureBudget
 from pasta_async.training.preference.judges import PairwiseJudge, TaskJudge
 from pasta_async.training.preference.samples import Score, read_samples, value
@@ -134,7 +134,7 @@ async def score(settings: ScoreSettings) -> Summary:
         for sample in prompt.samples
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
-    write_lines(settings.out, scores)
+    write_records(settings.out, scores)
     summary = _summary(prompts, scores, failures)
     if isinstance(judge, PairwiseJudge):
         costs = {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}

@@ -43,11 +43,14 @@ def draw(
     n: int = 3,
     together: int = 2,
     plain: ScriptedBackend | None = None,
+    max_tokens: int = 2048,
     after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own."""
-    settings = SampleSettings(prompts=(journal,), out=journal, n=n, together=together, seed=7)
+    settings = SampleSettings(
+        prompts=(journal,), out=journal, n=n, together=together, seed=7, max_tokens=max_tokens
+    )
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
         recording = Recording(backend)

@@ -234,6 +234,13 @@ def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     assert sample.tokens == len(sample.targets) + len(said)
 
 
+def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path: Path) -> None:
+    cut, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "cut.jsonl", records("one"), max_tokens=20)
+    assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
+    plain, _ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
+    assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
+
+
 def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN, tokenizer=WordTokenizer(tags=False))
     prompts, _ = draw(backend, tmp_path / "j.jsonl", records("one"))
@@ -356,6 +363,16 @@ def test_bad_input_ends_it_before_anything_is_drawn(
     write_records(tmp_path / "prompts.jsonl", records())
     assert message in str(run(sampling.main, *flags(tmp_path, **given)))
     assert not list(tmp_path.glob("samples*"))
+
+
+def test_samples_that_an_earlier_version_stored_are_still_read(tmp_path: Path) -> None:
+    prompts, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", records("one"))
+    write_records(tmp_path / "new.jsonl", prompts)
+    written = (tmp_path / "new.jsonl").read_text()
+    assert '"finish_reason":"stop"' in written
+    old = written.replace('"finish_reason":"stop"', '"finish":"end"').replace("finish_reason", "finish")
+    (tmp_path / "old.jsonl").write_text(old)
+    assert read_samples(tmp_path / "old.jsonl") == read_samples(tmp_path / "new.jsonl") == prompts
 
 
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:

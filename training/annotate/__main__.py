@@ -21,7 +21,7 @@ from pasta_async.cli.command import run_command
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.annotate.annotator import Annotator, Rejected, annotated, journal_identity
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
-from pasta_async.training.corpus.records import Record, write_lines
+from pasta_async.training.corpus.records import Record, write_records
 from pasta_async.training.corpus.sources import SourceSettings
 from pasta_async.training.corpus.tokens import text_speedup, token_counter
 from pasta_async.training.endpoint import Endpoint
@@ -105,8 +105,8 @@ class Summary(BaseModel):
     completion_tokens: int
     """Of all replies, also those of earlier runs."""
     seconds: float
-    left_out: str
-    """Records that were left out as repeated, or as leaking evaluation prompts."""
+    left_out: dict[str, int]
+    """Records that were left out: repeated, or leaking an evaluation prompt, by rule."""
     parallelism: Parallelism | None
     """Of what was accepted."""
 
@@ -136,7 +136,13 @@ def annotate(settings: AnnotateSettings) -> Summary:
     totals, problems = Counter[str](), Counter[str]()
     if settings.heuristic:
         name = f"structure:{settings.cut}"
-        outcomes = _by_structure(settings, records, name, count)
+
+        def annotate_record(record: Record) -> Record:
+            text = record.document.text
+            document = annotate_by_structure(text, count, settings.cut, settings.least)
+            return annotated(record, document, name, count)
+
+        outcomes: list[Outcome] = [annotate_record(record) for record in records]
     else:
         name = settings.model
         outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
@@ -150,27 +156,14 @@ def annotate(settings: AnnotateSettings) -> Summary:
         rejected=len(rejected) - totals["unanswered"],
         reasons=dict(problems.most_common()),
         seconds=round(time.monotonic() - started, 3),
-        left_out=leaks.summary(),
+        left_out=dict(leaks.counts),
         parallelism=_parallelism(accepted, count),
         **{field: totals[field] for field in fields},
     )
-    write_lines(settings.out / "annotated.jsonl", accepted)
-    write_lines(settings.out / "rejected.jsonl", rejected)
+    write_records(settings.out / "annotated.jsonl", accepted)
+    write_records(settings.out / "rejected.jsonl", rejected)
     (settings.out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return summary
-
-
-def _by_structure(
-    settings: AnnotateSettings, records: Sequence[Record], name: str, count: CountTokens
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    with progress(len(records), "answers") as advance:
-        for record in records:
-            text = record.document.text
-            document = annotate_by_structure(text, count, cut=settings.cut, least=settings.least)
-            outcomes.append(annotated(record, document, name, count))
-            advance()
-    return outcomes
 
 
 async def _by_endpoint(

@@ -41,7 +41,7 @@ def convert(settings: CorpusSettings) -> None:
     """
     records, leaks = settings.read()
     written = write_records(settings.out, records)
-    print(f"{written} records in {settings.out}; {leaks.summary()}")
+    print(f"{written} records in {settings.out}; left out: {dict(leaks.counts)}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,13 +37,11 @@ NEAR = 0.7
 INSIDE = 0.95
 INSIDE_WORDS = 8
 
-Rule = Literal["exact", "near", "inside"]
-
 
 class Overlap(NamedTuple):
     """Why a prompt is kept out."""
 
-    rule: Rule
+    rule: Literal["exact", "near", "inside"]
     prompt: str
     """The evaluation prompt that it meets."""
     likeness: float
@@ -107,14 +105,6 @@ class LeakageFilter:
                 yield record
             else:
                 self.counts[found.rule] += 1
-
-    def summary(self) -> str:
-        """How many records were left out so far, and why."""
-        repeated = f"{self.counts['repeated']} left out as repeated"
-        if not self.prompts:
-            return f"{repeated}, none compared with evaluation prompts"
-        leaks = ", ".join(f"{self.counts[rule]} {rule}" for rule in get_args(Rule))
-        return f"{repeated}, as leaking one of {len(self.prompts)} evaluation prompts: {leaks}"
 
 
 def normalise(prompt: str) -> str:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["JUDGE_PROMPT", "Judge", "PairwiseJudge", "TaskJudge", "comparison"]
 
 _FIRST, _SECOND = "m", "M"
-_TRIES = 2
-"""Replies for one comparison, where the first has no verdict."""
 
 JUDGE_PROMPT = (
     "You compare two answers to the same prompt, as a careful reader would who needs a right, complete and "
@@ -128,22 +126,15 @@ class PairwiseJudge:
         return self._known[key]
 
     async def _ask(self, messages: list[Message]) -> float:
-        problem = BackendProtocolError("the judge was not asked")
-        for _ in range(_TRIES):
-            self.requests += 1
-            try:
-                reply = await self._endpoint.complete(messages)
-            except BackendProtocolError as error:
-                problem = error
-                continue
-            self.tokens += reply.prompt_tokens + reply.completion_tokens
-            if (verdict := _verdict(reply.first_token)) is not None:
-                return verdict
-            problem = BackendProtocolError(
+        self.requests += 1
+        reply = await self._endpoint.complete(messages)
+        self.tokens += reply.prompt_tokens + reply.completion_tokens
+        if (verdict := _verdict(reply.first_token)) is None:
+            raise BackendProtocolError(
                 f"the judge's reply {reply.text!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it "
                 "must serve logprobs and top_logprobs, and answer by the name alone"
             )
-        raise problem
+        return verdict
 
 
 def comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:

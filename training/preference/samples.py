@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from pasta_async.protocol import FinishReason, Message  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.training.corpus.records import StrictModel, check_messages, read_lines
+from pasta_async.training.corpus.records import Prompt, StrictModel, read_lines
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Plain", "Sample", "SampledPrompt", "Score", "read_samples", "read_scores", "value"]
+
+
+def _renamed(stored: Any) -> Any:
+    """What was stored before `finish` was called `finish_reason`, as it is called now."""
+    if isinstance(stored, list | tuple):
+        return [_renamed(one) for one in cast("list[Any]", stored)]
+    if not isinstance(stored, dict):
+        return stored
+    fields = {name: _renamed(value) for name, value in cast("dict[str, Any]", stored).items()}
+    if "finish" in fields:
+        reason = fields.pop("finish")
+        fields["finish_reason"] = {"end": "stop", "interrupted": "error"}.get(reason, reason)
+    return fields
 
 
 class Plain(StrictModel):
@@ -33,18 +46,18 @@ class Sample(StrictModel):
     """Its place among the answers to its prompt."""
     seed: int | None
     """Of the answer (`Sampling.seed`); None where the backend honours none."""
-    text: str
+    text: str = ""
     """What a reader sees."""
-    written: str
+    written: str = ""
     """With the tags."""
     finish_reason: FinishReason
     error: str = ""
     """What ended it, if an error did: the rest is what there was by then."""
-    well_formed: bool
+    well_formed: bool = False
     """Whether it ended by itself, without a diagnostic."""
-    tokens: int = Field(ge=0)
+    tokens: int = Field(default=0, ge=0)
     """Generated, tags counted."""
-    critical_path: int = Field(ge=0)
+    critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags counted."""
     threads: tuple[ThreadRecord, ...] = ()
     """The full record: main, and a thread for each promise."""
@@ -54,8 +67,13 @@ class Sample(StrictModel):
     """The index of each token's parent; -1 for the first one."""
     targets: tuple[int, ...] = ()
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
-    exact: bool
+    exact: bool = False
     """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgraded(cls, stored: Any) -> Any:
+        return _renamed(stored)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -80,15 +98,10 @@ class SampledPrompt(StrictModel):
 
     id: str = Field(min_length=1)
     """Of the record that the prompt is from."""
-    messages: tuple[Message, ...]
+    messages: Prompt
     samples: tuple[Sample, ...]
     """In the order of their numbers."""
     baseline: Plain
-
-    @field_validator("messages")
-    @classmethod
-    def _prompt(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        return check_messages(messages)
 
 
 class Score(StrictModel):
