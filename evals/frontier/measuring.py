@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -22,24 +21,24 @@ from pydantic import Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.cli.command import run_command
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, answer_all
 from pasta_async.evals.commands import Settings
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.speed import kept_runs, time_answers, warm_up
+from pasta_async.evals.speed import measure as timed
 from pasta_async.evals.statistics import estimate, format_estimate, geometric_mean, share
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference.samples import Plain, SampledPrompt
 from pasta_async.training.score import ScoreSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+    from pasta_async import Client
     from pasta_async.evals.documents import Prompt
     from pasta_async.evals.speed import Form, Run
 
@@ -181,18 +180,15 @@ async def _time_all(
     """Both models' answers one at a time, in the order A B B A. Cancelling it closes both."""
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
     measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Mapping[Form, Client]]:
+        async with cold_client(settings.backend) as client, cold_client(baseline) as plain:
+            yield {"parallel": client, "baseline": plain}
+
     with Journal(settings.out / "timed.jsonl", measured) as journal:
-        if len(known := kept_runs(journal)) == 2 * settings.passes * len(prompts):
-            return known
-        runs: list[Run] = []
-        with progress(2 * settings.passes * len(prompts), "timed answers") as done:
-            for number in range(settings.passes):
-                async with cold_client(settings.backend) as client, cold_client(baseline) as plain:
-                    timed = partial(time_answers, clock=REAL_CLOCK, number=number, sampling=sampling)
-                    await warm_up(client, warm, sampling)
-                    await warm_up(plain, warm, sampling)
-                    runs += await timed(client, prompts, baseline=plain, journal=journal, done=done)
-    return runs
+        passes = settings.passes
+        return await timed(opened, prompts, warm=warm, passes=passes, sampling=sampling, journal=journal)
 
 
 async def _compare_by_judge(
