@@ -123,6 +123,22 @@ class Client:
                 self._info = await with_retries(self._backend.connect, self.limits.retries, self._clock)
         return self._info
 
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+
+        Raises:
+            InvalidRequestError: It cannot be encoded, or is longer than the model or the limits take.
+            GenerationTimeoutError: It took longer than `Limits.timeout`.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        async with self._time_limit(self.limits):
+            info = await self.connect()
+            ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
+        check_length(ids, info, self.limits)
+        return ids
+
     async def generate(
         self,
         prompt: Prompt,
