@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -18,9 +18,6 @@ from pasta_async.lang.diagnostics import Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
-
-if TYPE_CHECKING:
-    from pasta_async.trace.perfetto import PerfettoTrace
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
@@ -165,16 +162,3 @@ class Generation(_Record):
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
         return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0
-
-    def to_perfetto(self, baseline: Generation | None = None) -> PerfettoTrace:
-        """The timeline as Chrome trace events: `json.dump` it, and Perfetto or `chrome://tracing` opens it.
-
-        Threads are tracks, promises async slices, and flows lead from a promise to its thread to its join.
-        Times are microseconds since the answer began.
-
-        Args:
-            baseline: Put into the trace as a second process.
-        """
-        from pasta_async.trace.perfetto import perfetto_trace
-
-        return perfetto_trace(self, baseline)
