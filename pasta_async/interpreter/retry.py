@@ -9,7 +9,7 @@ import random
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
-from pasta_async.errors import BackendError, BackendLostError, BackendStatusError, PastaError
+from pasta_async.errors import BackendError, BackendLostError, BackendStatusError, PastaError, ThreadFailedError
 from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
@@ -85,12 +85,19 @@ async def run_restarting(
         try:
             return await attempt(screen.show if emit else None, notes)
         except PastaError as error:
-            lost = error.__cause__
-            if not isinstance(lost, BackendLostError) or screen.begun or len(notes) == restarts:
+            if screen.begun or len(notes) == restarts or not _lost_midway(error):
                 await screen.end()
                 raise
             await screen.restart()
-            notes = (*notes, f"started again elsewhere: {lost}")
+            notes = (*notes, f"started again elsewhere: {error.__cause__}")
+
+
+def _lost_midway(error: PastaError) -> bool:
+    """Whether a server was lost that had sent tokens. Without any, the request was sent again already."""
+    if not isinstance(error, ThreadFailedError) or not isinstance(error.__cause__, BackendLostError):
+        return False
+    requests = error.partial.threads[error.thread].requests if error.partial else ()
+    return bool(requests) and requests[-1].completion_tokens > 0
 
 
 class _Screen:
