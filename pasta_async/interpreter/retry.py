@@ -9,7 +9,13 @@ import random
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
-from pasta_async.errors import BackendError, BackendLostError, BackendStatusError, PastaError, ThreadFailedError
+from pasta_async.errors import (
+    BackendError,
+    BackendLostError,
+    BackendStatusError,
+    PastaError,
+    ThreadFailedError,
+)
 from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
