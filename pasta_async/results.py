@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,9 @@ from pasta_async.lang.diagnostics import Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
@@ -142,6 +145,11 @@ class Generation(_Record):
         }
         found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
         return {**given, "document": Document(parse(given["document"]).nodes, found)}
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a notebook shows: the text and a few figures, not every record."""
+        yield from ((name, getattr(self, name)) for name in ("text", "finish_reason", "critical_path"))
+        yield "threads", len(self.threads)
 
     @field_serializer("document")
     def _written(self, document: Document) -> str:
