@@ -35,7 +35,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 
     from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
@@ -327,7 +327,7 @@ class Client:
             ids, thinking = await self._encode(ids, messages, dialect, start)
         check_length(ids, info, limits)
 
-        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Runner:
+        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
             machine = Machine(
                 info,
                 dialect,
@@ -359,7 +359,7 @@ class Client:
             observation.partial = runner.partial
             if watch:
                 watch(runner.partial)
-            return runner
+            return runner.run()
 
         return await run_restarting(attempt, emit, limits.retries)
 
