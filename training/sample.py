@@ -24,7 +24,7 @@ from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
 from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
-from pasta_async.training.failure_budget import FailureBudget
+from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
 

@@ -24,8 +24,8 @@ from pydantic import BaseModel, Field, model_validator
 from pasta_async.cli.command import run_command
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, write_records
-from pasta_async.training.failure_budget import FailureBudget
+from pasta_async.training.corpus.records import write_records
+from pasta_async.training.endpoint import Endpoint, EndpointSettings, FailureBudget
 from pasta_async.training.preference.judges import PairwiseJudge, TaskJudge
 from pasta_async.training.preference.samples import Score, read_samples, value
 
@@ -43,17 +43,13 @@ WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 _OWN = re.compile(r"[\w.]+:\w+")
 
 
-class ScoreSettings(StrictModel):
+class ScoreSettings(EndpointSettings):
     """How to score. Every field is a flag of the command line."""
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
     judge: str = Field(description="task; an endpoint, http://host:30000/v1; or package.module:name")
     judge_model: str = Field(default="", description="name of the model at the endpoint")
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
-    retries: int = Field(default=5, ge=0, description="of a request that fails")
-    timeout: float = Field(default=120.0, gt=0, description="seconds for a request")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -175,22 +171,11 @@ async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
         return TaskJudge()
     if not settings.remote:
         return _own(settings.judge)
-    from pasta_async.training.endpoint import Endpoint  # its client takes a second to import
-
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
     identity = PairwiseJudge.journal_identity(settings.judge, settings.judge_model)
     journal = stack.enter_context(Journal(path, identity))
-    endpoint = Endpoint(
-        settings.judge,
-        settings.judge_model,
-        key_variable=settings.key_variable,
-        retries=settings.retries,
-        timeout=settings.timeout,
-        temperature=0.0,
-        max_tokens=1,
-        logprobs=True,
-        top_logprobs=5,
-    )
+    fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
+    endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(await stack.enter_async_context(endpoint), journal)
 
 
