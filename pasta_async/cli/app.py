@@ -298,7 +298,7 @@ def _serve(
 ) -> int:
     """Serve until a signal ends it; the exit code."""
     try:
-        from pasta_async.server.run import serve as run
+        from pasta_async.server.app import create_app, uvicorn_server
         from pasta_async.server.settings import ServerSettings
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
@@ -309,7 +309,9 @@ def _serve(
 
     chosen = ServerSettings(**settings)
     limited = Limits(**limits)
-    return run(backend or names or None, chosen, limited)
+    server = uvicorn_server(create_app(backend or names or None, chosen, limits=limited), chosen)
+    server.run()
+    return 0 if server.started else 1
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class Files:
             prompt: Shown on the page.
         """
         if self.trace:
-            _write(self.trace, json.dumps(answer.to_perfetto(baseline)))
+            from pasta_async.trace import perfetto_trace
+
+            _write(self.trace, json.dumps(perfetto_trace(answer, baseline)))
         if self.html:
             from pasta_async.trace import timeline_page
 
