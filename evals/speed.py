@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,6 +65,7 @@ __all__ = [
     "compare",
     "main",
     "measure",
+    "open_forms",
     "run",
     "summarise",
 ]
@@ -154,6 +156,17 @@ async def measure(
     return [found[one] for one in order]
 
 
+@asynccontextmanager
+async def open_forms(
+    backend: str, *, baseline: str | None = None, documents: Mapping[str, Document] | None = None
+) -> AsyncGenerator[Mapping[Form, Client]]:
+    """Clients for both forms, with a cold prefix cache; `baseline` is another model that answers as one."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(cold_client(backend, documents))
+        plain = client if baseline is None else await stack.enter_async_context(cold_client(baseline))
+        yield {"parallel": client, "baseline": plain}
+
+
 async def _answer(client: Client, prompt: Prompt, form: Form, sampling: Sampling) -> Generation:
     return await client.generate(prompt.text, sampling=sampling, baseline=form == "baseline")
 
@@ -183,6 +196,7 @@ def _timed(
 class Comparison:
     """The two forms of one prompt: geometric means over all passes."""
 
+    prompt: int
     speedup: float
     """Baseline's seconds / parallel's seconds."""
     theoretical: float
@@ -206,6 +220,7 @@ def _compare(pairs: Sequence[dict[str, Run]]) -> Comparison:
         raise ValueError("every prompt has to be answered in both forms in every pass")
     both = [(pair["baseline"], pair["parallel"]) for pair in pairs]
     return Comparison(
+        prompt=pairs[0]["parallel"].prompt,
         speedup=geometric_mean([baseline.seconds / parallel.seconds for baseline, parallel in both]),
         theoretical=geometric_mean([baseline.tokens / parallel.critical_path for baseline, parallel in both]),
     )
@@ -270,15 +285,9 @@ def run(settings: SpeedSettings) -> str:
         "prompts": digest(prompt.text for prompt in prompts),
         "passes": settings.passes,
     }
-
-    @asynccontextmanager
-    async def opened() -> AsyncGenerator[Mapping[Form, Client]]:
-        async with cold_client(settings.backend, documents) as client:
-            yield dict.fromkeys(FORMS, client)
-
     with opened_journal(settings.out, measured) as journal:
         work = measure(
-            opened,
+            partial(open_forms, settings.backend, documents=documents),
             prompts,
             warm=warm,
             passes=settings.passes,

@@ -22,7 +22,6 @@ from pasta_async.errors import (
     GenerationTimeoutError,
     InvalidRequestError,
     InvalidStateError,
-    ParseError,
     PastaError,
     PromptTooLongError,
     ThreadFailedError,
@@ -44,6 +43,7 @@ from pasta_async.events import (
     ThreadReplaced,
     ThreadStarted,
 )
+from pasta_async.lang.diagnostics import ParseError
 from pasta_async.limits import Limits
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer
 from pasta_async.prompting import Prompt

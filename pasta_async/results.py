@@ -20,7 +20,7 @@ from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
-    from pasta_async.trace.perfetto import PerfettoTrace
+    from collections.abc import Iterator
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
@@ -146,6 +146,11 @@ class Generation(_Record):
         found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
         return {**given, "document": Document(parse(given["document"]).nodes, found)}
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a notebook shows: the text and a few figures, not every record."""
+        yield from ((name, getattr(self, name)) for name in ("text", "finish_reason", "critical_path"))
+        yield "threads", len(self.threads)
+
     @field_serializer("document")
     def _written(self, document: Document) -> str:
         return document.format()
@@ -165,16 +170,3 @@ class Generation(_Record):
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
         return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0
-
-    def to_perfetto(self, baseline: Generation | None = None) -> PerfettoTrace:
-        """The timeline as Chrome trace events: `json.dump` it, and Perfetto or `chrome://tracing` opens it.
-
-        Threads are tracks, promises async slices, and flows lead from a promise to its thread to its join.
-        Times are microseconds since the answer began.
-
-        Args:
-            baseline: Put into the trace as a second process.
-        """
-        from pasta_async.trace.perfetto import perfetto_trace
-
-        return perfetto_trace(self, baseline)

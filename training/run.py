@@ -80,7 +80,7 @@ def run(settings: RunSettings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "run.json").write_text(json.dumps(plan.described(), indent=1) + "\n", encoding="utf-8")
     run_steps(steps, out, recipe.serving)
-    subprocess.run([sys.executable, "-m", "pasta_async.evals.frontier.report", str(out)], check=True)
+    subprocess.run([sys.executable, "-m", "pasta_async.evals.report", str(out)], check=True)
 
 
 def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) -> None:

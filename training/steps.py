@@ -34,7 +34,7 @@ _SETTINGS: dict[str, str] = {
     f"{_TRAINING}.sample": "SampleSettings",
     f"{_TRAINING}.score": "ScoreSettings",
     f"{_TRAINING}.prefer": "PreferSettings",
-    "pasta_async.evals.frontier": "measuring:FrontierSettings",
+    "pasta_async.evals.frontier": "FrontierSettings",
 }
 """The settings class of each command, by the module that is run; loaded by name, as the command is."""
 
@@ -232,8 +232,7 @@ class Plan:
         for model in self.models:
             name = f"evaluation/{model.name}"
             own: dict[str, Any] = {"backend": self._backend(model), "out": self.out / name}
-            if baseline is not None:
-                own["baseline"] = baseline.result.parent
+            own |= {"baseline": baseline.result.parent} if baseline else {"sequential": True}
             table, needs = ("evaluation.flags", options), [model, baseline]
             step = self._step(
                 name, "evals.frontier", "result.json", table, own, needs, [options.get("prompts")]

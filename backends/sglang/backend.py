@@ -246,7 +246,7 @@ class _Call:
             if self._body["stream"]:
                 self._stream = await self._server.stream(self._path, self._body, self._headers)
                 return await self._stream.next()
-            event = await self._server.post(self._path, self._body, self._headers, decodes=True)
+            event = await self._server.decode(self._path, self._body, self._headers)
         except (BackendStatusError, BackendConnectError):
             self.over = True  # it was refused, or never arrived
             raise

@@ -64,7 +64,7 @@ def _load() -> Any:
     """The frontend; importing it takes seconds, and would set uvloop's policy."""
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     if find_device() == "cpu":
-        importlib.import_module("pasta_async.backends.sglang.cpu").install()
+        importlib.import_module("pasta_async.backends.sglang.cpu")  # stands in for GPU packages
     try:
         return importlib.import_module("sglang")
     finally:

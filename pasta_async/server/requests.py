@@ -286,12 +286,12 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which a page of another origin may not send unasked
-        raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", status=415)
+        raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", 415)
     try:
         with anyio.fail_after(settings.body_timeout):
             raw = await _read_bounded(request, settings.max_body_bytes)
     except TimeoutError:
-        raise ApiError(f"the body took longer than {settings.body_timeout:g} s", status=408) from None
+        raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
     try:
         return form.model_validate_json(raw)
     except ValidationError as error:
@@ -299,16 +299,12 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
 
 
 async def _read_bounded(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "0")
     raw = bytearray()
-    if not length.isdigit() or int(length) <= limit:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > limit:
-                break
-        else:
-            return bytes(raw)
-    raise ApiError(f"the body has more than {limit} bytes", status=413, code="request_too_large")
+    async for part in request.stream():
+        raw += part
+        if len(raw) > limit:
+            raise ApiError(f"the body has more than {limit} bytes", 413, code="request_too_large")
+    return bytes(raw)
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:

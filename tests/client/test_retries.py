@@ -11,6 +11,7 @@ import pytest
 from pasta_async import (
     BackendConnectError,
     BackendError,
+    BackendLostError,
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
@@ -110,6 +111,15 @@ async def test_retry_after_is_followed_for_a_minute_at_most() -> None:
     backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=error)])
     assert await ask(backend) == "Because."
     assert backend.clock.time() == 60
+
+
+async def test_a_server_that_is_lost_again_and_again_is_not_tried_more_often() -> None:
+    """Sending a request again and starting an answer again do not multiply."""
+    error = BackendLostError("gone")
+    backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error, times=99)])
+    with pytest.raises(ThreadFailedError):
+        await ask(backend, retries=3)
+    assert len(backend.requests) == 4
 
 
 async def test_a_silent_request_is_not_sent_again() -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async import Client
 from pasta_async.jobs import Advance, Journal
 from pasta_async.training.corpus import plain_record
-from pasta_async.training.preference.recording import Recording
-from pasta_async.training.sample import Drawing, SampleSettings
+from pasta_async.training.sample import Drawing, Recording, SampleSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

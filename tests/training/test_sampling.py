@@ -27,8 +27,8 @@ from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
@@ -363,16 +363,6 @@ def test_bad_input_ends_it_before_anything_is_drawn(
     write_records(tmp_path / "prompts.jsonl", records())
     assert message in str(run(sampling.main, *flags(tmp_path, **given)))
     assert not list(tmp_path.glob("samples*"))
-
-
-def test_samples_that_an_earlier_version_stored_are_still_read(tmp_path: Path) -> None:
-    prompts, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "j.jsonl", records("one"))
-    write_records(tmp_path / "new.jsonl", prompts)
-    written = (tmp_path / "new.jsonl").read_text()
-    assert '"finish_reason":"stop"' in written
-    old = written.replace('"finish_reason":"stop"', '"finish":"end"').replace("finish_reason", "finish")
-    (tmp_path / "old.jsonl").write_text(old)
-    assert read_samples(tmp_path / "old.jsonl") == read_samples(tmp_path / "new.jsonl") == prompts
 
 
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:

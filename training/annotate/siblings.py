@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sibling_reference", "sibling_references"]
 
-
 _LISTS: dict[str, dict[str, list[str]]] = tomllib.loads(
     Path(__file__).with_name("siblings.toml").read_text(encoding="utf-8")
 )
@@ -46,7 +45,6 @@ _CONTRASTING = re.compile(
     re.IGNORECASE,
 )
 """Connecting words inside of the first sentence."""
-
 _EXPLETIVE = re.compile(
     r"it(?:['\u2019]s| is| was| can be| may be| might be| will be| takes?| helps| pays| rain\w*| snow\w*)\b"
     r"(?=.{0,60}\b(?:to|that|when|if|how|why|what|whether|until)\b| (?:rain|snow|getting|cold|dark|time))",
@@ -60,14 +58,11 @@ _NAMING = re.compile(r"[^\W\d_]{2,}")
 
 
 def sibling_reference(chunk: str, before: str) -> str | None:
-    """What a chunk refers to a sibling with, if it does.
+    """The phrase with which a chunk refers to a sibling, or None.
 
     Args:
         chunk: Its text; at least one chunk of the same round stands before it.
         before: What main wrote between that chunk and this one.
-
-    Returns:
-        The phrase that refers, or None.
     """
     if found := _ELSEWHERE.search(chunk):
         return found[0]
@@ -89,16 +84,13 @@ def sibling_references(document: Document) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     number, siblings, before = 0, 0, ""
     for node in document.nodes:
-        match node:
-            case Text(text):
-                before += text
-            case Sync():
-                siblings = 0
-            case Promise(chunk=chunk):
-                number += 1
-                phrase = sibling_reference(chunk.text, before) if chunk and siblings else None
-                found += [(number, phrase)] if phrase else []
-                siblings, before = siblings + 1, ""
-            case _:
-                pass
+        if isinstance(node, Text):
+            before += node.text
+        elif isinstance(node, Sync):
+            siblings = 0
+        elif isinstance(node, Promise):
+            number += 1
+            phrase = sibling_reference(node.chunk.text, before) if node.chunk and siblings else None
+            found += [(number, phrase)] if phrase else []
+            siblings, before = siblings + 1, ""
     return found

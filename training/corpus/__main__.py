@@ -28,9 +28,8 @@ class CorpusSettings(SourceSettings):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        CorpusSettings, convert, program="pasta_async.training.corpus", description=__doc__, arguments=argv
-    )
+    program = "pasta_async.training.corpus"
+    run_command(CorpusSettings, convert, program=program, description=__doc__, arguments=argv)
 
 
 def convert(settings: CorpusSettings) -> None:

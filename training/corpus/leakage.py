@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.corpus.records import Record
 
-__all__ = ["INSIDE", "INSIDE_WORDS", "NEAR", "SHINGLE", "LeakageFilter", "Overlap", "normalise"]
+__all__ = ["LeakageFilter", "Overlap"]
 
 SHINGLE = 5
 NEAR = 0.7
@@ -49,17 +49,13 @@ class Overlap(NamedTuple):
 
 
 class LeakageFilter:
-    """Finds prompts that would leak evaluation prompts into training, and counts them.
-
-    Args:
-        prompts: What models are evaluated on.
-    """
+    """Finds prompts that would leak evaluation prompts (`prompts`) into training, and counts them."""
 
     def __init__(self, prompts: tuple[str, ...]) -> None:
         self.prompts: tuple[str, ...] = prompts
         self.counts: Counter[str] = Counter()
         """Records that `keep` left out: by rule, and those `repeated`."""
-        texts = [normalise(prompt) for prompt in prompts]
+        texts = [_normalise(prompt) for prompt in prompts]
         shingles = [_shingles(text) for text in texts]
         self._exact = {text: number for number, text in reversed([*enumerate(texts)])}
         self._sizes = [len(one) for one in shingles]
@@ -71,7 +67,7 @@ class LeakageFilter:
 
     def find(self, prompt: str) -> Overlap | None:
         """The evaluation prompt that a prompt leaks, if there is one."""
-        text = normalise(prompt)
+        text = _normalise(prompt)
         if not text:
             return None
         if (number := self._exact.get(text)) is not None:
@@ -99,15 +95,15 @@ class LeakageFilter:
                 self.counts["repeated"] += 1
                 continue
             seen.add(record.id)
-            asked = (message["content"] for message in record.messages if message["role"] == "user")
-            found = next(filter(None, map(self.find, asked)), None)
+            texts = (message["content"] for message in record.messages if message["role"] == "user")
+            found = next(filter(None, map(self.find, texts)), None)
             if found is None:
                 yield record
             else:
                 self.counts[found.rule] += 1
 
 
-def normalise(prompt: str) -> str:
+def _normalise(prompt: str) -> str:
     """A prompt by its letters and digits alone, in one case, with single spaces."""
     folded = unicodedata.normalize("NFKC", prompt).casefold()
     return " ".join(re.findall(r"[^\W_]+", folded))

@@ -62,7 +62,6 @@ class Record(StrictModel):
     written: str
     """The answer in its written form; a plain answer is one without tags (literal ones escaped)."""
     source: str = ""
-    """Where prompt and answer come from."""
     annotator: str = ""
     """Who put in the tags: a model's name, ``structure:points``, ...; empty for a plain answer."""
     scores: dict[str, float] = {}
@@ -81,8 +80,8 @@ class Record(StrictModel):
 
 def plain_record(messages: Sequence[Message], response: str, *, source: str = "", id: str = "") -> Record:
     """A record of an answer without annotation; without an id it gets one made of its content."""
-    record_id = id or digest(messages, response)
-    return Record(id=record_id, messages=tuple(messages), written=escape(response), source=source)
+    id = id or digest(messages, response)
+    return Record(id=id, messages=tuple(messages), written=escape(response), source=source)
 
 
 def digest(messages: Sequence[Message], response: str) -> str:
@@ -139,5 +138,4 @@ def write_records(path: Path | str, records: Iterable[BaseModel]) -> int:
 
 def explain(error: ValidationError) -> str:
     """What is wrong with a record, in one line."""
-    wrong = (f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
-    return "; ".join(wrong)
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())

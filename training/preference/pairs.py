@@ -27,14 +27,12 @@ Malformed = Literal["last", "out"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt."""
+    """The best and the worst of n answers to the prompt `id`."""
 
     id: str
-    """Of the prompt."""
     best: Sample
     worst: Sample
     n: int
-    """Samples that they are the best and the worst of."""
 
 
 @dataclass(slots=True)
@@ -43,12 +41,10 @@ class Pairs:
 
     pairs: list[Pair] = field(default_factory=list[Pair])
     counts: Counter[str] = field(default_factory=Counter[str])
-    """prompts and samples that were read; of the samples failed, unscored, inexact and malformed ones; of
-    the prompts those with fewer than two usable samples (few), without a well-formed one (no_best), with a
-    best and a worst that tie (ties)."""
+    """prompts and samples; samples that are failed, unscored, inexact, malformed; prompts with fewer than two
+    usable samples (few), without a well-formed one (no_best), whose best and worst tie (ties)."""
 
     def __str__(self) -> str:
-        """One line."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items() if name != "pairs")
         return f"{len(self.pairs)} pairs of {self.counts['prompts']} prompts ({counts})"
 
@@ -70,7 +66,7 @@ def choose_pairs(
         scores: By prompt and number of the sample.
         weight: Of quality against speed-up; infinite for quality alone.
         seed: Of the draws among equals.
-        malformed: Whether malformed samples stand below all others, or take no part.
+        malformed: Where malformed samples stand.
 
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
@@ -16,19 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Plain", "Sample", "SampledPrompt", "Score", "read_samples", "read_scores", "value"]
-
-
-def _renamed(stored: Any) -> Any:
-    """What was stored before `finish` was called `finish_reason`, as it is called now."""
-    if isinstance(stored, list | tuple):
-        return [_renamed(one) for one in cast("list[Any]", stored)]
-    if not isinstance(stored, dict):
-        return stored
-    fields = {name: _renamed(value) for name, value in cast("dict[str, Any]", stored).items()}
-    if "finish" in fields:
-        reason = fields.pop("finish")
-        fields["finish_reason"] = {"end": "stop", "interrupted": "error"}.get(reason, reason)
-    return fields
 
 
 class Plain(StrictModel):
@@ -60,20 +47,14 @@ class Sample(StrictModel):
     critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags counted."""
     threads: tuple[ThreadRecord, ...] = ()
-    """The full record: main, and a thread for each promise."""
     ids: tuple[int, ...] = ()
-    """The tokens of the requests that were sent and of what came back, as a trie in topological order."""
+    """The tokens that were sent and that came back, as a trie in topological order."""
     parents: tuple[int, ...] = ()
     """The index of each token's parent; -1 for the first one."""
     targets: tuple[int, ...] = ()
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
     exact: bool = False
     """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _upgraded(cls, stored: Any) -> Any:
-        return _renamed(stored)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -100,17 +81,15 @@ class SampledPrompt(StrictModel):
     """Of the record that the prompt is from."""
     messages: Prompt
     samples: tuple[Sample, ...]
-    """In the order of their numbers."""
     baseline: Plain
 
 
 class Score(StrictModel):
-    """What was measured of one sample: a line of JSON. Another weight of its parts is free."""
+    """What was measured of one sample."""
 
     id: str
     """Of its prompt."""
     number: int
-    """Of the sample."""
     speedup: float = Field(ge=0)
     """Theoretical: tokens of the baseline's answer / critical path."""
     quality: float = Field(ge=0, le=1)
