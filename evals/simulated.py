@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo, Piece
 from pasta_async.testing import VirtualClock, WordTokenizer
-from pasta_async.testing.backend import PrefixTree
+from pasta_async.testing.backend import PrefixCache
 from pasta_async.testing.tokenizer import Chat
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class _Engine:
         self._model, self._clock = model, clock
         self._max_running = max_running
         self._client_free = 0.0  # when the client is done with all it has to do
-        self._cache = PrefixTree()
+        self._cache = PrefixCache()
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
