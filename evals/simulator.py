@@ -272,7 +272,7 @@ async def _simulate(settings: RunSettings) -> list[Block]:
         "embedded": model.embedded,
         "step_tokens": model.step_tokens,
     }
-    async with open_engine(backend, documents, clock=backend.clock) as engine:
+    async with open_engine(backend, documents) as engine:
         with opened_journal(settings.out, measured) as journal:
             cases = cases_of(documents)
             return await measure(engine, cases, methods, loads, answers=settings.answers, journal=journal)
