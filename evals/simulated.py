@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.protocol import Piece
 from pasta_async.testing import ScriptedBackend, VirtualClock
-from pasta_async.testing.backend import PrefixTree
+from pasta_async.testing.backend import PrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -177,7 +177,7 @@ class _Engine:
     def __init__(self, model: EngineModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
         self._client_free = 0.0  # when the client is done with all it has to do
-        self._cache = PrefixTree()
+        self._cache = PrefixCache()
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
