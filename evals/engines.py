@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends import open_backend
+from pasta_async.backends import WrappingBackend, open_backend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
@@ -25,7 +25,9 @@ __all__ = ["clock_of", "cold_backend", "cold_client", "empty_prefix_cache"]
 
 
 def clock_of(backend: Backend) -> Clock:
-    """The clock on which a backend takes its time."""
+    """The clock on which a backend takes its time, whatever wraps it."""
+    while isinstance(backend, WrappingBackend):
+        backend = backend.inner
     return backend.clock if isinstance(backend, SimulatedBackend) else REAL_CLOCK
 
 

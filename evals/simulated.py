@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, TagIds
+    from pasta_async.testing import Tokenizer
 
 __all__ = ["CONSTANTS", "EngineModel", "SimulatedBackend"]
 
@@ -93,10 +94,12 @@ class SimulatedBackend(ScriptedBackend):
 
     Args:
         model: How long steps take, the client's work, how many engines there are.
+        tokenizer: In place of the one that the model names.
     """
 
-    def __init__(self, model: EngineModel) -> None:
-        tokenizer = _FolderTokenizer(model.tokenizer) if model.tokenizer else None
+    def __init__(self, model: EngineModel, tokenizer: Tokenizer | None = None) -> None:
+        if model.tokenizer and tokenizer is None:
+            tokenizer = _FolderTokenizer(model.tokenizer)
         clock = VirtualClock()
         super().__init__(
             "", tokenizer=tokenizer, clock=clock, context_length=2**31, name="simulated", record=False

@@ -25,7 +25,7 @@ from pasta_async.server.middleware import HttpProtocol, KeyGuard, read_keys
 from pasta_async.server.operations import Operations, log_config
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
-from pasta_async.trace.standalone import standalone
+from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

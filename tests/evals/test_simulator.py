@@ -41,7 +41,7 @@ REAL = EngineModel(
 
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
     backend = SimulatedBackend(constants.model_copy(update={"gpus": engines}))
-    async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+    async with open_engine(backend, DOCUMENTS) as engine:
         return await drive(engine, METHODS[method], CASES * answers, mode="closed", level=at_once)
 
 
@@ -69,7 +69,7 @@ async def test_more_engines_share_the_answers():
 async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
     async def prefilled(*, embedded: bool) -> int:
         backend = SimulatedBackend(REAL.model_copy(update={"embedded": embedded}))
-        async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+        async with open_engine(backend, DOCUMENTS) as engine:
             ids = await engine.ask_library(CASES[0].fresh(), plain=False)
             return (
                 await engine.client.generate(ids, sampling=Sampling(max_tokens=10**9))
