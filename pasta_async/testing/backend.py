@@ -232,9 +232,6 @@ class ScriptedBackend:
 
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
         """What the request is answered with, and what is to go wrong."""
-        if forced := request.extra.get("forced"):
-            texts = tuple(self.tokenizer.decode([token]) for token in forced)
-            return Passage((*forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)

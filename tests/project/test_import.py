@@ -30,7 +30,6 @@ LATE = {
     "evals/costs": {"opentelemetry", "prometheus_client"},
     "evals/forcing": {"torch"},
     "evals/hardware": {"torch"},
-    "evals/methods/endpoint": {"uvicorn"},
     "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "pasta_async/jobs": {"rich"},
