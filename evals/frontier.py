@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -23,16 +24,16 @@ from pydantic import Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.cli.command import run_command
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
 from pasta_async.evals.commands import Settings
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.speed import compare, time_answers, warm_up
+from pasta_async.evals.speed import compare, open_forms
+from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.statistics import estimate, format_estimate, share
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference.samples import Plain, SampledPrompt
 from pasta_async.training.score import ScoreSettings, open_judge
@@ -204,28 +205,15 @@ async def _time(
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
     sampling = Sampling(max_tokens=settings.max_tokens)
     measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
-    runs: list[Run] = []
-    with (
-        Journal(settings.out / "timed.jsonl", measured) as journal,
-        progress(2 * settings.passes * len(prompts), "timed answers") as done,
-    ):
-        for number in range(settings.passes):
-            async with AsyncExitStack() as stack:
-                backends = [settings.backend, baseline] if baseline else [settings.backend]
-                clients = [await stack.enter_async_context(cold_client(one)) for one in backends]
-                for client in clients:
-                    await warm_up(client, warm, sampling)
-                runs += await time_answers(
-                    clients[0],
-                    prompts,
-                    baseline=clients[-1],
-                    clock=REAL_CLOCK,
-                    number=number,
-                    sampling=sampling,
-                    journal=journal,
-                    done=done,
-                )
-    return runs
+    with Journal(settings.out / "timed.jsonl", measured) as journal:
+        return await time_answers(
+            partial(open_forms, settings.backend, baseline=baseline),
+            prompts,
+            warm=warm,
+            passes=settings.passes,
+            sampling=sampling,
+            journal=journal,
+        )
 
 
 def outcome(

@@ -297,8 +297,6 @@ class Client:
     async def _answer(
         self, start: AnswerStart, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
-        task = asyncio.current_task()
-        cancellations = task.cancelling() if task else 0
         try:
             with Observation(tuple(self.observers), start) as observation:
                 observation.generation = await self._decode(start, observation, emit, watch)
@@ -308,9 +306,9 @@ class Client:
                 error.partial = Generation.empty(parallel=start.parallel)
             raise
         except asyncio.CancelledError as error:
-            if task and task.cancelling() == cancellations:
-                raise _cancelled_itself(start) from error
-            raise
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise _cancelled_itself(start) from error
 
     async def _decode(
         self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.evals.records import cell, markdown_table
 from pasta_async.evals.report.plots import render
-from pasta_async.trace.standalone import standalone
+from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -180,6 +180,18 @@ async def test_a_call_that_cancels_itself_is_an_error_of_the_backend(call: str) 
         await ask(Flaky(call, [asyncio.CancelledError()]))
 
 
+async def test_a_cancellation_from_before_the_call_is_not_taken_for_the_backend_s() -> None:
+    async def cancelled_first() -> None:
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+        async with Client(ScriptedBackend("Yes.")) as client:
+            await client.generate("Well?")
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(cancelled_first())
+
+
 async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:
     backend = ScriptedBackend("Because.", faults=[Fault(0, 1, "stall")])
     async with Client(backend) as client, client.stream("Why?") as stream:

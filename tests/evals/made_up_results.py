@@ -72,7 +72,6 @@ def runs() -> Iterable[Run]:
                 form=form,
                 number=0,
                 seconds=seconds,
-                cpu_seconds=seconds / 2,
                 first_token=0.02,
                 tokens=tokens,
                 critical_path=length,
@@ -80,7 +79,6 @@ def runs() -> Iterable[Run]:
                 prefilled_tokens=70,
                 requests=3,
                 well_formed=True,
-                right=True,
                 text="text",
             )
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pasta_async import Generation
     from pasta_async.interpreter import Fork
-    from pasta_async.trace import PerfettoTrace, TraceEvent
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
@@ -31,7 +30,7 @@ async def answer(backend: ScriptedBackend, **options: Any) -> Generation:
         return await client.generate("Why?", **options)
 
 
-def check(trace: PerfettoTrace) -> None:
+def check(trace: dict[str, Any]) -> None:
     """Fail where a trace breaks a rule of the format."""
     trace = json.loads(json.dumps(trace))
     events = trace["traceEvents"]
@@ -45,7 +44,7 @@ def check(trace: PerfettoTrace) -> None:
     check_flows((event for event in events if event["ph"] in ("s", "t", "f")), slices)
 
 
-def check_pairs(events: Iterable[TraceEvent]) -> None:
+def check_pairs(events: Iterable[dict[str, Any]]) -> None:
     """What begins ends, and what has one id nests."""
     open_: dict[tuple[int, str, str], list[str]] = defaultdict(list)
     for event in events:
@@ -57,7 +56,7 @@ def check_pairs(events: Iterable[TraceEvent]) -> None:
     assert open_ and not any(open_.values())
 
 
-def check_slices(events: Iterable[TraceEvent]) -> dict[tuple[int, int], list[tuple[float, float]]]:
+def check_slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[float, float]]]:
     """Slices of one track lie behind or inside each other."""
     slices: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
@@ -71,7 +70,7 @@ def check_slices(events: Iterable[TraceEvent]) -> dict[tuple[int, int], list[tup
 
 
 def check_flows(
-    events: Iterable[TraceEvent], slices: dict[tuple[int, int], list[tuple[float, float]]]
+    events: Iterable[dict[str, Any]], slices: dict[tuple[int, int], list[tuple[float, float]]]
 ) -> None:
     """Start, step and end, in time, each inside a slice of its track; ids are hexadecimal numbers."""
     flows: dict[int, str] = defaultdict(str)
@@ -84,7 +83,7 @@ def check_flows(
     assert set(flows.values()) <= {"stf"}
 
 
-def flows(trace: PerfettoTrace) -> int:
+def flows(trace: dict[str, Any]) -> int:
     return sum(event["ph"] == "f" for event in trace["traceEvents"])
 
 
