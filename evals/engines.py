@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -54,10 +53,11 @@ async def empty_prefix_cache(url: str) -> None:
 async def cold_backend(url: str) -> AsyncGenerator[Backend]:
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
-    `simulated:FILE` is an engine on a virtual clock, by what `pasta_async.evals.simulator fit` wrote.
+    `simulated:FILE` is engines on a virtual clock (`EngineModel.load`); their constants are printed.
     """
     if url.startswith("simulated:"):
-        backend = SimulatedBackend(EngineModel.load(Path(url.removeprefix("simulated:"))))
+        backend = SimulatedBackend(EngineModel.load(url.removeprefix("simulated:")))
+        print(f"SIMULATED: {backend.model}\n")
     elif url.startswith("http"):
         await empty_prefix_cache(url)
         backend = open_backend(url, max_connections=FORCED_LIMITS.client_threads)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.backends.sglang.tokenizers import LocalTokenizer, RemoteTokenizer
+from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.backends.sglang.tokenizers import Tokenizer
-    from pasta_async.backends.sglang.transport import Server
 
 __all__ = ["ROUTING_KEY", "Handshake", "engines", "shake_hands"]
 
@@ -133,7 +133,8 @@ async def engines(server: Server) -> list[Server]:
     if not isinstance(listed, list):
         return [server]
     try:
-        workers = [server.at(worker["url"]) for worker in cast("list[Any]", listed) if worker["is_healthy"]]
+        healthy = [worker["url"] for worker in cast("list[Any]", listed) if worker["is_healthy"]]
+        workers = [Server(url, server.connections) for url in healthy]
     except (InvalidRequestError, KeyError, TypeError) as error:
         raise BackendProtocolError(f"{server.url}/workers answered {listed!r:.200}") from error
     if not workers:
@@ -178,12 +179,9 @@ def _positive(value: Any, default: int) -> int:
 async def _context_length(server: Server, info: dict[str, Any]) -> int:
     models: Any = (await server.get("/v1/models")).get("data")
     try:
-        told = models[0]["max_model_len"]
-    except (IndexError, KeyError, TypeError):
-        told = None
-    length = _positive(told, 0) or _positive(info.get("context_length"), 0)
-    if not length:
-        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
+        length = int(models[0]["max_model_len"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models") from error
     # The longest prompt it takes is a little shorter, or much so where memory is scarce.
     return min(length, _positive(info.get("max_req_input_len"), length))
 

@@ -87,10 +87,12 @@ class Connections:
         """Wait for a server: failures become errors of pasta_async, and `interrupt` ends the wait."""
         if self._closed or self.client.is_closed:
             raise _closed(where)
-        with anyio.CancelScope() as scope, _translated(where):
+        with anyio.CancelScope() as scope:
             self._waits.add(scope)
             try:
                 yield
+            except httpx.RequestError as error:
+                raise _transport_error(error, where) from error
             finally:
                 self._waits.discard(scope)
         if scope.cancelled_caught:
@@ -122,20 +124,16 @@ class Server:
 
     def __init__(self, url: str, connections: Connections) -> None:
         self.url: str = _checked_url(url)
-        self._connections = connections
-
-    def at(self, url: str) -> Server:
-        """Another server, reached by the same connections."""
-        return Server(url, self._connections)
+        self.connections: Connections = connections
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path."""
-        request = self._request("GET", path, timeout=self._connections.short_timeout)
+        request = self._request("GET", path, timeout=self.connections.short_timeout)
         return _expect_object(await self._answer(request), f"{self.url}{path}")
 
     async def post(self, path: str, body: Any) -> Any:
         """Post JSON; the JSON that comes back (None for an empty body)."""
-        return await self._answer(self._request("POST", path, body, timeout=self._connections.short_timeout))
+        return await self._answer(self._request("POST", path, body, timeout=self.connections.short_timeout))
 
     async def decode(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
         """The same, with further headers, where the server decodes an answer, which may take long."""
@@ -145,10 +143,10 @@ class Server:
         """Post JSON, with further headers; the server-sent events that come back. The caller closes them."""
         request = self._request("POST", path, body, headers)
         where = str(request.url)
-        with self._connections.waiting(where):
-            response = await self._connections.client.send(request, stream=True)
+        with self.connections.waiting(where):
+            response = await self.connections.client.send(request, stream=True)
             if response.is_success and "text/event-stream" in response.headers.get("content-type", ""):
-                return EventStream(response, where, self._connections)
+                return EventStream(response, where, self.connections)
             try:
                 await response.aread()
             finally:
@@ -158,15 +156,15 @@ class Server:
 
     async def abort(self, request_id: str) -> None:
         """Ask for a request's end. Closing its connection asks again, so no failure matters here."""
-        timeout = self._connections.short_timeout
+        timeout = self.connections.short_timeout
         request = self._request("POST", "/abort_request", {"rid": request_id}, timeout=timeout)
         with suppress(httpx.HTTPError):
-            await self._connections.client.send(request)
+            await self.connections.client.send(request)
 
     async def _answer(self, request: httpx.Request) -> Any:
         where = str(request.url)
-        with self._connections.waiting(where):
-            response = await self._connections.client.send(request)
+        with self.connections.waiting(where):
+            response = await self.connections.client.send(request)
         _raise_for_status(response, where)
         return _json(response.content, where) if response.content.strip() else None
 
@@ -179,7 +177,7 @@ class Server:
         *,
         timeout: httpx.Timeout | None = None,
     ) -> httpx.Request:
-        own = self._connections
+        own = self.connections
         try:
             return own.client.build_request(
                 method,
@@ -250,22 +248,16 @@ def _closed(where: str) -> BackendError:
     return BackendError(f"{where}: the backend is closed")
 
 
-@contextmanager
-def _translated(where: str) -> Generator[None]:
-    """Failures of httpx as errors of pasta_async."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise BackendConnectError(
-            f"nothing answers at {where} ({error or type(error).__name__}). Is the server running, is the "
-            "URL right? `pasta-async sglang MODEL` starts one."
-        ) from error
-    except httpx.TimeoutException as error:
-        raise BackendTimeoutError(f"{where} sent nothing for too long ({type(error).__name__})") from error
-    except httpx.RequestError as error:
-        raise BackendTransportError(
-            f"the connection to {where} broke off ({error or type(error).__name__})"
-        ) from error
+def _transport_error(error: httpx.RequestError, where: str) -> BackendTransportError:
+    why = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return BackendConnectError(
+            f"nothing answers at {where} ({why}). Is the server running, is the URL right? "
+            "`pasta-async sglang MODEL` starts one."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
+    return BackendTransportError(f"the connection to {where} broke off ({why})")
 
 
 def _checked_url(url: str) -> str:
