@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Count, DocumentSettings, Positive
+from pasta_async.evals.commands import Count, DocumentSettings, Positive, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
@@ -326,17 +325,7 @@ def run(settings: LoadSettings) -> str:
     return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        LoadSettings,
-        lambda settings: print(run(settings)),
-        program="load",
-        description=__doc__,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main = command(LoadSettings, run, "load", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

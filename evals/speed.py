@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pasta_async import Sampling
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.documents import (
     WARM_UP_SEED,
     Prompt,
@@ -311,17 +310,7 @@ def _prompts(
     return prompts, held_out(settings.families, 1, first_seed=WARM_UP_SEED)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        SpeedSettings,
-        lambda settings: print(run(settings)),
-        program="speed",
-        description=__doc__,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main = command(SpeedSettings, run, "speed", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

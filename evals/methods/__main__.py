@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import DocumentSettings
+from pasta_async.evals.commands import DocumentSettings, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
@@ -164,12 +163,7 @@ def _run(settings: MethodSettings) -> None:
     print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        MethodSettings, _run, program="methods", description=__doc__, arguments=arguments, resumes=True
-    )
-
+main = command(MethodSettings, _run, "methods", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()
