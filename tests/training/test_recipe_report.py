@@ -10,7 +10,7 @@ import pytest
 
 from pasta_async.evals.frontier.report import Measured, best, dominated_by, main
 from pasta_async.training.recipe import find_recipe, read_recipe
-from pasta_async.training.steps import Plan
+from pasta_async.training.run import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
