@@ -12,11 +12,11 @@ Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest
 from __future__ import annotations
 
 import copy
-import json
 import random
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
@@ -41,6 +41,7 @@ from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
 from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import BEGIN, END, PAD, SPECIAL, build_tokenizer, save_tokenizer
+from pasta_async.training.trainer.metrics import Metrics
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
@@ -339,19 +340,15 @@ class Trainer:
         stop = min(self.config.steps, self.config.stop_at or self.config.steps)
         batches = iter(self.data)
         start, seen = time.perf_counter(), self.seen
-        with (
-            (self.config.out / "metrics.jsonl").open("a") as metrics,
-            progress(stop, "updates", done=self.step) as advance,
-        ):
+        metrics = Metrics(self.config.out, self.step, board=False)
+        with closing(metrics), progress(stop, "updates", done=self.step) as advance:
             while self.step < stop:
                 loss = self.train_step(list(islice(batches, self.config.micro_batches)))
                 advance(note=f"loss {loss:.4f}")
                 if self.step % 10 == 0 or self.step == stop:
                     speed = (self.seen - seen) / (time.perf_counter() - start)
                     line = {"step": self.step, "loss": loss, "lr": self.rate(self.step - 1)}
-                    line |= {"tokens": self.seen, "tokens_per_second": round(speed)}
-                    metrics.write(json.dumps(line) + "\n")
-                    metrics.flush()
+                    metrics.write(line | {"tokens": self.seen, "tokens_per_second": round(speed)})
                 if self.step % self.config.save_every == 0 or self.step == stop:
                     self.save()
 
