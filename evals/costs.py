@@ -442,7 +442,7 @@ def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
 
 def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     from pasta_async.server import ServerSettings, create_app
-    from pasta_async.server.run import uvicorn_server
+    from pasta_async.server.app import uvicorn_server
 
     model: str | ScriptedBackend = backend
     if backend == "scripted":

@@ -48,7 +48,7 @@ _SETTINGS: dict[str, str] = {
     "pasta_async.training.sample": "pasta_async.training.sample:SampleSettings",
     "pasta_async.training.score": "pasta_async.training.score:ScoreSettings",
     "pasta_async.training.prefer": "pasta_async.training.prefer:PreferSettings",
-    "pasta_async.evals.frontier": "pasta_async.evals.frontier.measuring:FrontierSettings",
+    "pasta_async.evals.frontier": "pasta_async.evals.frontier:FrontierSettings",
 }
 """The settings class of each command, by the module that is run; loaded by name, as the command is."""
 
@@ -231,8 +231,7 @@ class Plan:
         for model in self.models:
             name = f"evaluation/{model.name}"
             own: dict[str, Any] = {"backend": self._backend(model), "out": self.out / name}
-            if baseline is not None:
-                own["baseline"] = baseline.result.parent
+            own |= {"baseline": baseline.result.parent} if baseline else {"sequential": True}
             step = self._add(name, "evals.frontier", options, own, "result.json", [model, baseline])
             baseline = baseline or step
 
@@ -345,7 +344,7 @@ def run(settings: RunSettings) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "run.json").write_text(json.dumps(plan.described(), indent=1) + "\n", encoding="utf-8")
     run_steps(steps, out, recipe.serving)
-    subprocess.run([sys.executable, "-m", "pasta_async.evals.frontier.report", str(out)], check=True)
+    subprocess.run([sys.executable, "-m", "pasta_async.evals.report", str(out)], check=True)
 
 
 def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) -> None:

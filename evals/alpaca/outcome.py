@@ -39,7 +39,7 @@ def outcome(questions: Sequence[Prompt], answers: Sequence[Answer], judged: dict
         "mean_length": {form: fmean(map(len, found)) for form, found in texts.items()},
         "empty": {form: sum(not text.strip() for text in found) for form, found in texts.items()},
         "same_text": sum(a == b for a, b in zip(*texts.values(), strict=True)),
-        "theoretical_speedup": theoretical(answers),
+        "theoretical_speedup": theoretical(forked, of_form(answers, "baseline")),
         "malformed": fmean(not one.well_formed for one in forked),
         "with_promises": fmean(one.promises > 0 for one in forked),
     }

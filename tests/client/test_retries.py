@@ -11,6 +11,7 @@ import pytest
 from pasta_async import (
     BackendConnectError,
     BackendError,
+    BackendLostError,
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
@@ -112,6 +113,15 @@ async def test_retry_after_is_followed_for_a_minute_at_most() -> None:
     assert backend.clock.time() == 60
 
 
+async def test_a_server_that_is_lost_again_and_again_is_not_tried_more_often() -> None:
+    """Sending a request again and starting an answer again do not multiply."""
+    error = BackendLostError("gone")
+    backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error, times=99)])
+    with pytest.raises(ThreadFailedError):
+        await ask(backend, retries=3)
+    assert len(backend.requests) == 4
+
+
 async def test_a_silent_request_is_not_sent_again() -> None:
     error = BackendTimeoutError("nothing for too long")
     backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error)])
@@ -168,6 +178,18 @@ async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:
 async def test_a_call_that_cancels_itself_is_an_error_of_the_backend(call: str) -> None:
     with pytest.raises(BackendProtocolError):
         await ask(Flaky(call, [asyncio.CancelledError()]))
+
+
+async def test_a_cancellation_from_before_the_call_is_not_taken_for_the_backend_s() -> None:
+    async def cancelled_first() -> None:
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+        async with Client(ScriptedBackend("Yes.")) as client:
+            await client.generate("Well?")
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(cancelled_first())
 
 
 async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:

@@ -109,7 +109,7 @@ class OddServer(httpx.AsyncBaseTransport):
 
     def _usual(self) -> dict[str, Answer]:
         return {
-            "/server_info": {"version": "0.5.23", "dp_size": 1, "enable_deterministic_inference": False},
+            "/server_info": {"version": "0.5.23", "incremental_streaming_output": True},
             "/model_info": {"model_path": "odd", "is_generation": True},
             "/v1/models": {"data": [{"id": "odd", "max_model_len": 100}]},
             "/tokenize": _tokenize,

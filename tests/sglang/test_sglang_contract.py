@@ -74,11 +74,6 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ({"/server_info": {"name": "ollama"}}, BackendConnectError, "names no version"),
         ({"/server_info": [1]}, BackendConnectError, "not an SGLang server"),
         ({"/server_info": {"version": "0.5.22.post1"}}, BackendConnectError, "runs SGLang 0.5.22.post1"),
-        (
-            {"/server_info": httpx.Response(404), "/get_server_info": {"version": "0.4.1"}},
-            BackendConnectError,
-            "runs SGLang 0.4.1",
-        ),
         ({"/server_info": httpx.Response(401, json={"error": "no"})}, BackendStatusError, "pass api_key="),
         ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503: warming up"),
         ({"/server_info": httpx.ReadTimeout("")}, BackendTimeoutError, "for too long"),
@@ -243,13 +238,12 @@ async def test_both_forms_of_streams_read_the_same() -> None:
     events = [event([40], 1), event([40], 2), event([41, SYNC], 4), event([42, END], 6, finish_reason=STOP)]
     expected = [((40,), "\x1e"), ((40,), "\x1e"), ((41,), "\x1f"), ((SYNC,), "<sync/>"), ((42, END), " ")]
     for form, flag in ((events, True), (cumulative(events), False)):
-        for told in ({}, {"incremental_streaming_output": flag}):
-            server = OddServer({"/server_info": {"version": "0.5.23", **told}})
-            server.decoding = [stream([sse(form)])]
-            pieces = await decode(backend(server))
-            assert words(pieces) == expected
-            assert pieces[-1] == Piece((42, END), " ", "stop", 3, 1)
-            assert all(piece.finish_reason is None for piece in pieces[:-1])
+        server = OddServer({"/server_info": {"version": "0.5.23", "incremental_streaming_output": flag}})
+        server.decoding = [stream([sse(form)])]
+        pieces = await decode(backend(server))
+        assert words(pieces) == expected
+        assert pieces[-1] == Piece((42, END), " ", "stop", 3, 1)
+        assert all(piece.finish_reason is None for piece in pieces[:-1])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +302,7 @@ async def test_one_answer_in_one_piece() -> None:
     [
         (stream([b"data: {not json}\n\n"]), BackendProtocolError, "JSON"),
         (stream([b"data: 7\n\n"]), BackendProtocolError, "no JSON object"),
-        (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, "malformed"),
+        (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, "JSON"),
         (
             stream([b'data: {"text": "x"}\n\n']),
             BackendProtocolError,

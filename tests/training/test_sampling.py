@@ -27,8 +27,8 @@ from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
@@ -232,6 +232,13 @@ def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     assert backend.tokenizer.decode(said[:2]) == "something else"
     assert not {*said[:2]} & {*sample.ids}
     assert sample.tokens == len(sample.targets) + len(said)
+
+
+def test_an_answer_with_threads_that_its_limit_cut_is_never_trained_on(tmp_path: Path) -> None:
+    cut, _ = draw(ScriptedBackend(WRITTEN), tmp_path / "cut.jsonl", records("one"), max_tokens=20)
+    assert {(s.finish_reason, s.exact, s.well_formed) for s in cut[0].samples} == {("length", False, False)}
+    plain, _ = draw(ScriptedBackend("word " * 40), tmp_path / "plain.jsonl", records("one"), max_tokens=20)
+    assert {(s.finish_reason, s.exact, s.tokens) for s in plain[0].samples} == {("length", True, 20)}
 
 
 def test_a_model_without_tag_tokens_is_sampled_but_never_trained_on(tmp_path: Path) -> None:

@@ -1,48 +1,26 @@
-"""Examples of the synthetic task: how they are written down, and the program that grades an answer to one."""
+"""Examples of the synthetic task, and the program that grades an answer to one."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
-from pasta_async.training.corpus.tokens import in_tens
+from pasta_async.lang.document import Document, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pasta_async.lang.document import Node
 
-__all__ = [
-    "Draft",
-    "Example",
-    "Mark",
-    "Plan",
-    "Sentence",
-    "Split",
-    "Template",
-    "grade",
-    "listed",
-    "merge_text",
-    "say",
-    "score",
-]
+
+__all__ = ["Example", "Split", "Template", "grade", "merge_text", "score"]
 
 Split = Literal["train", "names", "templates"]
 """`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
-Mark = Literal[" ", "\n\n", "\n- "]
-"""What stands before an item of an answer: in prose, paragraphs, a list."""
 
 _SENTENCE = re.compile(r"[^.!?]+[.!?]?")
 _WORD = re.compile(r"\w+")
-
-
-class Sentence(NamedTuple):
-    """A sentence of an answer, and the words of it that are facts, in order."""
-
-    text: str
-    facts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,74 +60,7 @@ class Template:
         return frame.format(facts="\n".join(f"- {line}" for line in lines), **slots)
 
 
-class _Step(NamedTuple):
-    """A step of a plan: sentences, by main or (with a topic) promised; none of them is a sync."""
-
-    sentences: tuple[Sentence, ...] = ()
-    topic: str = ""
-    is_item: bool = False
-
-
-@dataclass(slots=True)
-class Plan:
-    """An answer under construction: sentences by main, promises with the sentences that keep them, syncs.
-
-    Its items are set off by `mark`: a space, an empty line, or the dash of a list.
-    """
-
-    mark: Mark = " "
-    steps: list[_Step] = field(default_factory=list[_Step])
-
-    def say(self, pattern: str, is_item: bool = False, **values: object) -> None:
-        """Add a sentence of main."""
-        self.steps.append(_Step((say(pattern, **values),), is_item=is_item))
-
-    def promise(self, topic: str, *sentences: Sentence, is_item: bool = True) -> None:
-        """Add a promise, kept by `sentences`."""
-        self.steps.append(_Step(sentences, topic, is_item))
-
-    def sync(self) -> None:
-        """Join the open promises."""
-        self.steps.append(_Step())
-
-    @property
-    def facts(self) -> tuple[tuple[str, ...], ...]:
-        """The facts of every sentence that has any, in reading order."""
-        return tuple(sentence.facts for step in self.steps for sentence in step.sentences if sentence.facts)
-
-    def document(self, count_tokens: Callable[[str], int]) -> Document:
-        """Write it down; `count_tokens` measures a chunk for its estimate, which is rounded up to tens."""
-        nodes: list[Node] = []
-        among_items = False
-        for step in self.steps:
-            if not step.sentences:
-                nodes.append(Sync())
-                continue
-            if nodes:
-                nodes.append(Text(self._space(step, among_items)))
-            among_items = step.is_item or (among_items and bool(step.topic))
-            text = " ".join(sentence.text for sentence in step.sentences)
-            if step.topic:
-                nodes.append(Promise(step.topic, in_tens(count_tokens(text)), Chunk((Text(text),))))
-            else:
-                nodes.append(Text(text))
-        return Document(merge_text(nodes))
-
-    def _space(self, step: _Step, among_items: bool) -> str:
-        if step.is_item:
-            return self.mark
-        return self.mark.rstrip("- ") or " " if among_items and not step.topic else " "
-
-
-class Draft(NamedTuple):
-    """What a family makes of one draw."""
-
-    prompt: str
-    plan: Plan
-    names: list[str]
-
-
-def merge_text(nodes: list[Node]) -> tuple[Node, ...]:
+def merge_text(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Join neighbouring texts, as a parser reads them."""
     merged: list[Node] = []
     for node in nodes:
@@ -159,17 +70,6 @@ def merge_text(nodes: list[Node]) -> tuple[Node, ...]:
         else:
             merged.append(node)
     return tuple(merged)
-
-
-def say(pattern: str, **values: object) -> Sentence:
-    """Fill a sentence; the values that the pattern uses are its facts, in the order of the pattern."""
-    parts = pattern.format(**{key: f"\0{value}\0" for key, value in values.items()}).split("\0")
-    return Sentence("".join(parts), tuple(word for part in parts[1::2] for word in part.split()))
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join names as a sentence does: "A, B and C"."""
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def score(example: Example, text: str) -> bool:
