@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, Json
+from pydantic import Field, Json
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import WrappingBackend, backend_names
@@ -42,7 +43,6 @@ __all__ = [
     "Exchange",
     "Recording",
     "SampleSettings",
-    "Summary",
     "answer_seed",
     "main",
     "sample",
@@ -68,32 +68,11 @@ class SampleSettings(StrictModel):
     )
 
 
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    prompts: int
-    samples: int
-    well_formed: float
-    """Share of the samples."""
-    exact: float
-    """Share of the samples that can be trained on."""
-    mean_tokens: float
-    left_out: int
-    """Prompts whose baseline failed."""
-    failures: dict[str, int]
-    """Errors that ended answers, and how many; the same command draws these again."""
-    resumed: int
-    """Answers that were in the journal already."""
-    tokens: int
-    """Of this run."""
-    seconds: float
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         SampleSettings,
-        lambda settings: print(asyncio.run(sample(settings)).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(asyncio.run(sample(settings)), indent=1)),
         program="pasta_async.training.sample",
         description=__doc__,
         arguments=argv,
@@ -101,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-async def sample(settings: SampleSettings) -> Summary:
-    """Draw, and write the file of samples. Cancelling it loses only the answers under way.
+async def sample(settings: SampleSettings) -> dict[str, Any]:
+    """Draw, write the file, and return figures of the run. Cancelling it loses only the answers under way.
 
     Raises:
         PastaError: The prompts or a backend cannot be used; answers that were drawn are kept.
@@ -115,18 +94,18 @@ async def sample(settings: SampleSettings) -> Summary:
         prompts = await drawing.run(records, advance)
     write_records(settings.out, prompts)
     samples = [one for prompt in prompts for one in prompt.samples]
-    return Summary(
-        prompts=len(prompts),
-        samples=len(samples),
-        well_formed=fmean([one.well_formed for one in samples] or [0.0]),
-        exact=fmean([one.exact for one in samples] or [0.0]),
-        mean_tokens=fmean([one.tokens for one in samples] or [0.0]),
-        left_out=len(records) - len(prompts),
-        failures=dict(Counter(drawing.failures).most_common()),
-        resumed=drawing.totals["resumed"],
-        tokens=drawing.totals["tokens"],
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return {
+        "prompts": len(prompts),
+        "left_out": len(records) - len(prompts),
+        "samples": len(samples),
+        "well_formed": fmean([one.well_formed for one in samples] or [0.0]),
+        "exact": fmean([one.exact for one in samples] or [0.0]),
+        "mean_tokens": fmean([one.tokens for one in samples] or [0.0]),
+        "failures": dict(Counter(drawing.failures).most_common()),
+        "resumed": drawing.totals["resumed"],
+        "tokens": drawing.totals["tokens"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
 
 
 def _records(settings: SampleSettings) -> list[Record]:

@@ -19,9 +19,9 @@ from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import run_command
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
@@ -29,11 +29,11 @@ from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.corpus.records import Record, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, FailureBudget
 from pasta_async.training.preference.samples import Score, read_samples, value
-from pasta_async.training.synthetic.examples import grade
+from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pasta_async.protocol import Message
     from pasta_async.training.preference.samples import SampledPrompt
@@ -43,7 +43,6 @@ __all__ = [
     "Judge",
     "PairwiseJudge",
     "ScoreSettings",
-    "Summary",
     "TaskJudge",
     "main",
     "open_judge",
@@ -80,38 +79,11 @@ class ScoreSettings(EndpointSettings):
         return self.judge.startswith(("http://", "https://"))
 
 
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    prompts: int
-    samples: int
-    well_formed: float
-    """Share of the samples."""
-    scored: int
-    """Samples with a score."""
-    mean_quality: float
-    geometric_mean_speedup: float
-    """Theoretical, against the baseline's answer."""
-    quality_spread: float
-    """Best minus worst of a prompt, mean over the prompts."""
-    speedup_spread: float
-    ties: dict[str, int]
-    """Prompts whose samples all have the same value, for each weight of quality: they teach nothing."""
-    failures: dict[str, int]
-    """Why answers have no score, and how many; the same command asks again."""
-    requests: int = 0
-    """Sent to the judge by this run, without the client's own retries."""
-    resumed: int = 0
-    """Replies that were in the journal already."""
-    tokens: int = 0
-    """Of these requests and their replies."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         ScoreSettings,
-        lambda settings: print(asyncio.run(score(settings)).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(asyncio.run(score(settings)), indent=1)),
         program="pasta_async.training.score",
         description=__doc__,
         arguments=argv,
@@ -119,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-async def score(settings: ScoreSettings) -> Summary:
-    """Score, and write the file of scores. Cancelling it loses only the requests under way.
+async def score(settings: ScoreSettings) -> dict[str, Any]:
+    """Score, write the file, and return figures of the run. Cancelling it loses only the requests under way.
 
     The same answer to a prompt is judged once. Samples that ended in an error have no score.
 
@@ -144,10 +116,9 @@ async def score(settings: ScoreSettings) -> Summary:
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
     write_records(settings.out, scores)
-    summary = _summary(prompts, scores, failures)
+    summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
     if isinstance(judge, PairwiseJudge):
-        costs = {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
-        summary = summary.model_copy(update=costs)
+        summary |= {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
     return summary
 
 
@@ -174,7 +145,8 @@ async def _judged(
     return qualities
 
 
-def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score], failures: Counter[str]) -> Summary:
+def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
+    """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing."""
     by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
     for one in scores:
         by_prompt[one.id].append(one)
@@ -184,23 +156,17 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score], failures
         return [max(own) - min(own) for own in values]
 
     samples = [sample for prompt in prompts for sample in prompt.samples]
-    return Summary(
-        prompts=len(prompts),
-        samples=len(samples),
-        well_formed=_mean(sample.well_formed for sample in samples),
-        scored=len(scores),
-        mean_quality=_mean(one.quality for one in scores),
-        geometric_mean_speedup=geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
-        quality_spread=_mean(spreads(math.inf)),
-        speedup_spread=_mean(spreads(0.0)),
-        ties={f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
-        failures=dict(failures.most_common()),
-    )
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return fmean(found) if found else 0.0
+    return {
+        "prompts": len(prompts),
+        "samples": len(samples),
+        "well_formed": fmean([sample.well_formed for sample in samples] or [0.0]),
+        "scored": len(scores),
+        "mean_quality": fmean([one.quality for one in scores] or [0.0]),
+        "geometric_mean_speedup": geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
+        "quality_spread": fmean(spreads(math.inf) or [0.0]),
+        "speedup_spread": fmean(spreads(0.0) or [0.0]),
+        "ties": {f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
+    }
 
 
 # --- judges

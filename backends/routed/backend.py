@@ -82,8 +82,8 @@ class RoutedBackend:
         self._clock = clock
         self._placement = Placement()
         self._probes: set[asyncio.Task[None]] = set()
-        self._connecting = SingleFlight[tuple[Model, ModelInfo]]()
-        self._model: tuple[Model, ModelInfo] | None = None
+        self._connecting = SingleFlight[Model]()
+        self._model: Model | None = None
         self._closed = False
 
     async def connect(self) -> ModelInfo:
@@ -96,17 +96,16 @@ class RoutedBackend:
 
         Cancelling it leaves nothing behind.
         """
-        _, info = self._model or await self._connecting.run(self._start)
-        return info
+        return (self._model or await self._connecting.run(self._start)).info
 
-    async def _start(self) -> tuple[Model, ModelInfo]:
+    async def _start(self) -> Model:
         self._model = await self._learn()
         for member in self.members:
             if member.error:
                 self._probe(member)
         return self._model
 
-    async def _learn(self) -> tuple[Model, ModelInfo]:
+    async def _learn(self) -> Model:
         """Ask every member what it serves: those that do not tell in time stay out."""
         tasks = {member: asyncio.create_task(member.learn()) for member in self.members}
         try:
@@ -265,7 +264,7 @@ class RoutedBackend:
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PROBE_SECONDS)
             try:
-                await within(self._clock, PROBE_TIMEOUT, member.relearn(*self._model))
+                await within(self._clock, PROBE_TIMEOUT, member.relearn(self._model))
                 member.error = None
             except TimeoutError:
                 continue
@@ -276,7 +275,7 @@ class RoutedBackend:
         _LOG.warning("%s is back in", member.name)
 
 
-def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
+def _common(models: Mapping[str, Model]) -> Model:
     """The one model that all serve, and what every one of them can do."""
     (name, first), *others = models.items()
     for other, model in others:
@@ -291,4 +290,4 @@ def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
         context_length=min(info.context_length for info in infos),
         honours_seeds=all(info.honours_seeds for info in infos),
     )
-    return first, info
+    return Model(info, first.sample)

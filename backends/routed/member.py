@@ -92,17 +92,18 @@ class Member:
             unexpected.retryable = True
             raise unexpected from error
 
-    async def relearn(self, first: Model, promised: ModelInfo) -> None:
-        """Ask whether it serves again what it did, or what the others do.
+    async def relearn(self, promised: Model) -> None:
+        """Ask whether it serves what all of them do.
 
         Raises:
             BackendError: It does not.
         """
         model = await self.learn()
-        difference = first.difference(model)
-        if model.info.context_length < promised.context_length:
-            difference = f"context_length {promised.context_length} and {model.info.context_length}"
-        if promised.honours_seeds and not model.info.honours_seeds:
+        mine, common = model.info, promised.info
+        difference = promised.difference(model)
+        if mine.context_length < common.context_length:
+            difference = f"context_length {common.context_length} and {mine.context_length}"
+        if common.honours_seeds and not mine.honours_seeds:
             difference = "seeds that are honoured and not"
         if difference:
             raise UnsupportedModelError(

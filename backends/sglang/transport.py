@@ -87,10 +87,12 @@ class Connections:
         """Wait for a server: failures become errors of pasta_async, and `interrupt` ends the wait."""
         if self._closed or self.client.is_closed:
             raise _closed(where)
-        with anyio.CancelScope() as scope, _translated(where):
+        with anyio.CancelScope() as scope:
             self._waits.add(scope)
             try:
                 yield
+            except httpx.RequestError as error:
+                raise _transport_error(error, where) from error
             finally:
                 self._waits.discard(scope)
         if scope.cancelled_caught:
@@ -246,22 +248,16 @@ def _closed(where: str) -> BackendError:
     return BackendError(f"{where}: the backend is closed")
 
 
-@contextmanager
-def _translated(where: str) -> Generator[None]:
-    """Failures of httpx as errors of pasta_async."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise BackendConnectError(
-            f"nothing answers at {where} ({error or type(error).__name__}). Is the server running, is the "
-            "URL right? `pasta-async sglang MODEL` starts one."
-        ) from error
-    except httpx.TimeoutException as error:
-        raise BackendTimeoutError(f"{where} sent nothing for too long ({type(error).__name__})") from error
-    except httpx.RequestError as error:
-        raise BackendTransportError(
-            f"the connection to {where} broke off ({error or type(error).__name__})"
-        ) from error
+def _transport_error(error: httpx.RequestError, where: str) -> BackendTransportError:
+    why = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return BackendConnectError(
+            f"nothing answers at {where} ({why}). Is the server running, is the URL right? "
+            "`pasta-async sglang MODEL` starts one."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
+    return BackendTransportError(f"the connection to {where} broke off ({why})")
 
 
 def _checked_url(url: str) -> str:

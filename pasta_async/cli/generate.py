@@ -152,7 +152,7 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     done: list[Generation] = []
     for baseline in (False, True)[: 1 + options.compare]:
         async with client.stream(options.messages, baseline=baseline, **kwargs) as stream:
-            display.begin(stream, baseline=baseline)
+            display.begin(stream)
             async for event in stream:
                 display.show(event)
             done.append(await stream.result())

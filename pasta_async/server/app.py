@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
@@ -45,7 +45,6 @@ def create_app(
     settings: ServerSettings | None = None,
     *,
     limits: Limits | None = None,
-    routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Make the ASGI app that answers OpenAI's API.
 
@@ -56,7 +55,6 @@ def create_app(
         backend: What a `Client` takes; or a client, which is then not closed here. None: `PASTA_BACKEND`.
         settings: None: from the environment, or the defaults. Host and port are for whoever runs the app.
         limits: As for `Client`; a client has its own.
-        routes: More of them.
 
     Raises:
         InvalidRequestError: A setting or the backend's name is bad.
@@ -64,10 +62,10 @@ def create_app(
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
     operations = Operations(settings)
-    own = [*_routes(), Route("/metrics", operations.metrics)]
+    routes = [*_routes(), Route("/metrics", operations.metrics)]
     return Starlette(
-        routes=[*own, *routes],
-        middleware=[*operations.middleware([route.path for route in own]), *_middleware(settings)],
+        routes=routes,
+        middleware=[*operations.middleware([route.path for route in routes]), *_middleware(settings)],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=_lifespan(client, settings, operations, owned=client is not backend),
     )
@@ -187,7 +185,7 @@ async def _playground(_: Request) -> Response:
 def _page() -> tuple[str, dict[str, str]]:
     page = standalone("index.html", ["server/playground", "trace"])
     return page.html, {
-        "Content-Security-Policy": page.policy("connect-src 'self'", "frame-ancestors 'none'"),
+        "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",

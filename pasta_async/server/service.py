@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from pasta_async.server.errors import ApiError
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from pasta_async.server.settings import ServerSettings
 
 __all__ = ["Admission", "Service", "service_of"]
-
-_SMOOTHING = 0.1
-"""Weight of the last answer in the running mean of their durations."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,6 @@ class Admission:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
         self._head = asyncio.Lock()
-        self._seconds = 1.0
         self.in_flight: int = 0
         """Answers that decode."""
         self.queued: int = 0
@@ -84,13 +79,11 @@ class Admission:
         """
         async with AsyncExitStack() as held:
             await self._acquire(held, count)
-            began = monotonic()
             self.in_flight += count
             try:
                 yield
             finally:
                 self.in_flight -= count
-                self._seconds += _SMOOTHING * (monotonic() - began - self._seconds)
 
     async def _acquire(self, held: AsyncExitStack, count: int) -> None:
         settings = self._settings
@@ -110,10 +103,9 @@ class Admission:
             self.queued -= count
 
     def _busy(self, why: str) -> ApiError:
-        wait = self._seconds * (1 + self.queued / self._settings.max_answers)
         return ApiError(
             f"the server is busy: {why}; {self.in_flight} answers decode, {self.queued} wait",
             429,
             code="rate_limit_exceeded",
-            retry_after=min(wait, 60.0),
+            retry_after=min(1 + self.queued / self._settings.max_answers, 60),
         )

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pasta_async.errors import PastaError
-from pasta_async.events import AnswerDone, Event, TextDelta
+from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
@@ -75,23 +75,19 @@ class AnswerResponse(_EventResponse):
 
     Args:
         answer: A stream that was not entered yet.
-        text_only: Leave out everything but the visible text and the last event.
         ping: Seconds between comments that keep the connection alive; 0: none.
         drain: Seconds the stream may go on after the process was told to stop.
     """
 
-    def __init__(
-        self, answer: AnswerStream, *, text_only: bool = False, ping: float = 15.0, drain: float = 30.0
-    ) -> None:
-        super().__init__(_named_events(answer, text_only=text_only), {}, ping, drain)
+    def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:
+        super().__init__(_named_events(answer), {}, ping, drain)
 
 
-async def _named_events(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[ServerSentEvent, None]:
+async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
     try:
         async with answer:
             async for event in answer:
-                if not text_only or isinstance(event, TextDelta | AnswerDone):
-                    yield _sse(event.type, _EVENTS.dump_json(event))
+                yield _sse(event.type, _EVENTS.dump_json(event))
     except PastaError as error:
         yield _sse("error", to_json(api_error(error).body))
 

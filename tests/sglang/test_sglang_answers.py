@@ -92,12 +92,12 @@ async def test_a_fork_at_a_cut_computes_nothing_but_its_own_tags(
 
     async with Client(backend) as client:
         taken = await measure(client, held_out(["describe", "totals"], 2), empty=empty)
-    found = {(answer.prompt, answer.mode): answer for answer in taken}
+    found = {(answer["prompt"], answer["mode"]): answer for answer in taken}
     for prompt in range(4):
         stream, cut = found[prompt, "stream"], found[prompt, "cut"]
-        assert stream.written == cut.written and stream.promises == cut.promises > 1
-        assert cut.requests > stream.requests
-        assert cut.fork_tokens - cut.fork_cached <= 2 * cut.promises
+        assert stream["written"] == cut["written"] and stream["promises"] == cut["promises"] > 1
+        assert cut["requests"] > stream["requests"]
+        assert cut["fork_tokens"] - cut["fork_cached"] <= 2 * cut["promises"]
     assert [row["mode"] for row in summarise(taken)] == ["stream", "cut"]
 
 

@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -338,10 +339,12 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
 ) -> None:
     write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
     folder = shutil.copytree(SHIPPED, tmp_path / "model")
-    alone, together = flags(tmp_path), flags(tmp_path, out=tmp_path / "b.jsonl")
+    # Of an answer that is cut, how much was decoded behind the cut depends on timing: none is.
+    alone = flags(tmp_path, max_tokens=512)
+    together = flags(tmp_path, out=tmp_path / "b.jsonl", max_tokens=512)
     assert run(sampling.main, *alone, "--backend", f"local:{folder}", "--together", "1") == 0
-    summary = sampling.Summary.model_validate_json(capsys.readouterr().out)
-    assert (summary.samples, summary.prompts) == (6, 3)
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["samples"], summary["prompts"]) == (6, 3)
     assert run(sampling.main, *together, "--backend", f"local:{folder}", "--together", "9") == 0
     first, second = read_samples(tmp_path / "samples.jsonl"), read_samples(tmp_path / "b.jsonl")
     for one, other in zip(first, second, strict=True):

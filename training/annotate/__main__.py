@@ -9,13 +9,14 @@ run.
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from collections import Counter
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import Journal, for_each, progress
@@ -23,7 +24,7 @@ from pasta_async.training.annotate.annotator import Annotator, Rejected, annotat
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
 from pasta_async.training.corpus.records import Record, write_records
 from pasta_async.training.corpus.sources import SourceSettings
-from pasta_async.training.corpus.tokens import text_speedup, token_counter
+from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.endpoint import Endpoint, EndpointSettings
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.corpus.tokens import CountTokens
 
-__all__ = ["AnnotateSettings", "Parallelism", "Summary", "annotate", "main"]
+__all__ = ["AnnotateSettings", "annotate", "main"]
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
@@ -57,53 +58,11 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         return self
 
 
-class Parallelism(BaseModel):
-    """How much of some annotated answers can be decoded in parallel; a speed-up is tokens / critical path."""
-
-    answers: int
-    any_share: float
-    """Share of answers with a promise."""
-    promises: float
-    """Mean promises of an answer that has any."""
-    mean_speedup: float
-    geometric_mean_speedup: float
-    geometric_mean_any: float
-    """Over the answers that have a promise."""
-    quantiles: dict[str, float]
-    """Of the speed-ups of all answers, by percentile."""
-
-
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    annotator: str
-    accepted: int
-    rejected: int
-    unasked: int = 0
-    """Of those accepted: too short to gain anything, so no request was sent."""
-    unanswered: int = 0
-    """Records for which the endpoint failed; the same command asks again."""
-    reasons: dict[str, int]
-    """Replies that were not accepted, by the code of their first problem."""
-    requests: int = 0
-    """Sent by this run, without the client's own retries."""
-    resumed: int = 0
-    """Replies that were in the journal already."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    """Of all replies, also those of earlier runs."""
-    seconds: float
-    left_out: dict[str, int]
-    """Records that repeat another one or leak an evaluation prompt, by rule."""
-    parallelism: Parallelism | None
-    """Of what was accepted."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         AnnotateSettings,
-        lambda settings: print(annotate(settings).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(annotate(settings), indent=1)),
         program="pasta_async.training.annotate",
         description=__doc__,
         arguments=argv,
@@ -111,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-def annotate(settings: AnnotateSettings) -> Summary:
-    """Annotate, and write the files of the run.
+def annotate(settings: AnnotateSettings) -> dict[str, Any]:
+    """Annotate, write the files of the run, and return its figures, as `summary.json` has them.
 
     Raises:
         PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
@@ -134,19 +93,20 @@ def annotate(settings: AnnotateSettings) -> Summary:
         totals, problems = annotator.totals, annotator.problems
     accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
-    summary = Summary(
-        annotator=name,
-        accepted=len(accepted),
-        rejected=len(rejected) - totals["unanswered"],
-        reasons=dict(problems.most_common()),
-        seconds=round(time.monotonic() - started, 3),
-        left_out=dict(leaks.counts),
-        parallelism=_parallelism(accepted, count),
-        **totals,
-    )
+    fields = ("unasked", "unanswered", "requests", "resumed", "prompt_tokens", "completion_tokens")
+    summary = {
+        "annotator": name,
+        "accepted": len(accepted),
+        "rejected": len(rejected) - totals["unanswered"],
+        "reasons": dict(problems.most_common()),
+        **{field: totals[field] for field in fields},
+        "seconds": round(time.monotonic() - started, 3),
+        "left_out": dict(leaks.counts),
+        "parallelism": _parallelism(accepted),
+    }
     write_records(settings.out / "annotated.jsonl", accepted)
     write_records(settings.out / "rejected.jsonl", rejected)
-    (settings.out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (settings.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
 
@@ -168,24 +128,23 @@ async def _by_endpoint(
     return [outcomes[number] for number in range(len(records))], annotator
 
 
-def _parallelism(records: Sequence[Record], count: CountTokens) -> Parallelism | None:
-    """The parallelism of annotated answers; None if no answer has any text."""
-    documents = [record.document for record in records]
-    measured = [(text_speedup(document, count), len(document.promises)) for document in documents]
+def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Theoretical speed-ups of annotated answers, and how many have a promise; None without any text."""
+    measured = [(record.scores["text_speedup"], len(record.document.promises)) for record in records]
     speedups = [speedup for speedup, _ in measured if speedup > 0]
     if not speedups:
         return None
     parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
     percentiles = statistics.quantiles(speedups, n=100, method="inclusive") if speedups[1:] else speedups * 99
-    return Parallelism(
-        answers=len(documents),
-        any_share=len(parallel) / len(documents),
-        promises=statistics.mean([promises for _, promises in measured if promises] or [0]),
-        mean_speedup=statistics.mean(speedups),
-        geometric_mean_speedup=statistics.geometric_mean(speedups),
-        geometric_mean_any=statistics.geometric_mean(parallel) if parallel else 1.0,
-        quantiles={f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
-    )
+    return {
+        "answers": len(measured),
+        "any_share": len(parallel) / len(measured),
+        "promises": statistics.mean([promises for _, promises in measured if promises] or [0]),
+        "mean_speedup": statistics.mean(speedups),
+        "geometric_mean_speedup": statistics.geometric_mean(speedups),
+        "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
+        "quantiles": {f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
+    }
 
 
 if __name__ == "__main__":

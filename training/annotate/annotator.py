@@ -96,7 +96,8 @@ class Annotator:
             self._kept[row.pop("key")].append(Completion(**row))
         self._failures = FailureBudget(proven=bool(journal.rows))
         self.totals: Counter[str] = Counter()
-        """unasked, unanswered, requests, resumed, prompt_tokens, completion_tokens."""
+        """Records: unasked (too short), unanswered (the endpoint failed). Replies: requests (of this run),
+        resumed (from the journal), prompt_tokens and completion_tokens (of both)."""
         self.problems: Counter[str] = Counter()
         """Replies that were not accepted, by the code of their first problem."""
 

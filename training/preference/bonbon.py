@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BonBon", "best_of_n_target"]
 
-REPORTED = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
+_REPORTED = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
 
 
 def best_of_n_target(n: int) -> float:
@@ -54,7 +54,7 @@ class BonBon:
             the square of its ratio, whatever alpha is.
     """
 
-    reported: tuple[str, ...] = REPORTED
+    reported: tuple[str, ...] = _REPORTED
     """Log-ratio of the best less that of the worst, how often it is positive, each of them, and the negative
     log-likelihood of a token of the best; with kept answers their ratio."""
 
@@ -65,7 +65,7 @@ class BonBon:
         self._reference: Mapping[int, tuple[float, ...]] = {}
         self.fingerprint: str = _fingerprint(pairs) + ("" if kept is None else "+kept")
         if kept is not None:
-            self.reported = (*REPORTED, "kept_ratio")
+            self.reported = (*_REPORTED, "kept_ratio")
 
     def __len__(self) -> int:
         return len(self._pairs)

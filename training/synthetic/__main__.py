@@ -11,8 +11,10 @@ from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.records import StrictModel, write_records
 from pasta_async.training.corpus.tokens import token_counter
-from pasta_async.training.synthetic.examples import Split  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.training.synthetic.families import FAMILIES
+from pasta_async.training.synthetic.families import (
+    FAMILIES,
+    Split,
+)
 from pasta_async.training.synthetic.records import Annotator, draw_records
 
 if TYPE_CHECKING:

@@ -1,38 +1,94 @@
-"""The five families of the synthetic task, and the open vocabulary of names that they use.
+"""The five families of the synthetic task, their open vocabulary of names, and the grading of answers.
 
-`task.toml` has their wording.
+`task.toml` has the wording.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import tomllib
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
 from pasta_async.training.corpus.tokens import in_tens
-from pasta_async.training.synthetic.examples import Example, Split, Template, merge_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pasta_async.lang.document import Node
 
-__all__ = ["FAMILIES", "SYLLABLES", "WORDS", "is_held_out", "make_name", "make_names", "sample", "templates"]
+__all__ = [
+    "FAMILIES",
+    "SYLLABLES",
+    "WORDS",
+    "Example",
+    "Split",
+    "Template",
+    "grade",
+    "is_held_out",
+    "make_name",
+    "merge_text",
+    "sample",
+    "score",
+    "templates",
+]
+
+Split = Literal["train", "names", "templates"]
+"""`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
 
 _TASK: dict[str, Any] = tomllib.loads(Path(__file__).with_name("task.toml").read_text(encoding="utf-8"))
 WORDS: dict[str, tuple[str, ...]] = {name: tuple(words) for name, words in _TASK["words"].items()}
 """The closed vocabulary, by kind: colors, kinds, ..., openings, closings."""
 
+_CLAIM = re.compile(r"[^.!?]+[.!?]?")
+_WORD = re.compile(r"\w+")
 _ONSETS = "b c d f g h j k l m n p r s t v w y z br ch dr gr kr pl sh st tr".split()
 _VOWELS = "aeiou"
 _CODAS = "bdklmnprst"
 SYLLABLES: tuple[str, ...] = tuple(onset + vowel for onset in _ONSETS for vowel in _VOWELS)
 """Open syllables, each one token (small and capitalised) of the shipped model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt, the answer that a perfect model writes, and what a program checks in any answer."""
+
+    family: str
+    split: Split
+    seed: int
+    prompt: str
+    """What a user types."""
+    document: Document
+    """The annotated answer; its `text` is the answer of the plain baseline."""
+    facts: tuple[tuple[str, ...], ...]
+    """For each sentence of the answer that states facts: the words that it must contain, in order."""
+    names: tuple[str, ...]
+    """Every invented name in the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How a user words a request: a frame around the facts, the wording of each fact, and small talk."""
+
+    frame: str
+    fact: str
+    as_list: bool = False
+    opening: str = ""
+    closing: str = ""
+
+    def fill(self, facts: Sequence[dict[str, object]], **slots: object) -> str:
+        """Write the prompt."""
+        lines = [self.fact.format(**slots, **fact) for fact in facts]
+        frame = " ".join(part for part in (self.opening, self.frame, self.closing) if part)
+        if not self.as_list:
+            return frame.format(facts=" ".join(lines), **slots)
+        frame = frame.replace(" {facts}", "\n{facts}").replace("{facts} ", "{facts}\n")
+        return frame.format(facts="\n".join(f"- {line}" for line in lines), **slots)
 
 
 @cache
@@ -110,7 +166,7 @@ def make_name(rng: random.Random, held_out: bool) -> str:
             return name
 
 
-def make_names(rng: random.Random, count: int, held_out: bool) -> list[str]:
+def _make_names(rng: random.Random, count: int, held_out: bool) -> list[str]:
     """Make `count` names that start differently, so that no name can be mistaken for another."""
     names: list[str] = []
     while len(names) < count:
@@ -152,7 +208,7 @@ class _Content(NamedTuple):
 
 def _describe(rng: random.Random, held_out: bool) -> _Content:
     count = rng.choice((2, 2, 2, 3, 3, 3, 4))
-    names = make_names(rng, 2 * count, held_out)
+    names = _make_names(rng, 2 * count, held_out)
     kind = rng.choice(WORDS["kinds"])
     items = [
         {
@@ -170,7 +226,7 @@ def _describe(rng: random.Random, held_out: bool) -> _Content:
 
 def _totals(rng: random.Random, held_out: bool) -> _Content:
     count = rng.choice((2, 2, 3, 3, 3))
-    names = make_names(rng, count, held_out)
+    names = _make_names(rng, count, held_out)
     items: list[dict[str, Any]] = []
     for name in names:
         a, b, c = (rng.randint(2, 6 if count == 2 else 5) for _ in range(3))
@@ -185,7 +241,7 @@ def _totals(rng: random.Random, held_out: bool) -> _Content:
 
 
 def _offers(rng: random.Random, held_out: bool) -> _Content:
-    names = make_names(rng, rng.choice((2, 2, 3)), held_out)
+    names = _make_names(rng, rng.choice((2, 2, 3)), held_out)
     goods = rng.sample(WORDS["goods"], 3)
     while True:  # one shop alone is the cheapest
         prices = [(rng.randint(2, 7), rng.randint(2, 7), rng.randint(2, 7)) for _ in names]
@@ -205,7 +261,7 @@ def _sum(name: str, numbers: tuple[int, int, int], things: list[str]) -> dict[st
 
 
 def _chain(rng: random.Random, held_out: bool) -> _Content:
-    names = make_names(rng, rng.choice((3, 4, 4, 5)), held_out)
+    names = _make_names(rng, rng.choice((3, 4, 4, 5)), held_out)
     slots: dict[str, Any] = {"vessel": rng.choice(WORDS["vessels"]), "things": rng.choice(WORDS["holders"])}
     slots |= {"start": rng.randint(4, 15), "names": _listed(names)}
     left = slots["start"]
@@ -221,7 +277,7 @@ def _chain(rng: random.Random, held_out: bool) -> _Content:
 
 def _fair(rng: random.Random, held_out: bool) -> _Content:
     count = rng.choice((2, 3))
-    *names, town = make_names(rng, count + 1, held_out)
+    *names, town = _make_names(rng, count + 1, held_out)
     day = rng.randint(1, 30)
     items = [
         {
@@ -307,3 +363,57 @@ def _document(steps: Sequence[_Step], separator: str, count_tokens: Callable[[st
         else:
             nodes.append(Text(text))
     return Document(merge_text(nodes))
+
+
+def merge_text(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Join neighbouring texts, as a parser reads them."""
+    merged: list[Node] = []
+    for node in nodes:
+        last = merged[-1] if merged else None
+        if isinstance(node, Text) and isinstance(last, Text):
+            merged[-1] = Text(last.text + node.text)
+        else:
+            merged.append(node)
+    return tuple(merged)
+
+
+# --- grading
+
+
+def score(example: Example, text: str) -> bool:
+    """Whether a text answers the prompt: every fact present, correct, in its place, and no other.
+
+    A sentence states facts if it has all their words in order, the same numbers, and the same names of the
+    prompt. Sentences with no number and no name are free, and so is the wording.
+    """
+    return grade(example, text) == 1.0
+
+
+def grade(example: Example, text: str) -> float:
+    """How much of an answer is right, from 0 to 1; `score` asks for 1.
+
+    The number of sentences that state the expected facts in the expected order (the longest such sequence),
+    divided by the number of expected sentences or, if larger, of sentences that claim anything: that have a
+    number, a name, or any expected facts. What is missing, wrong, repeated or misplaced costs its share.
+    """
+    claims = 0
+    longest = [0] * (len(example.facts) + 1)  # common subsequences with the first facts
+    for sentence in _CLAIM.findall(text):
+        words = _WORD.findall(sentence)
+        stated = [_states(words, facts, example.names) for facts in example.facts]
+        claims += any(stated) or bool(_specific(words, example.names))
+        before = list(longest)
+        for place, match in enumerate(stated, start=1):
+            longest[place] = max(before[place - 1] + match, before[place], longest[place - 1])
+    return longest[-1] / max(len(example.facts), claims)
+
+
+def _states(words: list[str], facts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    remaining = iter(words)
+    in_order = all(fact in remaining for fact in facts)
+    return in_order and _specific(words, names) == _specific(list(facts), names)
+
+
+def _specific(words: list[str], names: tuple[str, ...]) -> list[str]:
+    """The words that can be right or wrong: numbers and the names of the prompt."""
+    return [word for word in words if word.isdigit() or word in names]
