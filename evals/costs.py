@@ -26,6 +26,7 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from numpy import quantile
 from pydantic import Field
 
 from pasta_async import Client, DecodeRequest, Limits, Sampling
@@ -35,7 +36,7 @@ from pasta_async.evals.commands import Count, Positive, Settings, command, run_s
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import estimate, format_estimate, quantile
+from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:

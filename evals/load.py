@@ -18,8 +18,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import accumulate, cycle, islice, takewhile
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, Literal
 
+from numpy import quantile
 from pydantic import Field
 
 from pasta_async.evals.commands import Count, DocumentSettings, Positive, command
@@ -27,7 +29,6 @@ from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import geometric_mean, quantile
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:

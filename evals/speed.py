@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -41,7 +41,7 @@ from pasta_async.evals.documents import (
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 from pasta_async.training.synthetic import FAMILIES
 

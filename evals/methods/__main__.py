@@ -17,7 +17,7 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -28,7 +28,7 @@ from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ def _page(sections: Sequence[Section], title: str) -> str:
     filters: dict[str, Any] = environment.filters
     filters.update(slug=slug, cell=cell, image=_data_url)
     template = environment.from_string(page.html)
-    return template.render(policy=page.policy(), title=title, sections=sections)
+    return template.render(policy=page.policy, title=title, sections=sections)
 
 
 def slug(title: str) -> str:

@@ -185,7 +185,7 @@ async def _playground(_: Request) -> Response:
 def _page() -> tuple[str, dict[str, str]]:
     page = standalone("index.html", ["server/playground", "trace"])
     return page.html, {
-        "Content-Security-Policy": page.policy("connect-src 'self'", "frame-ancestors 'none'"),
+        "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",

@@ -9,10 +9,10 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pasta_async.lang.document import Promise, Text
 from pasta_async.trace.perfetto import rounds
@@ -42,7 +42,7 @@ def timeline_page(
         "rounds": [asdict(each) for each in rounds(answer)],
     }
     parts = {
-        "policy": page.policy(),
+        "policy": page.policy,
         "prompt": _section("Prompt", prompt) if prompt else "",
         "answer": "".join(_coloured(answer)),
         "written": escape(answer.document.format()),
@@ -76,30 +76,12 @@ def _coloured(answer: Generation) -> Iterator[str]:
 _OUTSIDE = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">|<script src="([\w.-]+)"></script>')
 
 
-@dataclass(frozen=True, slots=True)
-class Standalone:
+class Standalone(NamedTuple):
     """A page with everything in it."""
 
     html: str
-    styles: tuple[str, ...]
-    """Hashes of its styles, in the form of a Content-Security-Policy."""
-    scripts: tuple[str, ...]
-    """Those of its scripts."""
-
-    def policy(self, *more: str) -> str:
-        """A Content-Security-Policy that allows what is in the page, what `more` says, and nothing else."""
-        return "; ".join(
-            (
-                "default-src 'none'",
-                f"script-src {' '.join(self.scripts)}",
-                f"style-src {' '.join(self.styles)}",
-                "img-src data:",
-                "base-uri 'none'",
-                "form-action 'none'",
-                "require-trusted-types-for 'script'",
-                *more,
-            )
-        )
+    policy: str
+    """A Content-Security-Policy that allows what is in the page and nothing else."""
 
 
 def standalone(page: str, folders: Sequence[str]) -> Standalone:
@@ -109,17 +91,25 @@ def standalone(page: str, folders: Sequence[str]) -> Standalone:
         page: File name, in the first of the folders.
         folders: Places inside the package where the files lie.
     """
-    styles: list[str] = []
-    scripts: list[str] = []
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
 
     def put_in(found: re.Match[str]) -> str:
-        name, hashes, tag = (found[1], styles, "style") if found[1] else (found[2], scripts, "script")
-        content = f"\n{_read(name, folders)}"
-        hashes.append(_hash(content))
+        tag = "style" if found[1] else "script"
+        content = f"\n{_read(found[1] or found[2], folders)}"
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes[tag].append(f"'sha256-{digest}'")
         return f"<{tag}>{content}</{tag}>"
 
     html = _OUTSIDE.sub(put_in, _read(page, folders))
-    return Standalone(html, tuple(styles), tuple(scripts))
+    policy = (
+        "default-src 'none'",
+        *(f"{tag}-src {' '.join(found)}" for tag, found in hashes.items()),
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+    )
+    return Standalone(html, "; ".join(policy))
 
 
 def _read(name: str, folders: Sequence[str]) -> str:
@@ -128,7 +118,3 @@ def _read(name: str, folders: Sequence[str]) -> str:
         if file.is_file():
             return file.read_text("utf-8")
     raise FileNotFoundError(f"the package lacks {name}; it should lie in {' or '.join(folders)}")
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -11,7 +11,7 @@ import pytest
 from pasta_async.evals.report.__main__ import main
 from pasta_async.evals.report.models import Model, best, dominated_by
 from pasta_async.training.recipe import find_recipe, read_recipe
-from pasta_async.training.steps import Plan
+from pasta_async.training.run import Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
