@@ -79,7 +79,7 @@ def as_command(
     import typer
 
     def command(**values: Any) -> None:
-        context: typer.Context = values.pop("context")
+        context: typer.Context = values.pop("typer_context")
         sources = {name: context.get_parameter_source(name) for name in values}
         given = {
             name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"
@@ -91,7 +91,10 @@ def as_command(
                 raise typer.BadParameter(_complaints(error)) from error
             work(read, context.obj)
 
-    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    # a name that no settings have as a field
+    parameters = [
+        inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    ]
     for name, field in settings.model_fields.items():
         if name in omitted:
             continue
