@@ -26,17 +26,17 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from numpy import quantile
 from pydantic import Field
 
 from pasta_async import Client, DecodeRequest, Limits, Sampling
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals import fork_modes
-from pasta_async.evals.commands import Count, Positive, Settings, run_sub_command
+from pasta_async.evals.commands import Count, Positive, Settings, command, run_sub_command
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import estimate, format_estimate, quantile
+from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
@@ -428,21 +428,14 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
 # The commands -------------------------------------------------------------------------------------
 
 
-def _command(settings: type[Settings], work: Callable[[Any], None], name: str) -> Any:
-    def run(arguments: Sequence[str] | None) -> None:
-        run_command(settings, work, program=f"costs {name}", description=__doc__, arguments=arguments)
-
-    return run
-
-
 def _packing(arguments: Sequence[str] | None) -> None:
     importlib.import_module("pasta_async.evals.packed_training").main(arguments)  # needs the extra `train`
 
 
 _COMMANDS = {
-    "interpreter": _command(InterpreterSettings, _interpreter, "interpreter"),
-    "server": _command(ServerSettings, _server, "server"),
-    "streams": _command(StreamSettings, _streams, "streams"),
+    "interpreter": command(InterpreterSettings, _interpreter, "costs interpreter", __doc__),
+    "server": command(ServerSettings, _server, "costs server", __doc__),
+    "streams": command(StreamSettings, _streams, "costs streams", __doc__),
     "forks": fork_modes.main,
     "packing": _packing,
 }

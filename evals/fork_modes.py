@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.documents import WARM_UP_SEED, Prompt, document_prompts, held_out, read_documents
 from pasta_async.evals.engines import cold_client, empty_prefix_cache
 from pasta_async.evals.forcing import FORCED_SAMPLING
@@ -169,6 +168,4 @@ def _run(settings: ForkSettings) -> None:
         write_rows(settings.out, [{"backend": settings.backend, **where}, *answers])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    run_command(ForkSettings, _run, program="costs forks", description=__doc__, arguments=arguments)
+main = command(ForkSettings, _run, "costs forks", __doc__)

@@ -30,11 +30,10 @@ import httpx
 from pydantic import Field, model_validator
 
 from pasta_async.backends.sglang.launch import server_command
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError
 from pasta_async.evals import load, speed
-from pasta_async.evals.commands import Count, DocumentSettings
+from pasta_async.evals.commands import Count, DocumentSettings, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.random_model import make_model, texts_of
@@ -247,12 +246,7 @@ def _run(settings: HardwareSettings) -> None:
     print(text)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, write `tables.md`, print it."""
-    run_command(
-        HardwareSettings, _run, program="hardware", description=__doc__, arguments=arguments, resumes=True
-    )
-
+main = command(HardwareSettings, _run, "hardware", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

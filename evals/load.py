@@ -18,17 +18,17 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import accumulate, cycle, islice, takewhile
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, Literal
 
+from numpy import quantile
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Count, DocumentSettings, Positive
+from pasta_async.evals.commands import Count, DocumentSettings, Positive, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import geometric_mean, quantile
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
@@ -326,17 +326,7 @@ def run(settings: LoadSettings) -> str:
     return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        LoadSettings,
-        lambda settings: print(run(settings)),
-        program="load",
-        description=__doc__,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main = command(LoadSettings, run, "load", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

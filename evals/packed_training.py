@@ -22,8 +22,7 @@ import torch
 from pydantic import Field
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
@@ -193,6 +192,4 @@ def _run(settings: StepSettings) -> None:
         write_rows(settings.out, [where, *figures])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    run_command(StepSettings, _run, program="costs packing", description=__doc__, arguments=arguments)
+main = command(StepSettings, _run, "costs packing", __doc__)

@@ -21,15 +21,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from pasta_async import Sampling
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.documents import (
     WARM_UP_SEED,
     Prompt,
@@ -42,7 +41,7 @@ from pasta_async.evals.documents import (
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 from pasta_async.training.synthetic import FAMILIES
 
@@ -311,17 +310,7 @@ def _prompts(
     return prompts, held_out(settings.families, 1, first_seed=WARM_UP_SEED)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        SpeedSettings,
-        lambda settings: print(run(settings)),
-        program="speed",
-        description=__doc__,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main = command(SpeedSettings, run, "speed", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

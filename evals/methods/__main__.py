@@ -17,19 +17,18 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import DocumentSettings
+from pasta_async.evals.commands import DocumentSettings, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
@@ -164,12 +163,7 @@ def _run(settings: MethodSettings) -> None:
     print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        MethodSettings, _run, program="methods", description=__doc__, arguments=arguments, resumes=True
-    )
-
+main = command(MethodSettings, _run, "methods", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()
