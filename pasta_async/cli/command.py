@@ -21,6 +21,9 @@ __all__ = ["as_command", "ending", "fail", "read_text", "reported_errors", "run_
 
 S = TypeVar("S", bound=BaseModel)
 
+_CONTEXT = "typer_context"
+"""Name of a command's parameter for typer; no field of settings may have it."""
+
 
 def run_command(
     settings: type[S],
@@ -79,7 +82,7 @@ def as_command(
     import typer
 
     def command(**values: Any) -> None:
-        context: typer.Context = values.pop("typer_context")
+        context: typer.Context = values.pop(_CONTEXT)
         sources = {name: context.get_parameter_source(name) for name in values}
         given = {
             name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"
@@ -91,10 +94,7 @@ def as_command(
                 raise typer.BadParameter(_complaints(error)) from error
             work(read, context.obj)
 
-    # a name that no settings have as a field
-    parameters = [
-        inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    ]
+    parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, field in settings.model_fields.items():
         if name in omitted:
             continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from command_runs import run
 from pydantic import ValidationError
 from task_codec import task_codec
 from transformers import AutoModelForCausalLM
@@ -20,6 +21,7 @@ from pasta_async.training.pretrain import (
     build_model,
     collate,
     loss_of,
+    main,
     train_with_broken_rules,
 )
 from pasta_async.training.synthetic import FAMILIES, sample
@@ -147,6 +149,14 @@ def test_the_loss_falls(tmp_path: Path) -> None:
     for _ in range(12):
         trainer.train_step([batch, batch])
     assert float(loss_of(trainer.model, batch).detach()) < 0.7 * before
+
+
+def test_the_command_trains_and_goes_on(tmp_path: Path) -> None:
+    flags = ["--hidden", 32, "--layers", 1, "--heads", 1, "--kv-heads", 1, "--inner", 48, "--copy-pools", 0]
+    flags += ["--context", 512, "--out", tmp_path, "--micro-batches", 1, "--tokens", 512, "--threads", 1]
+    for steps in (1, 2):
+        assert not run(main, *flags, "--steps", steps)
+    assert torch.load(tmp_path / "checkpoint.pt")["step"] == 2
 
 
 def test_bad_settings_are_refused(tmp_path: Path) -> None:
