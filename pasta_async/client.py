@@ -320,7 +320,7 @@ class Client:
             info = await self.connect()
             observer = observation.begin(info)
             began = self._clock.time()
-            dialect = _dialect(info, start, told=not ids)
+            dialect = _dialect(info, start, can_instruct=not ids)
             check_ids(ids, info.vocab_size)
             ids, thinking = await self._encode(ids, messages, dialect, start)
         check_length(ids, info, limits)
@@ -431,10 +431,10 @@ def _cancelled_itself(start: AnswerStart) -> BackendProtocolError:
     return error
 
 
-def _dialect(info: ModelInfo, start: AnswerStart, *, told: bool) -> Dialect:
-    """How the model's tags are read; `told` is whether a system message can explain them."""
+def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dialect:
+    """How the model's tags are read; `can_instruct` is whether a system message can explain them."""
     prompted = start.prompted
-    if start.baseline or (prompted is None and info.tags is None and not told):
+    if start.baseline or (prompted is None and info.tags is None and not can_instruct):
         return "plain"
     if prompted is False and info.tags is None:
         raise InvalidRequestError(

@@ -86,9 +86,11 @@ class Journal:
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         if differ:
-            told = "; ".join(f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ)
+            differences = "; ".join(
+                f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ
+            )
             raise InvalidRequestError(
-                f"{self.path} holds results of something else ({told}); "
+                f"{self.path} holds results of something else ({differences}); "
                 "ask for the same again, or write to another place"
             )
 

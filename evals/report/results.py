@@ -72,8 +72,8 @@ def _read(results: Results, label: str, path: Path) -> None:
 def origin(head: dict[str, Any], where: dict[str, Any]) -> dict[str, str]:
     """Columns of a table: what was measured, when, and on which machine."""
     columns = {"when": "time", "processor": "cpu", "cores": "cores", "load before": "load"}
-    told = {name: str(where.get(key, "-")) for name, key in columns.items()}
-    return {"backend": str(head.get("backend", "-")), **told}
+    environment = {name: str(where.get(key, "-")) for name, key in columns.items()}
+    return {"backend": str(head.get("backend", "-")), **environment}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
