@@ -7,16 +7,55 @@ imported only when they are asked for.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from pathlib import Path
 
-    from pasta_async.protocol import Backend
+    import httpx
 
-__all__ = ["backend_names", "open_backend"]
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+
+__all__ = ["BackendOptions", "WrappingBackend", "backend_names", "open_backend"]
+
+
+class BackendOptions(TypedDict, total=False):
+    """Options of the backends that a string can name; each is refused where it means nothing."""
+
+    api_key: str | None
+    """`http:`: sent as a bearer token."""
+    timeout: httpx.Timeout | float
+    """`http:`: seconds; its `read` is the longest wait for a token, queues included."""
+    max_connections: int
+    """`http:`: requests that decode at the same time."""
+    tokenizer: str | Path | None
+    """`http:`: a local folder with the model's tokenizer, which saves asking the server."""
+    vocab_size: int | None
+    """`http:`: only for a server that does not tell it."""
+    device: str | None
+    """`local:` and `sglang:`: "cpu", "cuda"; None: a GPU if there is one."""
+    dtype: str | None
+    """`local:`: "float32", "bfloat16", "float16"; None: what suits the device."""
+    slots: int | None
+    """`local:`: tokens that the KV cache holds."""
+    context_length: int | None
+    """`local:`: prompt and answer, if less than the model's."""
+    max_running: int
+    """`local:`: threads that decode in one batch."""
+    max_prefill_tokens: int
+    """`local:`: prompt tokens in one step."""
+    threads: int | None
+    """`local:`: processor threads."""
+    server_args: Mapping[str, Any]
+    """`sglang:`: further arguments of `sglang.Engine`."""
+
+
+_HTTP = {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"}
+_LOCAL = {"device", "dtype", "slots", "context_length", "max_running", "max_prefill_tokens", "threads"}
+_ENGINE = {"device", "server_args"}
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
   local:/path/to/model    the embedded engine with a model folder
@@ -34,7 +73,7 @@ def backend_names(names: str) -> list[str]:
     return _COMMA.split(names.strip())
 
 
-def open_backend(url: str | Sequence[str], **options: Any) -> Backend:
+def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) -> Backend:
     """Make a backend from a URL-like string, or from several, which must serve the same model.
 
     Nothing is loaded or reached before its `connect`, which also says what to install if need be.
@@ -42,30 +81,42 @@ def open_backend(url: str | Sequence[str], **options: Any) -> Backend:
     Args:
         url: ``local:``, ``local:/path``, ``http://host:port`` (or https), ``sglang:/path``. Of
             several, each answer stays on one (`pasta_async.backends.routed.RoutedBackend`).
-        options: Passed on to the backend's class.
+        options: Of the backend's class; see `BackendOptions`.
 
     Raises:
-        InvalidRequestError: The string has none of these forms (the message lists them), or one comes twice.
+        InvalidRequestError: The string has none of these forms (the message lists them), one comes twice, or
+            an option is not for this backend.
     """
     if not isinstance(url, str):
         return _open_several(url, options)
     scheme, _, rest = url.partition(":")
+    given = cast("dict[str, Any]", options)
     if scheme == "local":
+        _refuse_others(url, given, _LOCAL)
         from pasta_async.backends.local import LocalBackend
 
-        return LocalBackend(rest or None, **options)
+        return LocalBackend(rest or None, **given)
     if scheme in ("http", "https") and rest.strip("/") and rest.startswith("//"):
+        _refuse_others(url, given, _HTTP)
         from pasta_async.backends.sglang import SGLangBackend
 
-        return SGLangBackend(url, **options)
+        return SGLangBackend(url, **given)
     if scheme == "sglang" and rest:
+        _refuse_others(url, given, _ENGINE)
         from pasta_async.backends.sglang import EngineBackend
 
-        return EngineBackend(rest, **options)
+        return EngineBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
     raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
 
 
-def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
+def _refuse_others(url: str, options: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := sorted(options.keys() - known):
+        raise InvalidRequestError(
+            f"{url} does not take {', '.join(unknown)}; its options are {', '.join(sorted(known))}"
+        )
+
+
+def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
     if len(urls) == 1:
         return open_backend(urls[0], **options)
     from pasta_async.backends.routed import RoutedBackend
@@ -74,3 +125,40 @@ def _open_several(urls: Sequence[str], options: dict[str, Any]) -> Backend:
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
     return RoutedBackend({name: open_backend(url, **options) for name, url in zip(names, urls, strict=True)})
+
+
+class WrappingBackend:
+    """A backend that leaves everything to another one; subclasses change or note a part of it.
+
+    Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
+
+    Args:
+        inner: Does the work.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner: Backend = inner
+
+    async def connect(self) -> ModelInfo:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.connect()
+
+    async def encode(self, text: str) -> list[int]:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.encode_chat(messages, template_kwargs)
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """See `pasta_async.protocol.Backend`."""
+        return await self.inner.detokenize(ids)
+
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """See `pasta_async.protocol.Backend`."""
+        return self.inner.decode(request)
+
+    async def aclose(self) -> None:
+        """Close the inner backend."""
+        await self.inner.aclose()

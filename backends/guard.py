@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["beginnings", "check_messages", "free_marker", "mark", "replace_texts", "texts_in"]
+__all__ = ["EDGE", "beginnings", "check_messages", "free_marker", "mark", "replace_texts", "texts_in"]
 
 MAX_DEPTH = 64
 """How deep lists and objects in a message may be nested."""
+
+EDGE = 16
+"""Tokens that a text may have more where it is cut than where it goes on."""
 
 _PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE))
 
@@ -91,16 +94,17 @@ def free_marker(texts: Iterable[str]) -> str:
     return next(character for character in map(chr, _PRIVATE) if character not in taken)
 
 
-def mark(text: str, commands: Iterable[str], marker: str) -> str:
+def mark(text: str, commands: Iterable[str], marker: str, *, edges: bool = True) -> str:
     """Put the marker inside every occurrence of a command, overlapping ones too.
 
-    Also where a text begins or ends with two characters or more of a command, which what stands around it
-    in a chat template could complete: tools as JSON have ``"`` before a value, and ``"/>`` is a tag.
+    With `edges`, also where a text begins or ends with two characters or more of a command, which what
+    stands around it in a chat template could complete: tools as JSON have ``"`` before a value, and ``"/>``
+    is a tag.
     """
     places: set[int] = set()
     for command in commands:
         places.update(found.start() + 1 for found in re.finditer(f"(?={re.escape(command)})", text))
-        for size in range(2, len(command)):
+        for size in range(2, len(command)) if edges else ():
             if text.startswith(command[-size:]):
                 places.add(1)
             if text.endswith(command[:size]):
@@ -112,8 +116,8 @@ def mark(text: str, commands: Iterable[str], marker: str) -> str:
 def beginnings(text: str, limit: int) -> Iterator[str]:
     """Growing parts of a text that may be too long for so many tokens, each far longer than those before.
 
-    If one of them has too many tokens the text has, too. Whoever encodes them first never encodes much more
-    than fits, however long the text is.
+    If one of them has more than `limit` + `EDGE` tokens, the text has too many. Whoever encodes them first
+    never encodes much more than fits, however long the text is.
     """
     size = 8 * limit
     while len(text) > size:

@@ -18,7 +18,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from pasta_async.backends.guard import beginnings, check_messages, free_marker, mark, replace_texts, texts_in
+from pasta_async.backends.guard import (
+    EDGE,
+    beginnings,
+    check_messages,
+    free_marker,
+    mark,
+    replace_texts,
+    texts_in,
+)
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
@@ -37,9 +45,6 @@ LONG_TEXT = 5_000
 
 LONG_TEXTS_AT_ONCE = 2
 """Worker threads that encode for one model at the same time."""
-
-EDGE = 16
-"""Tokens that a text may have more where it is cut than where it goes on."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")

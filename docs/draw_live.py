@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pasta_async import Client, Generation, Sampling
-from pasta_async.cli.live import view
-from pasta_async.cli.summary import summary
+from pasta_async.cli.display import summary, view
 
 HERE = Path(__file__).parent
 PROMPT = (HERE.parent / "examples" / "prompt.txt").read_text()

@@ -5,35 +5,53 @@ With arguments, one of them: `python -m pasta_async.evals speed --backend http:/
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals import chunk_streams, fork_modes, interpreter_cost, serving, speed
-from pasta_async.evals.hardware import __main__ as hardware
-from pasta_async.evals.load import __main__ as load
-from pasta_async.evals.methods import __main__ as methods
-from pasta_async.evals.simulator import __main__ as simulator
+from pasta_async.evals.commands import run_sub_command
 
-_ALONE = {"speed": speed.main, "interpreter_cost": interpreter_cost.main}
-_BENCHMARKS = {
-    **_ALONE,
-    "fork_modes": fork_modes.main,
-    "chunk_streams": chunk_streams.main,
-    "methods": methods.main,
-    "load": load.main,
-    "serving": serving.main,
-    "simulator": simulator.main,
-    "hardware": hardware.main,
-}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BENCHMARKS = (
+    "alpaca",
+    "costs",
+    "documents",
+    "frontier",
+    "hardware",
+    "load",
+    "methods",
+    "random_model",
+    "report",
+    "simulator",
+    "speed",
+    "task",
+)
+
+
+def _benchmark(name: str) -> Any:
+    module = (
+        f"pasta_async.evals.{name}.__main__" if name in ("alpaca", "methods") else f"pasta_async.evals.{name}"
+    )
+
+    def run(arguments: Sequence[str] | None) -> None:
+        importlib.import_module(module).main(arguments)
+
+    return run
 
 
 def main() -> None:
     """Run one benchmark, or those that need no server, with their defaults."""
-    name, *arguments = sys.argv[1:] or ["all"]
-    if name != "all" and name not in _BENCHMARKS:
-        sys.exit(f"no benchmark {name!r}: there are {', '.join(_BENCHMARKS)}")
-    for benchmark in _ALONE if name == "all" else [name]:
-        print(f"## {benchmark}\n", flush=True)
-        _BENCHMARKS[benchmark](arguments)
+    if sys.argv[1:]:
+        run_sub_command({name: _benchmark(name) for name in _BENCHMARKS})
+    for name, *arguments in (["speed"], ["costs", "interpreter"]):
+        print(f"## {name}\n", flush=True)
+        try:
+            _benchmark(name)(arguments)
+        except SystemExit as ended:
+            if ended.code:
+                raise
         print()
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async import Client, Generation, Sampling
+    from pasta_async.evals.speed import Form
     from pasta_async.evals.statistics import Estimate
-    from pasta_async.evals.timing import Form
     from pasta_async.jobs import Journal
 
 __all__ = ["FORMS", "Answer", "answer_all", "of_form", "theoretical"]

@@ -1,4 +1,4 @@
-"""Open what is measured: a backend with a cold prefix cache, plain or under force."""
+"""Open what is measured: a backend with a cold prefix cache, plain or forced to write given answers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
+
 from pasta_async import Client
 from pasta_async.backends import open_backend
 from pasta_async.clock import REAL_CLOCK
+from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
-from pasta_async.evals.prefix_cache import empty_prefix_cache
-from pasta_async.evals.simulator import EngineModel, SimulatedBackend
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -20,12 +22,30 @@ if TYPE_CHECKING:
     from pasta_async.clock import Clock
     from pasta_async.lang import Document
 
-__all__ = ["clock_of", "cold_backend", "cold_client"]
+__all__ = ["clock_of", "cold_backend", "cold_client", "empty_prefix_cache"]
 
 
 def clock_of(backend: Backend) -> Clock:
     """The clock on which a backend takes its time."""
     return backend.clock if isinstance(backend, SimulatedBackend) else REAL_CLOCK
+
+
+async def empty_prefix_cache(url: str) -> None:
+    """Empty the prefix cache of an SGLang server on which nothing is running.
+
+    Cancelling it may leave the cache as it was.
+
+    Raises:
+        BackendError: The server cannot be reached, or refuses because requests are running.
+    """
+    where = f"{url.rstrip('/')}/flush_cache"
+    try:
+        async with httpx.AsyncClient(timeout=300) as http:
+            (await http.post(where)).raise_for_status()
+    except httpx.HTTPError as error:
+        raise BackendError(
+            f"{where}: {error or type(error).__name__}. Is it an SGLang server, and is it idle?"
+        ) from error
 
 
 @asynccontextmanager

@@ -14,10 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.sglang import EngineBackend, SGLangBackend
-from pasta_async.backends.wrapping import WrappingBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, views
 from pasta_async.limits import Limits

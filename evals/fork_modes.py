@@ -1,7 +1,7 @@
 """Two ways to start a promise's thread, on a real server: what each of them costs.
 
-    python -m pasta_async.evals.fork_modes --backend http://127.0.0.1:30000 --n 10
-    python -m pasta_async.evals.fork_modes --backend http://127.0.0.1:30000 --documents documents.jsonl
+    python -m pasta_async.evals.costs forks --backend http://127.0.0.1:30000 --n 10
+    python -m pasta_async.evals.costs forks --backend http://127.0.0.1:30000 --documents documents.jsonl
 
 SGLang puts decoded KV into its prefix cache when a request ends. So a thread forked while main decodes on
 (`stream`) computes again what main decoded since its request began. To end main's request at each promise
@@ -12,25 +12,25 @@ own and do not depend on its hardware; the times do. Each answer begins with an 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pasta_async.cli.command import ending
+from pydantic import Field
+
+from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.command import count
-from pasta_async.evals.documents import read_documents
-from pasta_async.evals.engines import cold_client
+from pasta_async.evals.commands import Settings
+from pasta_async.evals.documents import WARM_UP_SEED, Prompt, document_prompts, held_out, read_documents
+from pasta_async.evals.engines import cold_client, empty_prefix_cache
 from pasta_async.evals.forcing import FORCED_SAMPLING
-from pasta_async.evals.prefix_cache import empty_prefix_cache
-from pasta_async.evals.prompts import Prompt, held_out
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
-from pasta_async.evals.timing import SAMPLING
+from pasta_async.evals.speed import SAMPLING
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 from pasta_async.training.synthetic import FAMILIES
 
@@ -151,31 +151,28 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for mode in MODES:
         own = [answer for answer in forked if answer.mode == mode]
-        ratios = _ratios(forked, mode)
-        low, high = bootstrap_interval(ratios, geometric_mean)
+
+        def mean(name: str, own: Sequence[Answer] = own) -> float:
+            return fmean(getattr(answer, name) or 0.0 for answer in own)
+
         rows.append(
             {
                 "mode": mode,
                 "answers": len(own),
-                "promises": fmean(answer.promises for answer in own),
-                "round trips": fmean(answer.requests for answer in own),
-                "prompt tokens": fmean(answer.prompt_tokens for answer in own),
-                "decoded tokens": fmean(answer.completion_tokens for answer in own),
-                "prefilled tokens": fmean(answer.prefilled_tokens for answer in own),
-                "cached tokens": fmean(answer.cached_tokens for answer in own),
-                "cached at forks": _share([(answer.fork_cached, answer.fork_tokens) for answer in own]),
-                "cached at joins": _share([(answer.join_cached, answer.join_tokens) for answer in own]),
-                "ms to a thread's first token": 1000 * fmean(answer.first_token or 0.0 for answer in own),
-                "seconds": fmean(answer.seconds for answer in own),
-                "seconds / stream": f"{geometric_mean(ratios):.3f} ({low:.3f} to {high:.3f})",
+                "promises": mean("promises"),
+                "round trips": mean("requests"),
+                "prompt tokens": mean("prompt_tokens"),
+                "decoded tokens": mean("completion_tokens"),
+                "prefilled tokens": mean("prefilled_tokens"),
+                "cached tokens": mean("cached_tokens"),
+                "cached at forks": format_share(mean("fork_cached"), mean("fork_tokens")),
+                "cached at joins": format_share(mean("join_cached"), mean("join_tokens")),
+                "ms to a thread's first token": 1000 * mean("first_token"),
+                "seconds": mean("seconds"),
+                "seconds / stream": format_estimate(estimate(_ratios(forked, mode)), ".3f"),
             }
         )
     return rows
-
-
-def _share(pairs: Sequence[tuple[int, int]]) -> str:
-    cached, tokens = (sum(values) for values in zip(*pairs, strict=True))
-    return f"{100 * cached / tokens:.0f}%" if tokens else "-"
 
 
 def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
@@ -187,47 +184,45 @@ def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
     return [fmean(seconds[mode, prompt]) / fmean(seconds["stream", prompt]) for prompt in prompts]
 
 
-async def _run(options: argparse.Namespace) -> list[Answer]:
-    documents = read_documents(options.documents, options.first) if options.documents else None
+class ForkSettings(Settings):
+    """What is answered in both modes."""
+
+    backend: str = Field(description="URL of an SGLang server")
+    n: int = Field(default=10, ge=1, description="prompts of each family")
+    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
+    documents: Path | None = Field(default=None, description="instead: forced decoding of these answers")
+    first: int | None = Field(default=None, ge=1, description="take so many of the documents only")
+    passes: int = Field(default=1, ge=1, description="how often all of it is done")
+    out: Path | None = Field(default=None, description="file for the raw figures, as JSON lines")
+
+
+async def _measure(settings: ForkSettings) -> list[Answer]:
+    documents = read_documents(settings.documents, settings.first) if settings.documents else None
     if documents:
-        prompts = warm = [Prompt(text, "documents") for text in documents]
+        prompts = warm = document_prompts(documents)
     else:
-        prompts, warm = held_out(options.families, options.n), held_out(["describe"], 2, first_seed=1_000_000)
+        prompts = held_out(settings.families, settings.n)
+        warm = held_out(["describe"], 2, first_seed=WARM_UP_SEED)
     sampling = FORCED_SAMPLING if documents else SAMPLING
-    async with cold_client(options.backend, documents) as client:
+    async with cold_client(settings.backend, documents) as client:
         for prompt in warm[:2]:
             await client.generate(prompt.text, sampling=sampling)
-        empty = partial(empty_prefix_cache, options.backend)
-        return await measure(client, prompts, passes=options.passes, sampling=sampling, empty=empty)
+        empty = partial(empty_prefix_cache, settings.backend)
+        return await measure(client, prompts, passes=settings.passes, sampling=sampling, empty=empty)
 
 
-@ending()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    options = _options(arguments)
+def _run(settings: ForkSettings) -> None:
     where = environment()
-    answers = asyncio.run(_run(options))
+    answers = asyncio.run(_measure(settings))
     print(markdown_table(summarise(answers)))
     texts: dict[int, set[str]] = {}
     for answer in answers:
         texts.setdefault(answer.prompt, set()).add(answer.written)
     print(f"\n{sum(len(written) == 1 for written in texts.values())} of {len(texts)} prompts: the same text")
-    if options.out:
-        write_rows(options.out, [{"backend": options.backend, **where}, *map(asdict, answers)])
+    if settings.out:
+        write_rows(settings.out, [{"backend": settings.backend, **where}, *map(asdict, answers)])
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="fork_modes", description=__doc__, formatter_class=form)
-    parser.add_argument("--backend", required=True, help="URL of an SGLang server")
-    parser.add_argument("--n", type=count, default=10, help="prompts of each family")
-    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--documents", help="instead: forced decoding of these written answers")
-    parser.add_argument("--first", type=count, help="take so many of the documents only")
-    parser.add_argument("--passes", type=count, default=1)
-    parser.add_argument("--out", help="file for the raw figures, as JSON lines")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write the raw figures."""
+    run_command(ForkSettings, _run, program="costs forks", description=__doc__, arguments=arguments)

@@ -1,13 +1,13 @@
 """What packing saves in training: a step on packed views against a step on the same views one by one.
 
-    python -m pasta_async.evals.packed_training
-    python -m pasta_async.evals.packed_training --shape 1b --dtype bfloat16 --row-tokens 4096   # with a GPU
+    python -m pasta_async.evals.costs packing
+    python -m pasta_async.evals.costs packing --shape 1b --dtype bfloat16 --row-tokens 4096   # with a GPU
 
 Both train on the same targets, with the same kernel and rows of at most the same length. Packed, the views of
 a document share their contexts in one tree; unpacked, every view is a sequence of its own, several of them
 side by side in a row. The weights are random; the time of a step does not depend on them. The bound is the
-theoretical sharing: tokens of all views over tokens of the trees. The best of several steps is told, since
-others use a machine too.
+theoretical sharing: tokens of all views over tokens of the trees.
+The best of several steps counts, since others use a machine too.
 """
 
 # torch and transformers leave some of their types open.
@@ -15,25 +15,30 @@ others use a machine too.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from pasta_async.cli.command import run_command
+from pasta_async.evals.commands import Settings
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.trainer.attention import choose_attention
-from pasta_async.training.trainer.schedule import deal_rows, row_length
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.settings import read_command_line
-from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.rows import (
+    Tree,
+    choose_attention,
+    deal_rows,
+    log_probabilities,
+    pack_row,
+    row_length,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pasta_async.training.trainer.tree import Row
+    from pasta_async.training.trainer.rows import Row
 
 __all__ = ["StepSettings", "main", "measure_steps"]
 
@@ -46,10 +51,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-class StepSettings(BaseModel):
-    """What is measured. Every field is a flag of the command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+class StepSettings(Settings):
+    """What is measured."""
 
     shape: Literal["tiny", "1b"] = Field(default="tiny", description="shape of the model (Llama)")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where")
@@ -216,9 +219,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    settings = read_command_line(StepSettings, "packed_training", __doc__, arguments)
+def _run(settings: StepSettings) -> None:
     where, *figures = measure_steps(settings)
     print(markdown_table(figures))
     print(f"\n{where['speedup']:.2f} times as fast packed; the views share {where['sharing']:.2f} times")
@@ -226,5 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_rows(settings.out, [where, *figures])
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, write the raw figures."""
+    run_command(StepSettings, _run, program="costs packing", description=__doc__, arguments=arguments)

@@ -12,19 +12,23 @@ large model's tokenizer. SGLang makes the weights of a folder without any by `--
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any, Literal
 
-from pasta_async.cli.command import ending
-from pasta_async.evals.command import count
+from pydantic import Field
+
+from pasta_async.cli.command import run_command
+from pasta_async.evals.commands import Settings
+from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["SHAPES", "main", "make_model"]
+    from pasta_async.lang import Document
+
+__all__ = ["SHAPES", "main", "make_model", "texts_of"]
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
@@ -121,34 +125,33 @@ def _save_weights(folder: Path, seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@ending()
+class ModelSettings(Settings):
+    """What model is made."""
+
+    documents: Path = Field(description="records (JSON lines) whose texts it must write")
+    shape: Literal["tiny", "small", "medium", "1b", "8b"] = Field(default="small", description="its size")
+    vocabulary: int = Field(default=8192, ge=1, description="tokens, at most")
+    context: int = Field(default=8192, ge=1, description="positions")
+    weights: bool = Field(
+        default=True, description="whether to write weights; else config and tokenizer alone"
+    )
+    out: Path = Field(description="the folder")
+
+
+def _run(settings: ModelSettings) -> None:
+    documents = read_documents(settings.documents)
+    make_model(settings.out, texts_of(documents), **settings.model_dump(exclude={"documents", "out"}))
+    print(f"{settings.out}: {settings.shape}")
+
+
+def texts_of(documents: Mapping[str, Document]) -> list[str]:
+    """All texts of documents: what a tokenizer is trained on."""
+    return [text for prompt, document in documents.items() for text in (prompt, document.text)]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make a model folder."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="random_model", description=__doc__, formatter_class=form)
-    parser.add_argument("--documents", required=True, help="records (JSON lines) whose texts it must write")
-    parser.add_argument("--shape", choices=SHAPES, default="small")
-    parser.add_argument("--vocabulary", type=count, default=8192)
-    parser.add_argument("--context", type=count, default=8192)
-    parser.add_argument("--no-weights", action="store_true", help="config and tokenizer alone")
-    parser.add_argument("--out", required=True, help="the folder")
-    options = parser.parse_args(arguments)
-    from pasta_async.evals.documents import read_documents
-
-    texts = [
-        text
-        for prompt, document in read_documents(options.documents).items()
-        for text in (prompt, document.text)
-    ]
-    make_model(
-        Path(options.out),
-        texts,
-        shape=options.shape,
-        vocabulary=options.vocabulary,
-        context=options.context,
-        weights=not options.no_weights,
-    )
-    print(f"{options.out}: {options.shape}")
+    run_command(ModelSettings, _run, program="random_model", description=__doc__, arguments=arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pasta_async.jobs import Journal
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-__all__ = ["cell", "environment", "markdown_table", "opened_journal", "write_rows"]
+__all__ = ["cell", "environment", "markdown_table", "measurements", "opened_journal", "write_rows"]
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
@@ -64,6 +64,11 @@ def opened_journal(path: Path | str | None, measured: Mapping[str, Any]) -> Gene
     with Journal(path, measured) as journal:
         journal.append({"environment": environment()})
         yield journal
+
+
+def measurements(journal: Journal | None) -> list[dict[str, Any]]:
+    """The rows of a journal without those that tell where it was measured; none without a journal."""
+    return [row for row in journal.rows if "environment" not in row] if journal else []
 
 
 def cell(value: object) -> str:

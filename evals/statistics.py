@@ -1,11 +1,12 @@
 """The statistics of the benchmarks: means of ratios, and how sure one can be of them."""
 
+# scipy has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 from __future__ import annotations
 
-import math
-import random
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -13,18 +14,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Estimate",
     "Interval",
-    "bootstrap_interval",
     "estimate",
+    "format_estimate",
+    "format_share",
     "geometric_mean",
     "quantile",
     "share",
-    "told",
     "wilson",
 ]
 
+_RESAMPLES = 2000
+
 
 class Interval(NamedTuple):
-    """A range that an estimate lies in, at some level of confidence."""
+    """The 95% interval of an estimate."""
 
     low: float
     high: float
@@ -38,89 +41,69 @@ class Estimate(TypedDict):
     high: float
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """The mean for ratios: that of x and 1/x is 1.
-
-    Raises:
-        ValueError: There is no value, or one is not positive.
-    """
-    if not values or min(values) <= 0:
-        raise ValueError("a geometric mean needs at least one value, and all of them positive")
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
 def quantile(values: Sequence[float], share: float) -> float:
     """The value below which so large a share (0 to 1) of them lies, interpolated.
 
     Raises:
-        ValueError: There is no value, or `share` is no share.
+        ValueError: There is no value, or `share` is not between 0 and 1.
     """
-    if not values or not 0 <= share <= 1:
-        raise ValueError("a quantile needs at least one value, and a share between 0 and 1")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    import numpy as np
 
-
-def bootstrap_interval(
-    values: Sequence[float],
-    statistic: Callable[[Sequence[float]], float] = geometric_mean,
-    *,
-    level: float = 0.95,
-    samples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """The percentile bootstrap interval of a statistic; the values (one for each prompt) are resampled.
-
-    Args:
-        values: Independent observations.
-        statistic: What is estimated.
-        level: Confidence, between 0 and 1.
-        samples: Resamples.
-        seed: The same seed gives the same interval.
-
-    Raises:
-        ValueError: There is no value, or `level` is none.
-    """
-    if not values or not 0 < level < 1:
-        raise ValueError("a bootstrap needs at least one value, and a level between 0 and 1")
-    draw = random.Random(seed)
-    estimates = [statistic(draw.choices(values, k=len(values))) for _ in range(samples)]
-    tail = (1 - level) / 2
-    return Interval(quantile(estimates, tail), quantile(estimates, 1 - tail))
+    if not values:
+        raise ValueError("a quantile needs at least one value")
+    return float(np.quantile(values, share))
 
 
 def estimate(
     values: Sequence[float], statistic: Callable[[Sequence[float]], float] = geometric_mean, *, seed: int = 0
 ) -> Estimate:
-    """A statistic of values (one for each prompt) with its 95% bootstrap interval.
+    """A statistic of values with its 95% percentile bootstrap interval.
+
+    Args:
+        values: Independent observations, one for each prompt.
+        statistic: What is estimated.
+        seed: The same seed gives the same interval.
 
     Raises:
         ValueError: There is no value.
     """
-    low, high = bootstrap_interval(values, statistic, seed=seed)
-    return {"value": statistic(values), "low": low, "high": high}
+    from scipy.stats import bootstrap
+
+    value = statistic(values)
+    if len(values) == 1:
+        return {"value": value, "low": value, "high": value}
+    found: Any = bootstrap(
+        (values,),
+        lambda resample: statistic(resample.tolist()),
+        vectorized=False,
+        n_resamples=_RESAMPLES,
+        method="percentile",
+        rng=seed,
+    ).confidence_interval
+    return {"value": value, "low": float(found.low), "high": float(found.high)}
 
 
-def told(found: Estimate | None, form: str = ".1f") -> str:
+def format_estimate(found: Estimate | None, form: str = ".1f") -> str:
     """An estimate for a table: `51.2 (47.9 to 54.4)`."""
     if found is None:
         return "-"
     return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
 
 
-def wilson(right: int, count: int, z: float = 1.96) -> Interval:
+def wilson(right: int, count: int) -> Interval:
     """The 95% interval of a share, after Wilson (1927)."""
-    share = right / count
-    middle = share + z * z / (2 * count)
-    margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return Interval(max(0.0, (middle - margin) / scale), min(1.0, (middle + margin) / scale))
+    from scipy.stats import binomtest
+
+    found: Any = binomtest(right, count).proportion_ci(method="wilson")
+    return Interval(float(found.low), float(found.high))
 
 
 def share(verdicts: Sequence[bool]) -> Estimate:
     """How many of the verdicts hold, in percent, with Wilson's interval."""
     low, high = wilson(sum(verdicts), len(verdicts))
     return {"value": 100 * fmean(verdicts), "low": 100 * low, "high": 100 * high}
+
+
+def format_share(part: float, whole: float) -> str:
+    """A share for a table: `12%`."""
+    return f"{100 * part / whole:.0f}%" if whole else "-"

@@ -8,20 +8,21 @@ quality needs no judge; it says nothing about any other kind of prompt.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
 from pasta_async import Client, Sampling
-from pasta_async.cli.command import ending
+from pasta_async.cli.command import run_command
 from pasta_async.evals.answers import answer_all, of_form, theoretical
-from pasta_async.evals.command import count
-from pasta_async.evals.prompts import held_out
+from pasta_async.evals.commands import Settings
+from pasta_async.evals.documents import held_out
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.statistics import estimate, share, told
+from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal
 from pasta_async.training.synthetic import FAMILIES
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.evals.answers import Answer
-    from pasta_async.evals.prompts import Prompt
+    from pasta_async.evals.documents import Prompt
 
 __all__ = ["main", "outcome", "table"]
 
@@ -58,10 +59,10 @@ def table(result: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "family": name,
             "prompts": figures["prompts"],
-            "right, parallel %": told(figures["right"]["parallel"]),
-            "right, baseline %": told(figures["right"]["baseline"]),
-            "difference, points": told(figures["difference"]),
-            "theoretical speed-up": told(figures["theoretical_speedup"], ".2f"),
+            "right, parallel %": format_estimate(figures["right"]["parallel"]),
+            "right, baseline %": format_estimate(figures["right"]["baseline"]),
+            "difference, points": format_estimate(figures["difference"]),
+            "theoretical speed-up": format_estimate(figures["theoretical_speedup"], ".2f"),
             "malformed": f"{figures['malformed']:.1%}",
         }
         for name, figures in groups.items()
@@ -83,47 +84,44 @@ def _figures(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict[str, 
     }
 
 
-async def _run(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = held_out(options.families, options.n, first_seed=options.seed)
-    identity = {
-        "backend": options.backend,
-        "families": options.families,
-        "n": options.n,
-        "seed": options.seed,
-        "max_tokens": options.max_tokens,
-    }
+class TaskSettings(Settings):
+    """What is asked, and of whom."""
+
+    backend: str = Field(default="local:", description="as for pasta_async.generate")
+    n: int = Field(default=50, ge=1, description="prompts of each family")
+    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
+    seed: int = Field(default=0, description="the first seed of the held-out prompts")
+    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
+    max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
+    together: int = Field(default=4, ge=1, description="answers at the same time")
+
+
+async def _measure(settings: TaskSettings) -> dict[str, Any]:
+    prompts = held_out(settings.families, settings.n, first_seed=settings.seed)
+    identity = settings.model_dump(mode="json", exclude={"out", "together"})
     where = environment()
-    async with Client(options.backend) as client:
+    async with Client(settings.backend) as client:
         identity["model"] = (await client.connect()).name
-        with Journal(options.out / "answers.jsonl", identity) as journal:
+        with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
                 client,
                 [prompt.text for prompt in prompts],
                 journal,
-                sampling=Sampling(max_tokens=options.max_tokens),
-                together=options.together,
+                sampling=Sampling(max_tokens=settings.max_tokens),
+                together=settings.together,
             )
     result = {"benchmark": "task", **identity, "environment": where, **outcome(prompts, answers)}
-    (options.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def _run(settings: TaskSettings) -> None:
+    print(markdown_table(table(asyncio.run(_measure(settings)))))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Answer, score, write `result.json`, print a table."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="task", description=__doc__, formatter_class=form)
-    add = parser.add_argument
-    add("--backend", default="local:", help="as for pasta_async.generate")
-    add("--n", type=count, default=50, help="prompts of each family")
-    add("--families", nargs="*", choices=FAMILIES, default=list(FAMILIES))
-    add("--seed", type=int, default=0, help="the first seed of the held-out prompts")
-    add("--out", type=Path, required=True, help="folder; a run that was interrupted goes on from what it has")
-    add("--max-tokens", type=count, default=1024, help="of an answer, tags counted")
-    add("--together", type=count, default=4, help="answers at the same time")
-    options = parser.parse_args(arguments)
-    with ending(resumes=True):
-        result = asyncio.run(_run(options))
-    print(markdown_table(table(result)))
+    run_command(TaskSettings, _run, program="task", description=__doc__, arguments=arguments, resumes=True)
 
 
 if __name__ == "__main__":

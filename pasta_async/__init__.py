@@ -8,7 +8,8 @@ PASTA is described in arXiv 2502.11517; docs/ has the language, the interpreter 
 
 from __future__ import annotations
 
-from pasta_async.client import Client, generate, stream
+from pasta_async.backends import BackendOptions
+from pasta_async.client import Client
 from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import (
     BackendConnectError,
@@ -20,6 +21,7 @@ from pasta_async.errors import (
     BackendTransportError,
     GenerationTimeoutError,
     InvalidRequestError,
+    InvalidStateError,
     ParseError,
     PastaError,
     PromptTooLongError,
@@ -31,29 +33,37 @@ from pasta_async.events import (
     DiagnosticFound,
     Event,
     PromiseOpened,
+    ReasoningDelta,
     SyncJoined,
     SyncWaiting,
     TextDelta,
     ThreadDelta,
     ThreadDone,
     ThreadFailed,
+    ThreadReplaced,
     ThreadStarted,
 )
 from pasta_async.limits import Limits
-from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
+from pasta_async.observers import AnswerObserver, AnswerStart, Observer
+from pasta_async.prompting import Prompt
+from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece, TagIds
 from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord, Usage
 from pasta_async.sampling import Sampling
+from pasta_async.short import generate, stream
 from pasta_async.streaming import AnswerStream
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AnswerDone",
+    "AnswerObserver",
+    "AnswerStart",
     "AnswerStream",
     "Backend",
     "BackendConnectError",
     "BackendError",
     "BackendLostError",
+    "BackendOptions",
     "BackendProtocolError",
     "BackendStatusError",
     "BackendTimeoutError",
@@ -63,16 +73,21 @@ __all__ = [
     "DecodeRequest",
     "DiagnosticFound",
     "Event",
+    "FinishReason",
     "Generation",
     "GenerationTimeoutError",
     "InvalidRequestError",
+    "InvalidStateError",
     "Limits",
     "Message",
     "ModelInfo",
+    "Observer",
     "ParseError",
     "PastaError",
     "Piece",
     "PromiseOpened",
+    "Prompt",
+    "ReasoningDelta",
     "PromptTooLongError",
     "RealClock",
     "RequestRecord",
@@ -86,6 +101,7 @@ __all__ = [
     "ThreadDone",
     "ThreadFailedError",
     "ThreadFailed",
+    "ThreadReplaced",
     "ThreadRecord",
     "ThreadStarted",
     "UnsupportedModelError",

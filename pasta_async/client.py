@@ -1,60 +1,52 @@
-"""What users call: `generate`, `stream`, `Client`."""
+"""The client: one backend, many answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from uuid import uuid4
 
 import anyio
-from pydantic import TypeAdapter, ValidationError
 
 from pasta_async.clock import REAL_CLOCK, time_limit
-from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError, PromptTooLongError
-from pasta_async.interpreter import Machine, Runner, Slots
-from pasta_async.interpreter.restart import run_restarting
-from pasta_async.interpreter.retry import with_retries
-from pasta_async.interpreter.thinking import OPEN as THINK
+from pasta_async.errors import (
+    BackendProtocolError,
+    GenerationTimeoutError,
+    InvalidRequestError,
+    InvalidStateError,
+    PastaError,
+)
+from pasta_async.interpreter import (
+    THINK_OPEN,
+    Machine,
+    PrioritySemaphore,
+    Runner,
+    run_restarting,
+    with_retries,
+)
+from pasta_async.limits import Limits
 from pasta_async.observers import AnswerStart, Observation
-from pasta_async.prompting import with_instructions
-from pasta_async.protocol import Message
+from pasta_async.prompting import check_ids, check_json, check_length, read_prompt, with_instructions
+from pasta_async.protocol import Backend
+from pasta_async.results import Generation
 from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
     from pasta_async.interpreter import Dialect, Fork
-    from pasta_async.limits import Limits
     from pasta_async.observers import Observer
-    from pasta_async.protocol import Backend, ModelInfo
-    from pasta_async.results import Generation
+    from pasta_async.prompting import Prompt
+    from pasta_async.protocol import Message, ModelInfo
     from pasta_async.settings import Settings
     from pasta_async.streaming import Emit, Watch
 
-    Prompt = str | Sequence[Message] | Sequence[int]
-
-__all__ = ["Client", "generate", "stream"]
-
-_MESSAGES = TypeAdapter(list[Message])
-
-
-@dataclass(frozen=True)
-class _Question:
-    """What `generate` and `stream` are asked."""
-
-    prompt: Prompt
-    sampling: Sampling | None
-    limits: Limits | None
-    prompted: bool | None
-    baseline: bool
-    parallel: bool
-    fork: Fork
-    kwargs: Mapping[str, Any]
-    whole_chunks: bool = False
+__all__ = ["Client"]
 
 
 class Client:
@@ -69,33 +61,34 @@ class Client:
         limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.
         observers: Are told what its answers do: `pasta_async.telemetry` has metrics, traces and logs.
-        options: Passed to the backend that is opened, an `api_key` for instance.
+        options: Of the backend that is opened: `api_key`, `tokenizer`, `device` and so on.
+
+    Raises:
+        InvalidRequestError: A value is bad. Nothing is reached or loaded yet.
     """
 
     def __init__(
         self,
         backend: str | Sequence[str] | Backend | None = None,
         *,
-        limits: Limits | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         clock: Clock = REAL_CLOCK,
         observers: Sequence[Observer] = (),
-        **options: Any,
+        **options: Unpack[BackendOptions],
     ) -> None:
         from pasta_async.settings import Settings
 
         settings = Settings()
-        self.limits: Limits = limits.over(settings.limits) if limits else settings.limits
+        self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
-        named = backend or settings.backends
-        self._owned = isinstance(named, str | Sequence)
-        self._backend = (
-            _open(named, settings, self.limits, options) if isinstance(named, str | Sequence) else named
-        )
-        self._slots = Slots(self.limits.client_threads)
+        self._backend, self._owned = _open(backend, settings, self.limits, options)
+        self._slots = PrioritySemaphore(self.limits.client_threads)
         self._connecting = anyio.Lock()
         self._info: ModelInfo | None = None
+        self._thinking: dict[tuple[str, str], bool] = {}
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         """Open the client. The backend is reached, or loaded, by the first answer or by `connect`."""
@@ -107,6 +100,7 @@ class Client:
 
     async def aclose(self) -> None:
         """Close the backend, unless it was passed in as an object. Cancelling it may leave it half closed."""
+        self._closed = True
         if self._owned:
             await self._backend.aclose()
 
@@ -120,7 +114,10 @@ class Client:
 
         Raises:
             BackendError: What is wrong, where, and what to do.
+            InvalidStateError: The client was closed.
         """
+        if self._closed:
+            raise InvalidStateError("this client was closed; make another one")
         async with self._connecting:
             if self._info is None:
                 self._info = await with_retries(self._backend.connect, self.limits.retries, self._clock)
@@ -130,8 +127,15 @@ class Client:
         self,
         prompt: Prompt,
         *,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        max_tokens: int | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         prompted: bool | None = None,
         baseline: bool = False,
         parallel: bool = True,
@@ -144,8 +148,15 @@ class Client:
         Args:
             prompt: A text, or chat messages: tags in them are data, never commands. Or token ids, which are
                 taken as they are, without a chat template.
-            sampling: Greedy unless given.
-            limits: For this answer; the client's unless given (`client_threads` is always the client's).
+            sampling: Greedy unless given; a mapping of its fields will do.
+            temperature: This and the six that follow are laid over `sampling`; `Sampling` describes them.
+            top_p: See `Sampling`.
+            top_k: See `Sampling`.
+            min_p: See `Sampling`.
+            seed: See `Sampling`.
+            stop: See `Sampling`; one text will do.
+            max_tokens: See `Sampling`.
+            limits: For this answer, laid over the client's (`client_threads` is always the client's).
             prompted: Whether the model is told about PASTA-LANG in the system message, and its tags are read
                 as text. None: it is, unless the tags are in its vocabulary. In a prompt of token ids nothing
                 is told: None then has a model answer without tags, unless they are in its vocabulary.
@@ -160,78 +171,145 @@ class Client:
         Raises:
             InvalidRequestError: A value is bad; nothing was sent.
             PromptTooLongError: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
+            InvalidStateError: The client was closed.
             ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error.
             GenerationTimeoutError: The time was up.
             BackendError: The backend cannot be used.
 
         Cancelling it ends every thread and aborts every request before the cancellation goes on.
         """
-        kwargs = chat_template_kwargs or {}
         return await self._answer(
-            _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs, whole_chunks)
+            self._start(
+                prompt,
+                streamed=False,
+                sampling=sampling,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=seed,
+                stop=stop,
+                max_tokens=max_tokens,
+                limits=limits,
+                prompted=prompted,
+                baseline=baseline,
+                parallel=parallel,
+                fork=fork,
+                chat_template_kwargs=chat_template_kwargs,
+                whole_chunks=whole_chunks,
+            )
         )
 
     def stream(
         self,
         prompt: Prompt,
         *,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        max_tokens: int | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         prompted: bool | None = None,
         baseline: bool = False,
         parallel: bool = True,
         fork: Fork = "stream",
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        whole_chunks: bool = False,
     ) -> AnswerStream:
         """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
 
-        Leaving the block ends every thread and aborts every request that is still open.
+        Args and errors are those of `generate`; bad values are refused by this call, the rest comes from the
+        stream. Leaving the block ends every thread and aborts every request that is still open.
         """
-        kwargs = chat_template_kwargs or {}
-        question = _Question(prompt, sampling, limits, prompted, baseline, parallel, fork, kwargs)
+        start = self._start(
+            prompt,
+            streamed=True,
+            sampling=sampling,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            seed=seed,
+            stop=stop,
+            max_tokens=max_tokens,
+            limits=limits,
+            prompted=prompted,
+            baseline=baseline,
+            parallel=parallel,
+            fork=fork,
+            chat_template_kwargs=chat_template_kwargs,
+            whole_chunks=whole_chunks,
+        )
 
         async def run(emit: Emit, watch: Watch) -> Generation:
-            return await self._answer(question, emit, watch)
+            return await self._answer(start, emit, watch)
 
         return AnswerStream(run)
 
-    async def _answer(
-        self, question: _Question, emit: Emit | None = None, watch: Watch | None = None
-    ) -> Generation:
-        start = AnswerStart(
+    def _start(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: Sampling | Mapping[str, Any] | None,
+        stop: str | Sequence[str] | None,
+        limits: Limits | Mapping[str, Any] | None,
+        chat_template_kwargs: Mapping[str, Any] | None,
+        **values: Any,
+    ) -> AnswerStart:
+        """What was asked for, checked but for the prompt."""
+        given = {
+            name: values.pop(name)
+            for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+        }
+        given["stop"] = (stop,) if isinstance(stop, str) else stop
+        laid_over = {name: value for name, value in given.items() if value is not None}
+        kwargs: Any = {} if chat_template_kwargs is None else chat_template_kwargs
+        check_json(kwargs, "chat_template_kwargs")
+        return AnswerStart(
             answer=uuid4().hex,
-            prompt=question.prompt,
-            sampling=question.sampling or Sampling(),
-            limits=question.limits.over(self.limits) if question.limits else self.limits,
-            parallel=question.parallel,
-            baseline=question.baseline,
-            streamed=emit is not None,
+            prompt=prompt,
+            sampling=Sampling(**{**Sampling.of(sampling).model_dump(exclude_unset=True), **laid_over}),
+            limits=Limits.of(limits).over(self.limits),
+            chat_template_kwargs=kwargs,
+            **values,
         )
-        with Observation(tuple(self.observers), start) as observation:
-            observation.generation = await self._decode(question, start, observation, emit, watch)
-            return observation.generation
+
+    async def _answer(
+        self, start: AnswerStart, emit: Emit | None = None, watch: Watch | None = None
+    ) -> Generation:
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
+        try:
+            with Observation(tuple(self.observers), start) as observation:
+                observation.generation = await self._decode(start, observation, emit, watch)
+                return observation.generation
+        except PastaError as error:
+            if error.partial is None:
+                error.partial = Generation.empty(parallel=start.parallel)
+            raise
+        except asyncio.CancelledError as error:
+            if task and task.cancelling() == cancellations:
+                raise _cancelled_itself(start) from error
+            raise
 
     async def _decode(
-        self,
-        question: _Question,
-        start: AnswerStart,
-        observation: Observation,
-        emit: Emit | None,
-        watch: Watch | None,
+        self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
     ) -> Generation:
-        ids = _ids(question.prompt)
-        messages = [] if ids else _messages(question.prompt)
-        if question.fork not in ("stream", "cut"):
-            raise InvalidRequestError(f'fork is "stream" or "cut"; got {question.fork!r}')
+        messages, ids = read_prompt(start.prompt)
         sampling, limits = start.sampling, start.limits
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
         async with self._time_limit(limits):
             info = await self.connect()
             observer = observation.begin(info)
             began = self._clock.time()
-            dialect = _dialect(info, question.prompted, baseline=question.baseline, told=not ids)
-            ids, thinking = await self._encode(ids, messages, dialect, question, limits)
-        _check_length(ids, info, limits)
+            dialect = _dialect(info, start, told=not ids)
+            check_ids(ids, info.vocab_size)
+            ids, thinking = await self._encode(ids, messages, dialect, start)
+        check_length(ids, info, limits)
 
         def attempt(show: Emit | None, notes: tuple[str, ...]) -> Runner:
             machine = Machine(
@@ -240,7 +318,7 @@ class Client:
                 limits,
                 max_tokens=sampling.max_tokens,
                 stop=sampling.stop,
-                fork=question.fork,
+                fork=start.fork,
                 thinking=thinking,
                 listen=show is not None,
                 notes=(*_notes(info, sampling), *notes),
@@ -259,8 +337,8 @@ class Client:
                 deadline=deadline,
                 emit=show,
                 observer=observer,
-                parallel=question.parallel,
-                whole_chunks=question.whole_chunks,
+                parallel=start.parallel,
+                whole_chunks=start.whole_chunks,
             )
             observation.partial = runner.partial
             if watch:
@@ -286,96 +364,63 @@ class Client:
             ) from error
 
     async def _encode(
-        self, ids: list[int], messages: list[Message], dialect: Dialect, question: _Question, limits: Limits
+        self, ids: list[int], messages: list[Message], dialect: Dialect, start: AnswerStart
     ) -> tuple[list[int], bool]:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
-        if not ids:
-            if dialect == "text":
-                messages = with_instructions(messages)
-            kwargs = {**({"pasta": False} if question.baseline else {}), **question.kwargs}
-            ids = await with_retries(
-                lambda: self._backend.encode_chat(messages, kwargs), limits.retries, self._clock
-            )
-        if dialect == "plain":
-            return ids, False
-        tail = await with_retries(lambda: self._backend.detokenize(ids[-8:]), limits.retries, self._clock)
-        return ids, tail.rstrip().endswith(THINK)
+        if ids:
+            return ids, await self._ends_in_thinking(ids, start)
+        if dialect == "text":
+            messages = with_instructions(messages)
+        kwargs = {**({"pasta": False} if start.baseline else {}), **start.chat_template_kwargs}
+        ids = await with_retries(
+            lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
+        )
+        key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
+        if key not in self._thinking:  # the template's end is the same for every prompt
+            self._thinking[key] = await self._ends_in_thinking(ids, start)
+        return ids, self._thinking[key]
+
+    async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
+        tail = await with_retries(
+            lambda: self._backend.detokenize(ids[-8:]), start.limits.retries, self._clock
+        )
+        return tail.rstrip().endswith(THINK_OPEN)
 
 
-async def generate(
-    prompt: Prompt, *, backend: str | Sequence[str] | Backend | None = None, **options: Any
-) -> Generation:
-    """Answer one prompt on a client of its own; for more than one, keep a `Client`.
-
-    Args:
-        prompt: A text, chat messages, or token ids.
-        backend: As for `Client`.
-        options: As for `Client.generate`.
-
-    Raises and is cancelled as `Client.generate`.
-    """
-    async with Client(backend) as client:
-        return await client.generate(prompt, **options)
-
-
-@asynccontextmanager
-async def stream(
-    prompt: Prompt, *, backend: str | Sequence[str] | Backend | None = None, **options: Any
-) -> AsyncGenerator[AnswerStream]:
-    """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
-
-    Args:
-        prompt: A text, chat messages, or token ids.
-        backend: As for `Client`.
-        options: As for `Client.stream`.
-    """
-    async with Client(backend) as client, client.stream(prompt, **options) as answer:
-        yield answer
-
-
-def _open(url: str | Sequence[str], settings: Settings, limits: Limits, options: dict[str, Any]) -> Backend:
+def _open(
+    backend: object, settings: Settings, limits: Limits, options: BackendOptions
+) -> tuple[Backend, bool]:
+    """The backend, and whether it was opened here and so has to be closed here."""
     from pasta_async.backends import open_backend
 
-    urls = [url] if isinstance(url, str) else url
-    if all(one.startswith(("http:", "https:")) for one in urls):
+    if backend is not None and not isinstance(backend, str | list | tuple):
+        if not isinstance(backend, Backend):
+            raise InvalidRequestError(f"a backend is named by a string, or is a Backend; got {backend!r}")
+        if options:
+            raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
+        return backend, False
+    listed: list[Any] = settings.backends
+    if backend is not None:
+        listed = [backend] if isinstance(backend, str) else [*cast("Sequence[object]", backend)]
+    urls = [url for url in listed if isinstance(url, str)]
+    if not urls or len(urls) < len(listed):
+        raise InvalidRequestError(f"backends are named by strings, one at least; got {backend!r}")
+    if all(url.startswith(("http:", "https:")) for url in urls):
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "max_connections": limits.client_threads, **options}
-    return open_backend(urls if len(urls) > 1 else urls[0], **options)
+    return open_backend(urls if len(urls) > 1 else urls[0], **options), True
 
 
-def _ids(prompt: Prompt) -> list[int]:
-    """The prompt's token ids, if that is what it is made of."""
-    if not isinstance(prompt, list | tuple) or not all(isinstance(item, int) for item in prompt):
-        return []
-    return [*cast("Sequence[int]", prompt)]
+def _cancelled_itself(start: AnswerStart) -> BackendProtocolError:
+    error = BackendProtocolError("the backend cancelled a call by itself; nobody had asked for that")
+    error.partial = Generation.empty(parallel=start.parallel)
+    return error
 
 
-def _messages(prompt: Prompt) -> list[Message]:
-    """The prompt as messages, checked."""
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
-    try:
-        messages = _MESSAGES.validate_python(prompt)
-    except ValidationError as error:
-        raise InvalidRequestError(
-            "the prompt is a text, or a list of messages with a role and a content, or ids: "
-            + "; ".join(f"{'.'.join(map(str, e['loc']))} {e['msg']}" for e in error.errors())
-        ) from error
-    if not messages:
-        raise InvalidRequestError("the prompt has no message")
-    for index, message in enumerate(messages):
-        if not {"role", "content"} <= message.keys():
-            raise InvalidRequestError(f"message {index} needs a role and a content; got {message!r}")
-        if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
-            raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
-    if not any(str(message["content"] or "").strip() for message in messages):
-        raise InvalidRequestError("the prompt is empty")
-    return messages
-
-
-def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool, told: bool) -> Dialect:
+def _dialect(info: ModelInfo, start: AnswerStart, *, told: bool) -> Dialect:
     """How the model's tags are read; `told` is whether a system message can explain them."""
-    if baseline or (prompted is None and info.tags is None and not told):
+    prompted = start.prompted
+    if start.baseline or (prompted is None and info.tags is None and not told):
         return "plain"
     if prompted is False and info.tags is None:
         raise InvalidRequestError(
@@ -385,17 +430,6 @@ def _dialect(info: ModelInfo, prompted: bool | None, *, baseline: bool, told: bo
     if prompted is None:
         prompted = info.tags is None
     return "text" if prompted else "ids"
-
-
-def _check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
-    if len(ids) >= info.context_length:
-        raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
-        )
-    if limits.prompt_tokens is not None and len(ids) > limits.prompt_tokens:
-        raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed"
-        )
 
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:

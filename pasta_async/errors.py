@@ -3,18 +3,19 @@
 ::
 
     PastaError
-    ├── ParseError                 strict reading met something malformed
+    ├── ParseError                      strict reading met something malformed
     ├── InvalidRequestError             a value was refused before any work started (also a ValueError)
     │   └── PromptTooLongError          the prompt has more tokens than the model, or a limit, takes
+    ├── InvalidStateError               a closed client, a stream that was not entered (also a RuntimeError)
     ├── GenerationTimeoutError          the answer's time limit passed (also a TimeoutError)
     ├── ThreadFailedError               one thread of an answer failed, with its cause
-    ├── TrainingError              a training run cannot go on
-    └── BackendError               the place where tokens come from
-        ├── BackendTransportError  the connection broke off
-        │   ├── BackendConnectError    nothing answers at that address
-        │   └── BackendTimeoutError    the server sent nothing for too long
-        ├── BackendStatusError     the server refused or failed (4xx, 5xx)
-        ├── BackendProtocolError   the server's reply was malformed or incomplete
+    ├── TrainingError                   a training run cannot go on
+    └── BackendError                    the place where tokens come from
+        ├── BackendTransportError       the connection broke off
+        │   ├── BackendConnectError     nothing answers at that address
+        │   └── BackendTimeoutError     the server sent nothing for too long
+        ├── BackendStatusError          the server refused or failed (4xx, 5xx)
+        ├── BackendProtocolError        the server's reply was malformed or incomplete
         ├── BackendLostError            the server that had an answer is gone; others may take the answer
         └── UnsupportedModelError       the model folder cannot be used, and why
 
@@ -39,6 +40,7 @@ __all__ = [
     "BackendTransportError",
     "GenerationTimeoutError",
     "InvalidRequestError",
+    "InvalidStateError",
     "ParseError",
     "PastaError",
     "PromptTooLongError",
@@ -69,6 +71,10 @@ class InvalidRequestError(PastaError, ValueError):
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt has more tokens than the model's context, or `Limits.prompt_tokens`, takes."""
+
+
+class InvalidStateError(PastaError, RuntimeError):
+    """Something was used when it could not be: a client that was closed, a stream that was not entered."""
 
 
 class GenerationTimeoutError(PastaError, TimeoutError):

@@ -6,7 +6,7 @@ began.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -19,12 +19,14 @@ __all__ = [
     "DiagnosticFound",
     "Event",
     "PromiseOpened",
+    "ReasoningDelta",
     "SyncJoined",
     "SyncWaiting",
     "TextDelta",
     "ThreadDelta",
     "ThreadDone",
     "ThreadFailed",
+    "ThreadReplaced",
     "ThreadStarted",
 ]
 
@@ -34,15 +36,7 @@ class TextDelta:
     """More of the visible text, in document order."""
 
     delta: str
-    parts: list[str] = field(repr=False)
-    """All deltas of the answer; `count` of them had come when this one did."""
-    count: int = field(repr=False)
     type: Literal["text.delta"] = "text.delta"
-
-    @property
-    def snapshot(self) -> str:
-        """The visible text so far."""
-        return "".join(self.parts[: self.count])
 
 
 @dataclass(slots=True)
@@ -51,14 +45,27 @@ class ThreadDelta:
 
     thread: int
     delta: str
-    parts: list[str] = field(repr=False)
-    count: int = field(repr=False)
     type: Literal["thread.delta"] = "thread.delta"
 
-    @property
-    def snapshot(self) -> str:
-        """The thread's text so far."""
-        return "".join(self.parts[: self.count])
+
+@dataclass(slots=True)
+class ReasoningDelta:
+    """More of what the model writes in a thinking block, in front of the answer."""
+
+    delta: str
+    type: Literal["reasoning.delta"] = "reasoning.delta"
+
+
+@dataclass(slots=True)
+class ThreadReplaced:
+    """Forget the deltas of a thread: from here its text is `text`.
+
+    Main wrote the chunk itself (its deltas follow, as the thread's), or `max_tokens` cuts the answer there.
+    """
+
+    thread: int
+    text: str
+    type: Literal["thread.replaced"] = "thread.replaced"
 
 
 @dataclass(slots=True)
@@ -140,6 +147,8 @@ class AnswerDone:
 Event = (
     TextDelta
     | ThreadDelta
+    | ReasoningDelta
+    | ThreadReplaced
     | PromiseOpened
     | ThreadStarted
     | ThreadDone

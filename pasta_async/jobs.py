@@ -133,14 +133,18 @@ class Advance:
 
 
 @contextmanager
-def progress(total: int, label: str, *, done: int = 0) -> Generator[Advance]:
+def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Generator[Advance]:
     """Show on stderr how far some work is, where rich is installed and stderr is a terminal.
 
     Args:
         total: Steps of the whole work.
         label: What the steps are, shown before the bar.
         done: Steps that an earlier run has done.
+        shown: Whether to show anything: of several processes only one should.
     """
+    if not shown:
+        yield Advance()
+        return
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -154,8 +158,8 @@ def progress(total: int, label: str, *, done: int = 0) -> Generator[Advance]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    shown = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with shown as bar:
+    drawn = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    with drawn as bar:
         task = bar.add_task(label, total=total, completed=done, note="")
 
         def move(steps: int, note: str | None) -> None:

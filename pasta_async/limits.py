@@ -15,7 +15,7 @@ class Limits(Options):
     """Limits of an answer and of the client it runs on. Unknown fields are refused.
 
     Threads above a limit queue; they are never dropped, and what they write does not depend on when they run.
-    The token limit of an answer is `Sampling.max_tokens`.
+    The length of an answer is limited by `Sampling.max_tokens`.
     """
 
     max_threads: int = Field(default=16, ge=1)
@@ -24,6 +24,10 @@ class Limits(Options):
     """Threads over all answers of a client that decode at once."""
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
+    total_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that all threads of an answer may generate together, for those who pay by the token: what
+    is decoded behind its `max_tokens` before that is known counts too. Where it ends an answer
+    (`finish_reason` is then "length") depends on timing."""
     prompt_tokens: int | None = Field(default=None, ge=1)
     """Tokens of the prompt; None: what the model's context holds."""
     timeout: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)

@@ -13,19 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.errors import ThreadFailedError
+from pasta_async.interpreter.machine import Fork  # noqa: TC001 - pydantic needs these at run time
+from pasta_async.limits import Limits  # noqa: TC001
+from pasta_async.options import Options
+from pasta_async.prompting import Prompt  # noqa: TC001
+from pasta_async.protocol import ModelInfo  # noqa: TC001
+from pasta_async.sampling import Sampling  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
-    from pasta_async.limits import Limits
-    from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo
+    from pasta_async.protocol import DecodeRequest, FinishReason
     from pasta_async.results import Generation, RequestRecord
-    from pasta_async.sampling import Sampling
 
 __all__ = ["AnswerObserver", "AnswerStart", "Observation", "Observer", "Turn", "error_type", "outcome"]
 
@@ -33,21 +38,27 @@ Turn = Literal["waiting", "decoding", "over"]
 """A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerStart:
-    """An answer that begins: its backend is connected, its prompt not encoded yet."""
+class AnswerStart(Options):
+    """An answer that is asked for: what `Client.generate` was given, with the client's limits laid under.
+
+    Its prompt is not checked yet, and not encoded.
+    """
 
     answer: str
     """Its id, the same as `DecodeRequest.answer`."""
-    prompt: str | Sequence[Message] | Sequence[int]
+    prompt: SkipValidation[Prompt]
     """What was asked. Keep it out of logs and traces unless somebody wants it there."""
-    sampling: Sampling
-    limits: Limits
-    parallel: bool
-    baseline: bool
-    streamed: bool
+    sampling: InstanceOf[Sampling]
+    limits: InstanceOf[Limits]
+    prompted: StrictBool | None = None
+    baseline: StrictBool = False
+    parallel: StrictBool = True
+    fork: Fork = "stream"
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    whole_chunks: StrictBool = False
+    streamed: bool = False
     """Whether somebody watches it, rather than waiting for the whole."""
-    model: ModelInfo | None = None
+    model: InstanceOf[ModelInfo] | None = None
     """None if the answer ends at once, since its prompt is bad or the backend cannot be reached."""
 
 
@@ -113,7 +124,7 @@ class Observation:
     def begin(self, model: ModelInfo | None) -> AnswerObserver:
         """Tell the observers of the answer; one that stands for all of them is told the rest."""
         if self._observers:
-            start = replace(self._start, model=model)
+            start = self._start.model_copy(update={"model": model})
             self._told = together = _Together()
             for observer in self._observers:
                 with _logged(observer):

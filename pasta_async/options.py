@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from reprlib import Repr
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -26,6 +27,23 @@ class Options(BaseModel):
                 for e in error.errors(include_url=False)
             )
             raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(found)}") from error
+
+    @classmethod
+    def of(cls, value: Self | Mapping[str, Any] | None) -> Self:
+        """The value itself, one made of a mapping's fields, or the defaults.
+
+        Raises:
+            InvalidRequestError: It is something else, or a field is bad.
+        """
+        if isinstance(value, cls):
+            return value
+        if value is None:
+            return cls()
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(
+                f"{cls.__name__}: this, or a mapping of its fields, not {_shown.repr(value)}"
+            )
+        return cls(**{str(name): field for name, field in value.items()})
 
     @classmethod
     def _field_label(cls, path: tuple[int | str, ...]) -> str:

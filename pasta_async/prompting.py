@@ -1,18 +1,34 @@
-"""PASTA-LANG for models that were not trained to write it: a description for the system message.
+"""Prompts: what users may pass, checked, and PASTA-LANG told to models that were not trained to write it.
 
-The quality of what such models write is unmeasured.
+The quality of what models write that were only told is unmeasured.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any, cast
+
+from pasta_async.errors import InvalidRequestError, PromptTooLongError
+from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pasta_async.limits import Limits
+    from pasta_async.protocol import ModelInfo
 
-    from pasta_async.protocol import Message
+__all__ = [
+    "INSTRUCTIONS",
+    "Prompt",
+    "check_ids",
+    "check_json",
+    "check_length",
+    "read_prompt",
+    "with_instructions",
+]
 
-__all__ = ["INSTRUCTIONS", "with_instructions"]
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text (one user message), chat messages, or token ids."""
 
 INSTRUCTIONS = """\
 Parts of your answer can be written at the same time by several writers. You are the main writer. Mark the \
@@ -58,3 +74,82 @@ def with_instructions(messages: Sequence[Message]) -> list[Message]:
     if isinstance(content, list):
         return [{**first, "content": [*content, {"type": "text", "text": INSTRUCTIONS}]}, *rest]
     return [{**first, "content": f"{content}\n\n{INSTRUCTIONS}"}, *rest]
+
+
+def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
+    """The prompt's messages or its ids; the other of the two is empty.
+
+    Raises:
+        InvalidRequestError: It is neither, or empty, or cannot be sent: ids that are no ids, text with half a
+            surrogate pair, messages that are not JSON.
+    """
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    elif not isinstance(prompt, list | tuple):
+        raise InvalidRequestError(
+            "the prompt is a text, a list of messages with a role and a content, or ids; "
+            f"got {shortened(prompt)}"
+        )
+    if not prompt:
+        raise InvalidRequestError("the prompt has no message")
+    if isinstance(prompt[0], int):
+        ids = cast("Sequence[int]", prompt)
+        check_ids(ids, 2**31)
+        return [], [*ids]
+    messages = [_message(index, item) for index, item in enumerate(cast("Sequence[object]", prompt))]
+    check_json(messages, "the prompt")
+    if not any(str(message["content"] or "").strip() for message in messages):
+        raise InvalidRequestError("the prompt is empty")
+    return messages, []
+
+
+def _message(index: int, value: object) -> Message:
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"message {index} needs to be a mapping; got {shortened(value)}")
+    message = cast("dict[object, Any]", value)
+    if not {"role", "content"} <= message.keys():
+        raise InvalidRequestError(f"message {index} needs a role and a content; got {shortened(message)}")
+    if not isinstance(message["role"], str) or not isinstance(message["content"], str | list | None):
+        raise InvalidRequestError(f"message {index}: the role is a text, the content text or parts")
+    return cast("Message", message)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse what is no token id.
+
+    Raises:
+        InvalidRequestError: The first that is none, and where.
+    """
+    for index, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise InvalidRequestError(
+                f"id {index} of the prompt is {shortened(token)}, not 0 to {vocab_size - 1}"
+            )
+
+
+def check_json(value: object, name: str) -> None:
+    """Refuse what cannot be sent as JSON in UTF-8.
+
+    Raises:
+        InvalidRequestError: Why not.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} cannot be sent as JSON: {shortened(str(error))}") from error
+
+
+def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
+    """Refuse a prompt that is too long.
+
+    Raises:
+        PromptTooLongError: For the model, or for `Limits.prompt_tokens`.
+    """
+    if len(ids) >= info.context_length:
+        raise PromptTooLongError(
+            f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
+        )
+    if limits.prompt_tokens is not None and len(ids) > limits.prompt_tokens:
+        raise PromptTooLongError(
+            f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed"
+        )

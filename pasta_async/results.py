@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
 
 from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
-from pasta_async.lang.document import ClosedBy, Document  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class ThreadRecord(_Record):
     text: str
     tokens: int
     """Generated tokens, tags counted."""
+    discarded_tokens: int = 0
+    """Of these, tokens that are not in the answer: they stand behind its end, or main wrote it itself."""
     opened: float
     """When its promise was written."""
     started: float | None
@@ -62,6 +64,8 @@ class Usage(_Record):
     """Tokens of the prompt, counted once."""
     completion_tokens: int
     """Every generated token, tags counted."""
+    discarded_tokens: int = 0
+    """Of these, tokens that are not in the answer: all that was decoded in vain."""
     cached_tokens: int
     """Context tokens found in the prefix cache, over all requests."""
     prefilled_tokens: int
@@ -82,6 +86,8 @@ class Generation(_Record):
 
     text: str
     """What a reader sees."""
+    reasoning: str = ""
+    """What stood in a thinking block in front of the answer; it is in neither `text` nor `document`."""
     document: InstanceOf[Document]
     """What the model wrote; `document.format()` is the written form."""
     threads: tuple[ThreadRecord, ...]
@@ -90,7 +96,7 @@ class Generation(_Record):
     critical_path: int
     """Tokens on the longest chain that had to be decoded one after another, tags counted."""
     text_tokens: int
-    """Tokens of the visible text; an estimate by characters for a prompted model."""
+    """Tokens of the text and the reasoning, without tags; an estimate by characters for a prompted model."""
     finish_reason: FinishReason
     """`abort` or `error` in the part of an answer that an error left; `abort` while it is under way."""
     matched_stop: str | None = None
@@ -101,6 +107,23 @@ class Generation(_Record):
     parallel: bool
     notes: tuple[str, ...] = ()
     """What the backend could not honour, a seed for instance."""
+
+    @classmethod
+    def empty(cls, *, parallel: bool = True, finish_reason: FinishReason = "error") -> Self:
+        """The part of an answer of which nothing was decoded."""
+        usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
+        return cls(
+            text="",
+            document=Document(),
+            threads=(),
+            usage=usage,
+            critical_path=0,
+            text_tokens=0,
+            finish_reason=finish_reason,
+            elapsed=0.0,
+            timeline=(),
+            parallel=parallel,
+        )
 
     @field_serializer("document")
     def _written(self, document: Document) -> str:

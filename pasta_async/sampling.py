@@ -27,4 +27,6 @@ class Sampling(Options):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end the answer when they appear in its visible text."""
     max_tokens: int = Field(default=16_384, ge=1)
-    """Tokens of the whole answer, tags counted. Promises reserve their chunks' caps from it."""
+    """Tokens of the whole answer, tags counted, in document order: main's up to a promise, its chunk's,
+    main's behind it. It is cut where the same answer in sequence would be; one that fits is never shortened.
+    `Limits.total_tokens` bounds all that is generated."""

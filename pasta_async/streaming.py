@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from anyio import CancelScope
 
+from pasta_async.errors import InvalidStateError, PastaError
 from pasta_async.events import AnswerDone, TextDelta
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ class AnswerStream:
         self._generation: Generation | None = None
         self._partial: Callable[[], Generation] | None = None
         self._task: asyncio.Task[Generation] | None = None
+        self._left = False
 
     async def __aenter__(self) -> Self:
         """Start the answer."""
         if self._task is not None:
-            raise RuntimeError("a stream is entered once; call `stream` again for another answer")
+            raise InvalidStateError("a stream is entered once; call `stream` again for another answer")
         self._task = asyncio.create_task(self._answer(), name="pasta answer")
         self._task.add_done_callback(lambda _: self._news.set())
         return self
@@ -85,7 +87,7 @@ class AnswerStream:
         async for _ in self:
             pass
         if self._generation is None:
-            raise RuntimeError("the stream was left before the answer was done")
+            raise InvalidStateError("the stream was left before the answer was done")
         return self._generation
 
     @property
@@ -110,19 +112,27 @@ class AnswerStream:
     async def _more(self) -> None:
         """Wait for events; all who wait for room may go on."""
         if self._task is None:
-            raise RuntimeError("enter the stream first: async with client.stream(...) as s")
+            raise InvalidStateError("enter the stream first: async with client.stream(...) as s")
         self._room.set()
         while not self._events:
             if self._task.done():
                 if not self._task.cancelled():
                     self._generation = self._task.result()
+                elif not self._left:
+                    raise self._cancelled_error()
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
 
+    def _cancelled_error(self) -> PastaError:
+        error = PastaError("the answer's task was cancelled, and not by whoever reads the stream")
+        error.partial = self.partial
+        return error
+
     async def _end(self) -> None:
         """Cancel the answer and wait until it is gone, even if we are cancelled meanwhile."""
         cancelled: asyncio.CancelledError | None = None
+        self._left = True
         if self._task:
             self._task.cancel()
             while not self._task.done():

@@ -1,5 +1,5 @@
 # torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """What the rules of PASTA-LANG are worth: `python -m pasta_async.training.ablate MODEL`.
 
 A model that meets a broken rule for the first time fails for that reason alone. So a copy of the model is
@@ -23,10 +23,10 @@ from transformers import (
 
 from pasta_async import Client
 from pasta_async.cli.command import run_command
-from pasta_async.training.data import collate
+from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN
 from pasta_async.training.evaluate import evaluate, table
-from pasta_async.training.packing import pack_hidden, pack_views
-from pasta_async.training.pretrain import loss_of, save_model
+from pasta_async.training.packing import pack_views
+from pasta_async.training.pretrain import collate, loss_of, save_model
 from pasta_async.training.synthetic import sample
 from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import Codec
@@ -93,7 +93,8 @@ def _draw(codec: Codec, rng: random.Random) -> Trie:
     example = sample(family, rng.getrandbits(40), "train", codec.count)
     prompt = codec.prompt(example.prompt, pasta=True)
     if family == "totals":
-        return pack_hidden(codec, prompt, example.document)
+        hidden = (codec.special(ASYNC_OPEN), codec.special(ASYNC_CLOSE))
+        return pack_views(codec, prompt, example.document, hidden)
     return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 

@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from scipy.stats import binomtest
 
 from pasta_async import Client, Sampling
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import for_each, progress
-from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN, TAG_TOKENS
+from pasta_async.training.packing import without_chunks
 from pasta_async.training.synthetic import FAMILIES, sample, score
 
 if TYPE_CHECKING:
@@ -81,23 +81,11 @@ class HiddenChunks(WrappingBackend):
         """As the inner backend, main's context without its chunks. Cancelling it ends the inner request."""
         tags = (await self.connect()).tags
         if request.thread == 0 and tags is not None:
-            opens, closes = (tags[TAG_TOKENS.index(tag)] for tag in (ASYNC_OPEN, ASYNC_CLOSE))
-            request = replace(request, ids=_without(request.ids, opens, closes))
+            ids = without_chunks(request.ids, tags.open_async, tags.close_async)
+            request = replace(request, ids=ids)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 yield piece
-
-
-def _without(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ...]:
-    """Ids without those from an opening to a closing one."""
-    kept: list[int] = []
-    inside = False
-    for token in ids:
-        inside = inside or token == opens
-        if not inside:
-            kept.append(token)
-        inside = inside and token != closes
-    return tuple(kept)
 
 
 async def evaluate(

@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from pydantic import Field, Json
 
-from pasta_async.cli.command import ending
+from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
 from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.trainer.rows import Example, Tree
 from pasta_async.training.trainer.run import train
-from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
-from pasta_async.training.trainer.task import Example
-from pasta_async.training.trainer.tree import Tree
+from pasta_async.training.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +36,7 @@ FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both
 
 
 class FinetuneSettings(TrainerSettings):
-    """Settings of stage 1. Every field is a flag of the command line."""
+    """Settings of stage 1. Every field is an option of the command line."""
 
     data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
     form: Literal["pasta", "plain", "both"] = Field(
@@ -117,12 +116,12 @@ def fingerprint(records: Sequence[Record], *settings: object) -> str:
     return digest.hexdigest()[:16]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(FinetuneSettings, "pasta_async.training.finetune", __doc__, argv)
-    with ending(resumes=True):
-        finished = finetune(settings)
-    print(f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; see `run_command`, also for how it ends."""
+    program = "pasta_async.training.finetune"
+    run_command(
+        FinetuneSettings, finetune, program=program, description=__doc__, arguments=arguments, resumes=True
+    )
 
 
 def finetune(settings: FinetuneSettings) -> bool:

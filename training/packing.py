@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from pasta_async.lang.document import ASYNC_CLOSE, ASYNC_OPEN
 from pasta_async.lang.views import views
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pasta_async.lang.document import Document
     from pasta_async.lang.views import Segment
 
-__all__ = ["Encoder", "Trie", "pack_hidden", "pack_plain", "pack_views"]
+__all__ = ["Encoder", "Trie", "pack_plain", "pack_views", "without_chunks"]
 
 
 class Encoder(Protocol):
@@ -78,14 +77,25 @@ class Trie:
         return mask
 
 
-def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
-    """Every view of a document behind a prompt, with end-of-text as a target of main's last view."""
+def pack_views(
+    codec: Encoder, prompt: Sequence[int], document: Document, hidden: tuple[int, int] | None = None
+) -> Trie:
+    """Every view of a document behind a prompt, with end-of-text as a target of main's last view.
+
+    Args:
+        codec: Of the model.
+        prompt: Ids of the prompt.
+        document: The annotated answer.
+        hidden: An ablation: ids of `<async>` and `</async>`, and main never sees what stands between them.
+    """
     trie = Trie()
     root = trie.extend(-1, prompt)
     for view in views(document):
-        node = trie.extend(root, codec.segments(view.context))
+        context = codec.segments(view.context)
+        if hidden and view.thread == 0:
+            context = without_chunks(context, *hidden)
         end = [codec.end] if view.ends_answer else []
-        trie.extend(node, codec.segments(view.target) + end, target=True)
+        trie.extend(trie.extend(root, context), codec.segments(view.target) + end, target=True)
     return trie
 
 
@@ -96,24 +106,13 @@ def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
     return trie
 
 
-def pack_hidden(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
-    """An ablation: as `pack_views`, but main never sees a chunk, not even behind its sync."""
-    trie = Trie()
-    root = trie.extend(-1, prompt)
-    for view in views(document):
-        context = _without_chunks(view.context) if view.thread == 0 else view.context
-        node = trie.extend(root, codec.segments(context))
-        end = [codec.end] if view.ends_answer else []
-        trie.extend(node, codec.segments(view.target) + end, target=True)
-    return trie
-
-
-def _without_chunks(parts: Sequence[Segment]) -> list[Segment]:
-    kept: list[Segment] = []
+def without_chunks(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ...]:
+    """Ids without those from each `<async>` to its `</async>`."""
+    kept: list[int] = []
     inside = False
-    for part in parts:
-        inside = inside or (part.is_tag and part.text == ASYNC_OPEN)
+    for token in ids:
+        inside = inside or token == opens
         if not inside:
-            kept.append(part)
-        inside = inside and not (part.is_tag and part.text == ASYNC_CLOSE)
-    return kept
+            kept.append(token)
+        inside = inside and token != closes
+    return tuple(kept)

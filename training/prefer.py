@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pasta_async.backends.local.checkpoint import read_config
-from pasta_async.cli.command import ending
+from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference.bonbon import BonBon
 from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
 from pasta_async.training.preference.samples import read_samples, read_scores
-from pasta_async.training.trainer.base_model import REFUSAL
+from pasta_async.training.trainer.model import REFUSAL
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train
-from pasta_async.training.trainer.settings import TrainerSettings, read_command_line
+from pasta_async.training.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ _LOOKED_AT = 20
 
 
 class PreferSettings(TrainerSettings):
-    """Settings of stage 2. Every field is a flag of the command line."""
+    """Settings of stage 2. Every field is an option of the command line."""
 
     samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
     scores: Path = Field(description="file of their scores (training.score)")
@@ -64,15 +64,12 @@ class PreferSettings(TrainerSettings):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; what does not fit ends it with status 1 and the reason."""
-    settings = read_command_line(PreferSettings, "pasta_async.training.prefer", __doc__, argv)
-    with ending(resumes=True):
-        finished = prefer(settings)
-    if is_first():
-        print(
-            f"the model is in {settings.out / 'model'}" if finished else "stopped; the same command goes on"
-        )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; see `run_command`, also for how it ends."""
+    program = "pasta_async.training.prefer"
+    run_command(
+        PreferSettings, prefer, program=program, description=__doc__, arguments=arguments, resumes=True
+    )
 
 
 def prefer(settings: PreferSettings) -> bool:

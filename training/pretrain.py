@@ -3,40 +3,59 @@
 It is the base model of the shipped one. It learns both forms, PASTA-LANG and the plain baseline, so that it
 brings what a large base model has anyway: it can follow markup. A run is seeded, and one that was interrupted
 goes on from its checkpoint exactly as if nothing had happened.
+
+Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest.
 """
 
 # torch, transformers and tokenizers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import argparse
 import json
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from pasta_async.training.data import Batches
-from pasta_async.training.optimizer import Muon
+from pasta_async.cli.command import run_command
+from pasta_async.jobs import progress
+from pasta_async.lang.document import Document, Text
+from pasta_async.training.packing import Trie, pack_plain, pack_views
+from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
 from pasta_async.training.tokenizer import BEGIN, Codec, build_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from pasta_async.training.data import Batch
+__all__ = [
+    "Batch",
+    "Batches",
+    "Config",
+    "Muon",
+    "Trainer",
+    "build_model",
+    "collate",
+    "loss_of",
+    "main",
+    "pretrain",
+    "save_model",
+]
 
-__all__ = ["Config", "Trainer", "build_model", "loss_of", "main", "save_model"]
+_SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class Config(BaseModel):
-    """A training run. Every field is a flag of the command line."""
+    """A training run. Every field is an option of the command line."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,6 +85,145 @@ class Config(BaseModel):
         default=0, ge=0, description="leave after this step, to go on later (0: run to the end)"
     )
     threads: int = Field(default=2, ge=1, description="micro-batches at a time, each on a thread of its own")
+
+
+class Batch(NamedTuple):
+    """Packed documents: `ids`, `positions` [batch, length]; `mask` [batch, 1, length, length]."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    mask: torch.Tensor
+    rows: torch.Tensor
+    """[targets] row of each target."""
+    parents: torch.Tensor
+    """[targets] where in its row the token before a target stands: its logits predict it."""
+    labels: torch.Tensor
+    """[targets] id of each target."""
+
+
+@dataclass(slots=True)
+class Batches:
+    """An endless stream of batches; `pool` and `index` say where it is, and can be set to go on from there.
+
+    Documents are drawn in pools and sorted by length inside a pool, so that a batch holds about
+    `tokens` tokens with little padding. In the first `copy_pools` pools a falling share of the documents only
+    asks to copy names, because copying is what everything else needs first.
+    """
+
+    codec: Codec
+    seed: int
+    tokens: int
+    copy_pools: int
+    pool: int = 0
+    index: int = 0
+    pool_size: int = 240
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield batches; `pool` and `index` already point behind the one that is yielded."""
+        while True:
+            plan = self._plan(self.pool)
+            while self.index < len(plan):
+                tries = plan[self.index]
+                self.index += 1
+                yield collate(tries, self.codec.pad)
+            self.pool, self.index = self.pool + 1, 0
+
+    def _plan(self, pool: int) -> list[list[Trie]]:
+        rng = random.Random(f"{self.seed}/{pool}")
+        tries = [self._draw(rng, pool) for _ in range(self.pool_size)]
+        tries.sort(key=len)
+        plan: list[list[Trie]] = [[]]
+        for trie in tries:
+            if plan[-1] and (len(plan[-1]) + 1) * len(trie) > self.tokens:
+                plan.append([])
+            plan[-1].append(trie)
+        rng.shuffle(plan)
+        return plan
+
+    def _draw(self, rng: random.Random, pool: int) -> Trie:
+        if rng.random() < 0.6 * (1 - pool / max(1, self.copy_pools)):
+            return self._copying(rng)
+        pasta = rng.random() < 0.5
+        example = sample(rng.choice(FAMILIES), rng.getrandbits(40), "train", self.codec.count)
+        system = rng.choice(_SYSTEM) if rng.random() < 0.05 else ""
+        prompt = self.codec.prompt(example.prompt, pasta, system)
+        return (pack_views if pasta else pack_plain)(self.codec, prompt, example.document)
+
+    def _copying(self, rng: random.Random) -> Trie:
+        text = " ".join(make_name(rng, held_out=False) for _ in range(rng.randint(4, 12)))
+        return pack_plain(self.codec, self.codec.prompt(text, pasta=False), Document((Text(text),)))
+
+
+def collate(tries: Sequence[Trie], pad: int) -> Batch:
+    """Pad tries to one length, a multiple of 16."""
+    length = -(-max(map(len, tries)) // 16) * 16
+    ids = np.full((len(tries), length), pad, dtype=np.int64)
+    positions = np.zeros((len(tries), length), dtype=np.int64)
+    mask = np.stack([trie.mask(length) for trie in tries])[:, None]
+    for row, trie in enumerate(tries):
+        ids[row, : len(trie)] = trie.ids
+        positions[row, : len(trie)] = trie.depths
+    rows = [row for row, trie in enumerate(tries) for _ in trie.targets]
+    parents = [trie.parents[target] for trie in tries for target in trie.targets]
+    labels = [trie.ids[target] for trie in tries for target in trie.targets]
+    return Batch(
+        torch.from_numpy(ids),
+        torch.from_numpy(positions),
+        torch.from_numpy(mask),
+        torch.tensor(rows),
+        torch.tensor(parents),
+        torch.tensor(labels),
+    )
+
+
+def orthogonalize(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
+    """Bring the singular values of a matrix [rows, columns] near 1, by a quintic Newton-Schulz iteration."""
+    a, b, c = _COEFFICIENTS
+    x = matrix.T if matrix.size(0) > matrix.size(1) else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if matrix.size(0) > matrix.size(1) else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalised; for matrices alone.
+
+    The scale 0.2 * sqrt(max(rows, columns)) (Liu et al., arXiv 2502.16982) makes its updates as large as
+    AdamW's, so that one learning rate serves both. torch's own Muon computes in bfloat16, which a CPU without
+    such instructions emulates slowly.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor],
+        lr: float,
+        pool: ThreadPoolExecutor,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.pool = pool
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            list(self.pool.map(self._update, params, repeat(group)))
+
+    @torch.no_grad()
+    def _update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(param)
+        momentum = state["momentum"]
+        assert param.grad is not None
+        momentum.lerp_(param.grad, 1 - group["momentum"])
+        update = orthogonalize(param.grad.lerp(momentum, group["momentum"]))
+        param.mul_(1 - group["lr"] * group["weight_decay"])
+        param.add_(update, alpha=-group["lr"] * 0.2 * max(param.shape) ** 0.5)
 
 
 def build_model(config: Config, codec: Codec) -> LlamaForCausalLM:
@@ -180,21 +338,15 @@ class Trainer:
         start, seen = time.perf_counter(), self.seen
         with (
             (self.config.out / "metrics.jsonl").open("a") as metrics,
-            tqdm(total=stop, initial=self.step, unit="step", dynamic_ncols=True, mininterval=5) as bar,
+            progress(stop, "updates", done=self.step) as advance,
         ):
             while self.step < stop:
                 loss = self.train_step(list(islice(batches, self.config.micro_batches)))
-                bar.update()
-                bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
+                advance(note=f"loss {loss:.4f}")
                 if self.step % 10 == 0 or self.step == stop:
                     speed = (self.seen - seen) / (time.perf_counter() - start)
-                    line: dict[str, float] = {
-                        "step": self.step,
-                        "loss": loss,
-                        "lr": self.rate(self.step - 1),
-                        "tokens": self.seen,
-                        "tokens_per_second": round(speed),
-                    }
+                    line = {"step": self.step, "loss": loss, "lr": self.rate(self.step - 1)}
+                    line |= {"tokens": self.seen, "tokens_per_second": round(speed)}
                     metrics.write(json.dumps(line) + "\n")
                     metrics.flush()
                 if self.step % self.config.save_every == 0 or self.step == stop:
@@ -227,19 +379,16 @@ class Trainer:
         self.data.pool, self.data.index = state["pool"], state["index"]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="pasta_async.training.pretrain", description=__doc__)
-    for name, field in Config.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            required=field.is_required(),
-            default=argparse.SUPPRESS,
-            help=f"{field.description} (default: {field.default})",
-        )
-    config = Config.model_validate(vars(parser.parse_args(argv)))
+def pretrain(config: Config) -> None:
+    """Train to the end, or to `stop_at`; goes on from the checkpoint in `config.out`, if there is one."""
     torch.set_num_threads(1)
     Trainer(config).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; see `run_command`, also for how it ends."""
+    program = "pasta_async.training.pretrain"
+    run_command(Config, pretrain, program=program, description=__doc__, arguments=arguments, resumes=True)
 
 
 if __name__ == "__main__":

@@ -99,15 +99,8 @@ class Plan:
     ) -> Step:
         """A step; the one of that name, if there is one already.
 
-        Args:
-            name: Of the step.
-            command: Module below `pasta_async`.
-            result: The file or folder, in the step's folder, that others read.
-            table: The recipe's table of options, with its place.
-            own: Options that the plan sets; `out` is the result where it is not said.
-            needs: Steps before it.
-            reads: Files that no step made, if they exist.
-            trains: Whether it makes a model that is measured.
+        `table` is the recipe's table of options with its place, `own` are those that the plan sets (`out` is
+        the result, where it is not said), `reads` are files that no step made, if they exist.
         """
         if name in self.steps:
             return self.steps[name]

@@ -5,28 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pasta_async.backends.routed.member import Member, Model, is_gone
 from pasta_async.backends.routed.placement import Placement
+from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, within
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
     BackendLostError,
+    BackendProtocolError,
+    BackendTimeoutError,
     InvalidRequestError,
     UnsupportedModelError,
 )
-from pasta_async.protocol import PassThrough
+from pasta_async.protocol import ModelInfo, PassThrough
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 
     from pasta_async.backends.routed.member import MemberState
     from pasta_async.clock import Clock
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
 __all__ = ["RoutedBackend"]
 
@@ -34,8 +37,14 @@ _T = TypeVar("_T")
 
 _LOG = logging.getLogger(__name__)
 
+START_SECONDS = 10.0
+"""How long `connect` waits for all members, once one has answered."""
+
 PROBE_SECONDS, LONGEST_PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 30.0, 20.0
 """Between a loss and the first probe, between two probes at most (the time doubles), and for one probe."""
+
+MALFORMED_ANSWERS = 3
+"""Answers, one after another, to whose requests a member replies malformed before it is taken out."""
 
 
 class RoutedBackend:
@@ -44,7 +53,7 @@ class RoutedBackend:
     **An answer stays where it began**, since its threads share a prefix cache. Where that is, its prompt
     decides at its first request:
 
-    1. Of the members that live, those take part whose load is at most 1.25 times the mean plus 16; load is
+    1. Of the members that are in, those take part whose load is at most 1.25 times the mean plus 16; load is
        the number of requests that they decode for us. Without a bound, a popular system prompt would send
        everything to one server (consistent hashing with bounded loads has the same one, arXiv 1608.01350).
     2. Of these, the one that was sent the longest prefix of this prompt before: a conversation's next turn
@@ -52,11 +61,12 @@ class RoutedBackend:
     3. Ties go to the lowest load, then by rendezvous hashing of the prompt's first tokens, so that several
        processes in front of the same servers mostly agree without talking to each other.
 
-    **A member that breaks off or does not answer is taken out.** Its requests end with
-    `BackendLostError`. Those without a token are sent again, to another member, by the interpreter
-    (`Limits.retries`); an answer of which nothing was shown starts again elsewhere; any other ends with
-    the error and its text so far. Meanwhile a task for each member that is out asks it from time to time,
-    and takes it in again once it serves the same model as the rest; `aclose` ends these tasks.
+    **A member whose connection breaks off, or that does not answer, is taken out**, and so is one that sends
+    malformed replies to several answers in a row; a request that is refused, or fails, takes nobody out. The
+    member's requests end with `BackendLostError`. Those without a token are sent again, to another member, by
+    the interpreter (`Limits.retries`); an answer of which nothing was shown starts again elsewhere; any other
+    ends with the error and its text so far. Meanwhile a task for each member that is out asks it from time to
+    time, and takes it in again once it serves the same model as the rest; `aclose` ends these tasks.
 
     Attributes:
         names: The members' names, in the order given.
@@ -74,7 +84,7 @@ class RoutedBackend:
         self._clock = clock
         self._placement = Placement()
         self._probes: set[asyncio.Task[None]] = set()
-        self._connecting = asyncio.Lock()
+        self._connecting = SingleFlight[tuple[Model, ModelInfo]]()
         self._model: tuple[Model, ModelInfo] | None = None
         self._closed = False
 
@@ -84,7 +94,7 @@ class RoutedBackend:
         return tuple(member.state for member in self._members)
 
     async def connect(self) -> ModelInfo:
-        """Reach every member, once. Those that do not answer are out until they do; one at least must answer.
+        """Reach the members, once. At least one must answer; the others have ten seconds, and may join later.
 
         Raises:
             BackendConnectError: None answers.
@@ -93,33 +103,56 @@ class RoutedBackend:
 
         Cancelling it leaves nothing behind.
         """
-        async with self._connecting:
-            if self._model is None:
-                self._model = await self._learn()
-                for member in self._members:
-                    if member.error:
-                        self._probe(member)
-        return self._model[1]
+        _, info = self._model or await self._connecting.run(self._start)
+        return info
+
+    async def _start(self) -> tuple[Model, ModelInfo]:
+        self._model = await self._learn()
+        for member in self._members:
+            if member.error:
+                self._probe(member)
+        return self._model
 
     async def _learn(self) -> tuple[Model, ModelInfo]:
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(self._ask(member)) for member in self._members]
-        models = {member.name: task.result() for member, task in zip(self._members, asked, strict=True)}
-        known = {name: model for name, model in models.items() if isinstance(model, Model)}
-        for member in self._members:
-            error = models[member.name]
-            member.error = error if isinstance(error, BackendError) else None
-            if member.error and not member.error.retryable:
+        found = await self._ask_all()
+        for member, result in found.items():
+            member.error = result if isinstance(result, BackendError) else None
+            if member.error and not (member.error.retryable or isinstance(member.error, BackendTimeoutError)):
                 raise member.error
-        if not known:
+        models = {member.name: result for member, result in found.items() if isinstance(result, Model)}
+        if not models:
             raise self._nobody()
-        return _common(known)
+        return _common(models)
+
+    async def _ask_all(self) -> dict[Member, Model | BackendError]:
+        """What every member serves, or why it cannot be used, or that it did not tell in time."""
+        tasks = {member: asyncio.create_task(self._ask(member)) for member in self._members}
+
+        async def settle() -> None:
+            await asyncio.wait(tasks.values())
+
+        try:
+            with suppress(TimeoutError):
+                await within(self._clock, START_SECONDS, settle())
+            while not any(isinstance(task.result(), Model) for task in tasks.values() if task.done()):
+                if not (pending := [task for task in tasks.values() if not task.done()]):
+                    break
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            silent = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
+            return {member: task.result() if task.done() else silent for member, task in tasks.items()}
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.wait(tasks.values())
 
     async def _ask(self, member: Member) -> Model | BackendError:
         try:
             return await member.learn()
         except BackendError as error:
             return error
+        except Exception as error:
+            _LOG.exception("%s failed", member.name)
+            return _unexpected(error)
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data, on any member. May be cancelled at any point."""
@@ -134,7 +167,7 @@ class RoutedBackend:
         return await self._anywhere(lambda backend: backend.detokenize(ids))
 
     async def _anywhere(self, work: Callable[[Backend], Awaitable[_T]]) -> _T:
-        """Have something done that any member does alike; those that turn out to be gone are passed over."""
+        """Have something done by any member; those that turn out to be gone are passed over."""
         await self.connect()
         while True:
             member = min(self._live(), key=lambda member: member.open)
@@ -157,7 +190,7 @@ class RoutedBackend:
         """
         await self.connect()
         member = self._placement.place(request.answer, request.ids, self._live())
-        with self._watched(member):
+        with self._watched(member, request.answer):
             async with aclosing(member.backend.decode(request)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -177,24 +210,34 @@ class RoutedBackend:
         member = self._placement.choose(asked, self._live())
         if not isinstance(member.backend, PassThrough):
             raise InvalidRequestError(f"{member.name} has no OpenAI endpoint of its own")
-        with self._watched(member):
+        with self._watched(member, asked.hex()):
             async with aclosing(member.backend.openai(path, body)) as events:
                 async for event in events:
                     yield event
 
     @contextmanager
-    def _watched(self, member: Member) -> Generator[None]:
+    def _watched(self, member: Member, answer: str) -> Generator[None]:
         """Count a request of this member, and take the member out if it turns out to be gone."""
-        life = member.life
+        epoch = member.epoch
         with member.busy():
             try:
                 yield
             except BackendError as error:
-                if not is_gone(error):
+                if not (is_gone(error) or self._is_garbling(member, answer, error)):
                     raise
-                if member.life == life:  # else another of its requests was quicker to tell
+                if member.epoch == epoch:  # else another of its requests was quicker to tell
                     self._take_out(member, error)
                 raise BackendLostError(f"{member.name} was lost: {error}") from error
+            member.malformed.clear()
+
+    def _is_garbling(self, member: Member, answer: str, error: BackendError) -> bool:
+        """Whether a member sends malformed replies to one answer after another, and others could take them.
+
+        To one answer alone it may be the prompt, which no other member would read any better.
+        """
+        if isinstance(error, BackendProtocolError):
+            member.malformed.add(answer)
+        return len(member.malformed) >= MALFORMED_ANSWERS and self._live() != [member]
 
     async def aclose(self) -> None:
         """End the probes, and close every member. Cancelling it may leave it half closed."""
@@ -205,7 +248,7 @@ class RoutedBackend:
             await asyncio.wait(self._probes)
         await asyncio.gather(*(member.backend.aclose() for member in self._members))
 
-    # Who is there ----------------------------------------------------------------------------------------
+    # Out, and in again ------------------------------------------------------------------------------------
 
     def _live(self) -> list[Member]:
         live = [member for member in self._members if not member.error]
@@ -217,11 +260,10 @@ class RoutedBackend:
         why = "".join(f"\n  {member.name}: {member.error}" for member in self._members)
         return BackendConnectError(f"none of the {len(self._members)} backends can be used:{why}")
 
-    # Out, and in again ------------------------------------------------------------------------------------
-
     def _take_out(self, member: Member, error: BackendError) -> None:
         if member.error is None:
-            member.error, member.life = error, member.life + 1
+            member.error, member.epoch = error, member.epoch + 1
+            member.malformed.clear()
             self._placement.forget(member)
             _LOG.warning("%s is taken out: %s", member.name, error)
             self._probe(member)
@@ -234,25 +276,32 @@ class RoutedBackend:
         task.add_done_callback(self._probes.discard)
 
     async def _bring_back(self, member: Member) -> None:
-        """Ask a member until it serves again."""
+        """Ask a member until it can be used again."""
+        assert self._model is not None
         pause = PROBE_SECONDS
         while member.error:
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PROBE_SECONDS)
             try:
-                await within(self._clock, PROBE_TIMEOUT, self._return(member))
+                await within(self._clock, PROBE_TIMEOUT, member.relearn(*self._model))
+                member.error = None
             except TimeoutError:
                 continue
-            except BackendError as error:
-                if str(error) != str(member.error):
-                    _LOG.warning("%s stays out: %s", member.name, error)
-                member.error = error
+            except Exception as error:
+                self._stays_out(member, error)
         _LOG.warning("%s is back in", member.name)
 
-    async def _return(self, member: Member) -> None:
-        assert self._model is not None
-        await member.relearn(*self._model)
-        member.error = None
+    def _stays_out(self, member: Member, error: Exception) -> None:
+        known = isinstance(error, BackendError)
+        if not known or str(error) != str(member.error):
+            _LOG.warning("%s stays out: %s", member.name, error, exc_info=not known)
+        member.error = error if isinstance(error, BackendError) else _unexpected(error)
+
+
+def _unexpected(error: Exception) -> BackendError:
+    made = BackendError(f"{type(error).__name__}: {error}")
+    made.retryable = True
+    return made
 
 
 def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:

@@ -1,4 +1,4 @@
-"""One of several backends: whether it lives, what it decodes, and how it comes back."""
+"""One of several backends: whether it can be used, what it decodes, and what it serves."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pasta_async.errors import (
-    BackendConnectError,
     BackendError,
-    BackendProtocolError,
     BackendStatusError,
+    BackendTransportError,
     UnsupportedModelError,
 )
 
@@ -25,12 +24,12 @@ _SAMPLE = "One prompt, 2 servers: naïve “quotes”,\n\ttabs and <sync/> 12345
 """Text that different tokenizers encode differently."""
 
 _BAD_GATEWAY = (502, 504)
-"""What a proxy in front of a server says when it cannot reach it. A 503 is a full queue, no dead server."""
+"""What a proxy in front of a server says when it cannot reach it."""
 
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A backend that can be asked anew whether it lives; of others, `connect` has to tell."""
+    """A backend that can be asked anew whether it can be used; of others, `connect` has to tell."""
 
     async def check(self) -> ModelInfo:
         """What the backend serves by now. Raises as `connect` does."""
@@ -79,9 +78,12 @@ class Member:
         self.backend = backend
         self.error: BackendError | None = None
         """Why it is out; None while it is in."""
-        self.life: int = 0
-        """Counts how often it was taken out: an answer does not outlive that."""
+        self.epoch: int = 0
+        """How often it was taken out: answers that it had before are lost."""
         self.open: int = 0
+        """Requests that it decodes for us."""
+        self.malformed: set[str] = set()
+        """Answers that ended with a malformed reply since it last finished a request as it should."""
 
     @property
     def state(self) -> MemberState:
@@ -127,7 +129,10 @@ class Member:
 
 
 def is_gone(error: BackendError) -> bool:
-    """Whether an error is about the server rather than the request: it broke off, or does not answer."""
+    """Whether an error is about the server, not the request: the connection broke off, or never came up.
+
+    A 502 and a 504 are a proxy's, which says so of the server behind it; a 503 is a full queue.
+    """
     if isinstance(error, BackendStatusError):
         return error.status in _BAD_GATEWAY
-    return error.retryable and isinstance(error, BackendConnectError | BackendProtocolError)
+    return isinstance(error, BackendTransportError)

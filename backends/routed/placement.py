@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from pasta_async.backends.routed.prefixes import BLOCK, Prefixes
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pasta_async.backends.routed.member import Member
 
-__all__ = ["Placement"]
+__all__ = ["BLOCK", "Placement", "Prefixes"]
+
+BLOCK = 64
+"""Tokens that are looked at together. A prompt shorter than this has no prefix worth sharing."""
 
 EXCESS = 1.25
 """How far above the mean load a member may be and still get answers for what it has cached."""
@@ -33,17 +35,17 @@ class Placement:
         self._places: OrderedDict[str, tuple[Member, int]] = OrderedDict()
 
     def place(self, answer: str, ids: Sequence[int], live: Sequence[Member]) -> Member:
-        """The member that has the answer, if it has lived since it got it; else one for it.
+        """The member that has the answer, if it was never out since it got it; else one for it.
 
         Args:
             answer: The answer's name.
             ids: The prompt of its first request, or of this one.
-            live: The members that live, at least one.
+            live: The members that can be used, at least one.
         """
-        member, life = self._places.get(answer, (None, 0))
-        if member is None or member not in live or member.life != life:
+        member, epoch = self._places.get(answer, (None, 0))
+        if member is None or member not in live or member.epoch != epoch:
             member = self.choose(ids, live)
-        self._places[answer] = member, member.life
+        self._places[answer] = member, member.epoch
         self._places.move_to_end(answer)
         if len(self._places) > ANSWERS:
             self._places.popitem(last=False)
@@ -55,18 +57,65 @@ class Placement:
         known = self._prefixes.known(ids)
 
         def rank(member: Member) -> tuple[int, int, bytes]:
-            return -known.get(member.name, 0), member.open, _lot(ids, member.name)
+            return -known.get(member.name, 0), member.open, _rendezvous_hash(ids, member.name)
 
         chosen = min((member for member in live if member.open <= bound), key=rank)
         self._prefixes.note(ids, chosen.name)
         return chosen
 
     def forget(self, member: Member) -> None:
-        """A member is gone, and its cache with it."""
+        """Forget what a member has cached: it is out."""
         self._prefixes.forget(member.name)
 
 
-def _lot(ids: Sequence[int], name: str) -> bytes:
-    """The member's lot for prompts that begin like this; the lowest wins (rendezvous hashing)."""
+def _rendezvous_hash(ids: Sequence[int], name: str) -> bytes:
+    """A member's weight for prompts that begin like this; of all members the lowest wins."""
     key = f"{name} {' '.join(map(str, ids[:BLOCK]))}"
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
+
+
+class Prefixes:
+    """An approximate prefix tree: for each whole block of a prompt, the members that were sent it.
+
+    A block is known by a hash of itself and all before it, so no tokens are kept. The blocks that were not
+    used for longest are forgotten; what is left of a prompt is always its beginning.
+
+    Args:
+        capacity: Blocks that are remembered, about 200 bytes each.
+    """
+
+    def __init__(self, capacity: int = 65_536) -> None:
+        self._capacity = capacity
+        self._holders: OrderedDict[bytes, set[str]] = OrderedDict()
+
+    def known(self, ids: Sequence[int]) -> dict[str, int]:
+        """How many leading blocks of a prompt each member was sent before; those without any are left out."""
+        counts: dict[str, int] = {}
+        for depth, block in enumerate(_blocks(ids)):
+            holders = {name for name in self._holders.get(block, ()) if counts.get(name, 0) == depth}
+            if not holders:
+                break
+            counts |= dict.fromkeys(holders, depth + 1)
+        return counts
+
+    def note(self, ids: Sequence[int], member: str) -> None:
+        """A member is sent this prompt."""
+        for block in reversed([*_blocks(ids)]):  # the beginning is used last, and so forgotten last
+            self._holders.setdefault(block, set()).add(member)
+            self._holders.move_to_end(block)
+        while len(self._holders) > self._capacity:
+            self._holders.popitem(last=False)
+
+    def forget(self, member: str) -> None:
+        """A member has lost its cache."""
+        for block in [block for block, holders in self._holders.items() if member in holders]:
+            self._holders[block].discard(member)
+            if not self._holders[block]:
+                del self._holders[block]
+
+
+def _blocks(ids: Sequence[int]) -> Iterator[bytes]:
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
+        digest.update(array("q", ids[start : start + BLOCK]).tobytes())
+        yield digest.digest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from pasta_async.backends.sglang.backend import SGLangBackend
 from pasta_async.backends.sglang.engine import EngineBackend
-from pasta_async.backends.sglang.http import SGLangBackend
 
 __all__ = ["EngineBackend", "SGLangBackend"]

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import anyio
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.launch import engine_arguments, find_device
 from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params, with_extra
+from pasta_async.backends.sglang.tokenizers import LocalTokenizer
 from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.engine_thread import EngineThread
     from pasta_async.backends.sglang.launch import Device
-    from pasta_async.backends.sglang.local_text import LocalWords
     from pasta_async.backends.tokenization import TextCodec
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
@@ -51,7 +51,7 @@ class EngineBackend:
         self._device: Device | None = device
         self._arguments = server_args
         self._thread: EngineThread | None = None
-        self._known: tuple[ModelInfo, LocalWords] | None = None
+        self._known: tuple[ModelInfo, LocalTokenizer] | None = None
         self._rids = request_ids()
 
     async def connect(self) -> ModelInfo:
@@ -65,7 +65,7 @@ class EngineBackend:
         """
         return (await self._connected())[0]
 
-    async def _connected(self) -> tuple[ModelInfo, LocalWords]:
+    async def _connected(self) -> tuple[ModelInfo, LocalTokenizer]:
         if self._known is None:
             codec = await asyncio.to_thread(self._read_tokenizer)
             if self._thread is None:
@@ -75,10 +75,10 @@ class EngineBackend:
                     engine: Any = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
                 except Exception as error:
                     raise BackendError(
-                        f"SGLang could not start on {self._path}: {error} (a worker's own words are in the "
-                        "standard error of this program)"
+                        f"SGLang could not start on {self._path}: {error} (what a worker reports is in this "
+                        "program's standard error)"
                     ) from error
-            self._known = await _learn(engine, codec, self._path)
+            self._known = _learn(engine, codec, self._path)
         return self._known
 
     def _read_tokenizer(self) -> TextCodec:
@@ -96,18 +96,18 @@ class EngineBackend:
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data."""
-        _, words = await self._connected()
-        return await words.encode(text)
+        _, tokenizer = await self._connected()
+        return await tokenizer.encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Encode messages by the model's chat template; what stands in them is data."""
-        _, words = await self._connected()
-        return await words.encode_chat(messages, template_kwargs)
+        _, tokenizer = await self._connected()
+        return await tokenizer.encode_chat(messages, template_kwargs)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept."""
-        info, words = await self._connected()
-        return await words.detokenize(checked_ids(ids, info))
+        info, tokenizer = await self._connected()
+        return await tokenizer.detokenize(checked_ids(ids, info))
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -119,7 +119,7 @@ class EngineBackend:
             InvalidRequestError: The ids do not fit the model. Nothing was sent.
             BackendError: The engine refused or failed.
         """
-        info, words = await self._connected()
+        info, tokenizer = await self._connected()
         assert self._thread is not None
         body: dict[str, Any] = {
             "input_ids": checked_ids(request.ids, info),
@@ -129,14 +129,14 @@ class EngineBackend:
         }
         if request.headers:
             body["external_trace_header"] = dict(request.headers)
-        read = Increments(incremental=self._arguments.get("incremental_streaming_output", True))
-        pieces = words.reader(request.stop_ids)
+        form = self._arguments.get("incremental_streaming_output", True)
+        events = Increments(info.vocab_size, incremental=form)
+        reader = tokenizer.reader(request.stop_ids)
         call = _Call(self._thread, with_extra(body, request.extra))
         try:
-            while (event := await call.events.get()) is not None:
-                for piece in await pieces.read(read.take(event)):
+            while (event := await call.next()) is not None:
+                for piece in await reader.read(events.take(event)):
                     yield piece
-            call.result()
         finally:
             await call.end()
 
@@ -155,28 +155,34 @@ class _Call:
         self._thread = thread
         self._rid = body["rid"]
         self._loop = asyncio.get_running_loop()
-        self.events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        """What the engine says; None at the end."""
+        self._events: asyncio.Queue[dict[str, Any] | BackendError | None] = asyncio.Queue()
         self._ended = thread.submit(self._pump(body))
 
     async def _pump(self, body: dict[str, Any]) -> None:
+        """On the engine's loop: hand events over, last None or what went wrong."""
         engine: Any = self._thread.engine.result()
+        last: BackendError | None = BackendError("the backend was closed")
         try:
             async for event in await engine.async_generate(**body):
                 self._put(event)
+            last = None
+        except ValueError as error:
+            last = BackendStatusError(f"SGLang refused the request: {error}", status=400)
+        except Exception as error:
+            last = BackendError(f"SGLang failed: {error}")
         finally:
-            self._put(None)
+            self._put(last)
 
-    def _put(self, event: dict[str, Any] | None) -> None:
-        self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+    def _put(self, event: dict[str, Any] | BackendError | None) -> None:
+        with suppress(RuntimeError):  # whoever asked has closed its loop
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    def result(self) -> None:
-        """Raise what went wrong, if something did."""
-        error = self._ended.exception()
-        if isinstance(error, ValueError):
-            raise BackendStatusError(f"SGLang refused the request: {error}", status=400) from error
-        if error is not None:
-            raise BackendError(f"SGLang failed: {error}") from error
+    async def next(self) -> dict[str, Any] | None:
+        """The next event, None at the end."""
+        event = await self._events.get()
+        if isinstance(event, BackendError):
+            raise event
+        return event
 
     async def end(self) -> None:
         if self._ended.done():
@@ -187,20 +193,17 @@ class _Call:
             await asyncio.wait([asyncio.wrap_future(self._ended)])
 
 
-async def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalWords]:
+def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalTokenizer]:
     manager = engine.tokenizer_manager
-    local_text = importlib.import_module("pasta_async.backends.sglang.local_text")
-    words: LocalWords = local_text.LocalWords(codec, manager.model_config.hf_eos_token_id or ())
-    tags, ends = await words.learn()
     info = ModelInfo(
         name=path.name,
         context_length=min(manager.context_len, manager.max_req_input_len),
         vocab_size=manager.model_config.vocab_size,
-        end_ids=ends,
-        tags=tags,
+        end_ids=tuple(sorted({*codec.end_ids, *(manager.model_config.hf_eos_token_id or ())})),
+        tags=codec.tags,
         honours_seeds=bool(engine.server_args.enable_deterministic_inference),
     )
-    return info, words
+    return info, LocalTokenizer(codec, info.context_length)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -7,6 +7,7 @@ each tag id alone, with its written form, and all text before it. The text of an
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pasta_async.errors import BackendProtocolError
@@ -14,13 +15,15 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from pasta_async.backends.tokenization import Detokenizer
     from pasta_async.protocol import FinishReason, TagIds
 
     Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
+    Run = tuple[tuple[int, ...], str]
 
-__all__ = ["Increment", "Increments", "PieceReader"]
+__all__ = ["Increment", "Increments", "LocalReader", "RemoteReader", "checked_token_ids"]
 
 _TAGS = re.compile("|".join(map(re.escape, TAG_TOKENS)))
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -42,12 +45,14 @@ class Increments:
     """Reads what is new from events in SGLang's cumulative or incremental form.
 
     Args:
-        incremental: The form, where the server told it. Otherwise it is told by the count of tokens: an event
-            that holds as many ids as were decoded so far holds all of them.
+        vocab_size: Ids are below this.
+        incremental: The form, where the server told it. Otherwise the count of tokens tells: an event that
+            holds as many ids as were decoded so far holds all of them.
         has_text: Whether events hold text; those of a server without a tokenizer do not.
     """
 
-    def __init__(self, *, incremental: bool | None = None, has_text: bool = True) -> None:
+    def __init__(self, vocab_size: int, *, incremental: bool | None = None, has_text: bool = True) -> None:
+        self._vocab_size = vocab_size
         self._incremental = incremental
         self._has_text = has_text
         self._ids = 0
@@ -57,41 +62,86 @@ class Increments:
         """What is new in an event.
 
         Raises:
-            BackendProtocolError: The event lacks what SGLang puts there, or takes back what it said.
+            BackendProtocolError: The event has another form than SGLang's, ids that cannot be, or another
+                number of them than were decoded: an event was lost, or came twice.
         """
         try:
-            ids = [int(i) for i in event["output_ids"]]
-            text = str(event["text"] if self._has_text else "")
-            meta = cast("dict[str, Any]", event["meta_info"])
-            done = int(meta["completion_tokens"])
-            reason = cast("dict[str, Any] | None", meta.get("finish_reason"))
-            finish_reason = None if reason is None else _FINISH[reason["type"]]
-            matched = reason.get("matched") if reason else None
+            new, done = self._read(event)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BackendProtocolError(
                 f"an event of another form than SGLang's ({error!r}): {event!r:.300}"
             ) from error
-        if self._ids and not self._is_incremental(len(ids), done):
-            if len(ids) < self._ids:
-                raise BackendProtocolError(f"an event with {len(ids)} ids after one with {self._ids}")
-            ids, text = ids[self._ids :], text[self._text :]
-        self._ids += len(ids)
-        self._text += len(text)
-        return Increment(
-            tuple(ids),
+        new = self._only_new(new, done)
+        self._ids += len(new.ids)
+        self._text += len(new.text)
+        if self._ids != done and new.finish_reason != "abort":
+            raise BackendProtocolError(f"{done} tokens were decoded, but {self._ids} arrived")
+        return new
+
+    def _read(self, event: dict[str, Any]) -> tuple[Increment, int]:
+        """What stands in an event, and how many tokens were decoded so far."""
+        meta = cast("dict[str, Any]", event["meta_info"])
+        reason = cast("dict[str, Any] | None", meta.get("finish_reason"))
+        text: Any = event["text"] if self._has_text else ""
+        matched: Any = reason.get("matched") if reason else None
+        [done] = checked_token_ids([meta["completion_tokens"]])
+        if not isinstance(text, str):
+            raise TypeError("the text is no string")
+        new = Increment(
+            tuple(checked_token_ids(event["output_ids"], self._vocab_size)),
             text,
-            finish_reason,
+            _FINISH[reason["type"]] if reason else None,
             matched if isinstance(matched, int) else None,
             meta.get("prompt_tokens"),
             meta.get("cached_tokens"),
         )
+        return new, done
 
-    def _is_incremental(self, ids: int, done: int) -> bool:
-        return self._incremental if self._incremental is not None else ids < done
+    def _only_new(self, new: Increment, done: int) -> Increment:
+        """Without what was said before."""
+        incremental = len(new.ids) < done if self._incremental is None else self._incremental
+        if not self._ids or (incremental and self._ids + len(new.ids) == done):
+            return new
+        if not incremental:
+            return new._replace(ids=new.ids[self._ids :], text=new.text[self._text :])
+        if new.finish_reason == "abort":  # of a waiting request: its last id and all its text once more
+            return new._replace(ids=(), text=new.text[self._text :])
+        return new
 
 
-class PieceReader:
-    """Cuts increments into pieces.
+def checked_token_ids(value: Any, below: int | None = None) -> list[int]:
+    """A server's list of ids.
+
+    Args:
+        value: What the server sent.
+        below: The size of the vocabulary, where it is known.
+
+    Raises:
+        ValueError: It is no list, or holds something that is no id.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"no list of token ids: {value!r:.100}")
+    for i in cast("list[Any]", value):
+        if type(i) is not int or i < 0 or (below is not None and i >= below):
+            raise ValueError(f"no token id: {i!r:.100}")
+    return cast("list[int]", value)
+
+
+def _with_counts(pieces: list[Piece], new: Increment) -> list[Piece]:
+    """Pieces of an increment, the last one with its finish reason and its counts."""
+    if not pieces and new.finish_reason:
+        pieces = [Piece((), "")]
+    if pieces:
+        pieces[-1] = pieces[-1]._replace(
+            finish_reason=new.finish_reason,
+            prompt_tokens=new.prompt_tokens,
+            cached_tokens=new.cached_tokens,
+        )
+    return pieces
+
+
+class RemoteReader:
+    """Cuts increments into pieces by the text that they hold.
 
     Args:
         tags: Ids of the tag tokens, if the model has them.
@@ -109,40 +159,29 @@ class PieceReader:
     async def read(self, new: Increment) -> list[Piece]:
         """The pieces of an increment; the last one carries the finish reason and the counts."""
         if new.matched is not None and new.matched not in self._stop_ids:
-            new = new._replace(text=await self._without_end(new))
-        cut = await self._cut(new)
+            [end] = await self._detokenize([[new.matched]])
+            new = new._replace(text=new.text.removesuffix(end))
+        runs = await self._cut(new)
         self._ids += new.ids
         self._sent += len(new.text)
-        if not cut and new.finish_reason:
-            cut = [((), "")]
-        pieces = [Piece(ids, text) for ids, text in cut]
-        if pieces:
-            pieces[-1] = pieces[-1]._replace(
-                finish_reason=new.finish_reason,
-                prompt_tokens=new.prompt_tokens,
-                cached_tokens=new.cached_tokens,
-            )
-        return pieces
+        return _with_counts([Piece(ids, text) for ids, text in runs if ids or text], new)
 
-    async def _without_end(self, new: Increment) -> str:
-        [end] = await self._detokenize([[cast("int", new.matched)]])
-        return new.text.removesuffix(end)
-
-    async def _cut(self, new: Increment) -> list[tuple[tuple[int, ...], str]]:
+    async def _cut(self, new: Increment) -> list[Run]:
         """Runs of ids with their texts, each tag id a run of its own."""
         tags = [(at, self._written[i]) for at, i in enumerate(new.ids) if i in self._written]
         if not tags:
-            return [(new.ids, new.text)] if new.ids or new.text else []
+            return [(new.ids, new.text)]
         starts = self._in_text(new, tags)
         if starts is None:
             starts = await self._by_detokenizing(new, tags)
-        runs: list[tuple[tuple[int, ...], str]] = []
+        if starts is None:  # the server's text is not that of its ids, so the ids decide
+            return await self._by_ids(new, tags)
+        runs: list[Run] = []
         ids_at = text_at = 0
         for (at, tag), start in zip(tags, starts, strict=True):
             runs += [(new.ids[ids_at:at], new.text[text_at:start]), ((new.ids[at],), tag)]
             ids_at, text_at = at + 1, start + len(tag)
-        runs.append((new.ids[ids_at:], new.text[text_at:]))
-        return [run for run in runs if run[0] or run[1]]
+        return [*runs, (new.ids[ids_at:], new.text[text_at:])]
 
     def _in_text(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[int] | None:
         """Where the tags begin in the text, if the text alone tells."""
@@ -152,15 +191,58 @@ class PieceReader:
         found = list(_TAGS.finditer(new.text))
         return [m.start() for m in found] if [m[0] for m in found] == [tag for _, tag in tags] else None
 
-    async def _by_detokenizing(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[int]:
+    async def _by_detokenizing(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[int] | None:
         """The same where the model also spelled a tag, or its text is not complete yet."""
         before = await self._detokenize([[*self._ids, *new.ids[:at]] for at, _ in tags])
         for shift in (0, 1, -1):  # a tokenizer may drop the space at the very beginning
             starts = [len(text) + shift - self._sent for text in before]
-            if all(
-                new.text.startswith(tag, max(start, 0)) for start, (_, tag) in zip(starts, tags, strict=True)
-            ):
+            places = zip(starts, tags, strict=True)
+            if all(new.text.startswith(tag, max(start, 0)) for start, (_, tag) in places):
                 return starts
-        raise BackendProtocolError(
-            f"cannot tell which text belongs to the tags in ids {list(new.ids)[:50]}, text {new.text!r:.300}"
-        )
+        return None
+
+    async def _by_ids(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[Run]:
+        edges = [0, *(edge for at, _ in tags for edge in (at, at + 1)), len(new.ids)]
+        runs = [new.ids[start:end] for start, end in pairwise(edges)]
+        texts = await self._detokenize([list(run) for run in runs])
+        return list(zip(runs, texts, strict=True))
+
+
+class LocalReader:
+    """Cuts increments into pieces by the model's own tokenizer; what text they hold is not looked at.
+
+    Args:
+        detokenizer: Gives the text of ids as they come.
+        tags: Ids of the tag tokens, if the model has them.
+        stop_ids: Ids the request asked to stop at; another id that ends it is end-of-text.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, tags: TagIds | None, stop_ids: Sequence[int]) -> None:
+        self._detokenizer = detokenizer
+        self._tags = tags
+        self._stop_ids = frozenset(stop_ids)
+
+    async def read(self, new: Increment) -> list[Piece]:
+        """The pieces of an increment; the last one carries the finish reason and the counts."""
+        pieces = list(self._pieces(new))
+        if new.finish_reason and (rest := self._detokenizer.flush()):
+            pieces.append(Piece((), rest))
+        return _with_counts(pieces, new)
+
+    def _pieces(self, new: Increment) -> Iterator[Piece]:
+        ids: list[int] = []
+        text = ""
+        ended = new.matched is not None and new.matched not in self._stop_ids
+        plain = len(new.ids) - 1 if ended else len(new.ids)
+        for at, i in enumerate(new.ids):
+            if self._tags is not None and i in self._tags:
+                text += self._detokenizer.flush()
+                if ids or text:
+                    yield Piece(tuple(ids), text)
+                yield Piece((i,), self._tags.written(i))
+                ids, text = [], ""
+            else:
+                ids.append(i)
+                text += self._detokenizer.add(i) if at < plain else ""
+        if ids:
+            yield Piece(tuple(ids), text)

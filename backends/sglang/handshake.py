@@ -2,29 +2,40 @@
 
 SGLang tells neither the size of its vocabulary nor its end-of-text ids. Both are learned by asking: a logit
 bias on an id beyond the vocabulary is refused with its size, and a biased end-of-text id ends a request.
+
+A router (`sglang-router` 0.3.2, sgl-model-gateway) passes `/generate` and the OpenAI endpoints on to one of
+its workers, and closes that request when its own connection is closed. It has no `/tokenize` of SGLang's
+form, no `/abort_request` and no `/server_info`: for these its workers are asked, at the addresses it tells.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import httpx
-
+from pasta_async.backends.sglang.tokenizers import LocalTokenizer, RemoteTokenizer
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
     BackendStatusError,
+    InvalidRequestError,
     UnsupportedModelError,
 )
+from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
-    from pasta_async.backends.sglang.encoding import Tokenizer
+    from pathlib import Path
+
+    from pasta_async.backends.sglang.tokenizers import Tokenizer
     from pasta_async.backends.sglang.transport import Server
 
-__all__ = ["MINIMUM_VERSION", "ServerFacts", "end_ids", "server_facts", "vocab_size"]
+__all__ = ["ROUTING_KEY", "Handshake", "engines", "shake_hands"]
+
+ROUTING_KEY = "X-SMG-Routing-Key"
+"""The header by which a router with `--policy manual` keeps requests together; others ignore it."""
 
 MINIMUM_VERSION = "0.5.23"
 """The oldest SGLang this was tested with. Some older ones decode on when their client has gone."""
@@ -40,51 +51,95 @@ _KNOWN_ENDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What a server tells of itself."""
+class Handshake:
+    """What was learned of a server."""
 
-    version: str
-    name: str
-    context_length: int
+    info: ModelInfo
+    tokenizer: Tokenizer
     incremental: bool | None
     """Whether streams hold only what is new; None if it does not say."""
     dp_size: int
-    honours_seeds: bool
     has_tokenizer: bool
 
 
-async def server_facts(server: Server) -> ServerFacts:
-    """Ask the server what it is.
+async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: int | None) -> Handshake:
+    """Ask the server what it is, and what it serves.
+
+    Args:
+        server: An SGLang server, or a router's worker.
+        folder: The model's tokenizer here, if the server is not to be asked.
+        vocab_size: Where the server does not tell.
 
     Raises:
         BackendConnectError: Nothing listens, or it is no SGLang server, or too old a one.
-        UnsupportedModelError: The model does not generate text.
+        UnsupportedModelError: The model does not generate text, or there is no tokenizer.
     """
-    info = await _about(server)
-    version = info.get("version")
-    if not isinstance(version, str):
-        raise _not_sglang(server, "its /server_info names no version")
-    if _parts(version) < _parts(MINIMUM_VERSION):
-        raise _final(
-            BackendConnectError(
-                f"{server.url} runs SGLang {version}; pasta_async needs {MINIMUM_VERSION} or newer "
-                "(pip install -U sglang)"
-            )
-        )
+    about = await _about(server)
+    _check_version(server, about.get("version"))
     model = await server.get("/model_info")
     if not model.get("is_generation", True):
         raise UnsupportedModelError(
             f"{server.url} serves {model.get('model_path')!r}, which does not generate text"
         )
-    return ServerFacts(
-        version=version,
+    has_tokenizer = not about.get("skip_tokenizer_init")
+    if not has_tokenizer and folder is None:
+        raise UnsupportedModelError(
+            f"{server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
+            "nor read an answer. Start it without, or pass tokenizer= with the model's folder."
+        )
+    context_length = await _context_length(server, about)
+    size = vocab_size or await _vocab_size(server)
+    tokenizer, ends = await _tokenizer(server, context_length, folder)
+    info = ModelInfo(
         name=str(model.get("served_model_name") or model.get("model_path") or "unknown"),
-        context_length=await _context_length(server, info),
-        incremental=_flag(info.get("incremental_streaming_output")),
-        dp_size=_positive(info.get("dp_size"), 1),
-        honours_seeds=bool(info.get("enable_deterministic_inference")),
-        has_tokenizer=not info.get("skip_tokenizer_init"),
+        context_length=context_length,
+        vocab_size=size,
+        end_ids=ends,
+        tags=tokenizer.tags,
+        honours_seeds=bool(about.get("enable_deterministic_inference")),
     )
+    return Handshake(
+        info,
+        tokenizer,
+        incremental=_flag(about.get("incremental_streaming_output")),
+        dp_size=_positive(about.get("dp_size"), 1),
+        has_tokenizer=has_tokenizer,
+    )
+
+
+async def _tokenizer(
+    server: Server, context_length: int, folder: str | Path | None
+) -> tuple[Tokenizer, tuple[int, ...]]:
+    """Where text is encoded, and the end-of-text ids."""
+    if folder is None:
+        remote = RemoteTokenizer(server, context_length)
+        await remote.learn()
+        return remote, await _end_ids(server, remote)
+    from pasta_async.backends.tokenization import TextCodec
+
+    codec = await asyncio.to_thread(TextCodec.from_folder, folder)
+    return LocalTokenizer(codec, context_length), tuple(sorted(codec.end_ids))
+
+
+async def engines(server: Server) -> list[Server]:
+    """The healthy workers of a router; the server itself, if it is no router.
+
+    Raises:
+        BackendConnectError: Nothing listens there, or the router has no healthy worker.
+    """
+    try:
+        listed = (await server.get("/workers")).get("workers")
+    except (BackendStatusError, BackendProtocolError):
+        return [server]  # if something else is wrong with it, whoever asks next will say so
+    if not isinstance(listed, list):
+        return [server]
+    try:
+        workers = [server.at(worker["url"]) for worker in cast("list[Any]", listed) if worker["is_healthy"]]
+    except (InvalidRequestError, KeyError, TypeError) as error:
+        raise BackendProtocolError(f"{server.url}/workers answered {listed!r:.200}") from error
+    if not workers:
+        raise BackendConnectError(f"the router at {server.url} has no healthy worker")
+    return workers
 
 
 async def _about(server: Server) -> dict[str, Any]:
@@ -94,13 +149,23 @@ async def _about(server: Server) -> dict[str, Any]:
         if error.status not in (404, 405):
             raise
     except BackendProtocolError as error:
-        if isinstance(error.__cause__, httpx.RequestError):
-            raise
         raise _not_sglang(server, str(error)) from error
     try:  # what older servers had; they are refused for their version
         return await server.get("/get_server_info")
     except (BackendStatusError, BackendProtocolError) as error:
         raise _not_sglang(server, "it has no /server_info") from error
+
+
+def _check_version(server: Server, version: Any) -> None:
+    if not isinstance(version, str):
+        raise _not_sglang(server, "its /server_info names no version")
+    if _parts(version) < _parts(MINIMUM_VERSION):
+        raise _final(
+            BackendConnectError(
+                f"{server.url} runs SGLang {version}; pasta_async needs {MINIMUM_VERSION} or newer "
+                "(pip install -U sglang)"
+            )
+        )
 
 
 def _not_sglang(server: Server, why: str) -> BackendConnectError:
@@ -127,21 +192,20 @@ def _positive(value: Any, default: int) -> int:
 
 
 async def _context_length(server: Server, info: dict[str, Any]) -> int:
-    models = (await server.get("/v1/models")).get("data")
-    first = cast("list[dict[str, Any]]", models)[0] if isinstance(models, list) and models else {}
-    length = _positive(first.get("max_model_len"), 0) or _positive(info.get("context_length"), 0)
+    models: Any = (await server.get("/v1/models")).get("data")
+    try:
+        told = models[0]["max_model_len"]
+    except (IndexError, KeyError, TypeError):
+        told = None
+    length = _positive(told, 0) or _positive(info.get("context_length"), 0)
     if not length:
         raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
     # The longest prompt it takes is a little shorter, or much so where memory is scarce.
     return min(length, _positive(info.get("max_req_input_len"), length))
 
 
-async def vocab_size(server: Server) -> int:
-    """Ids that the server's model knows.
-
-    Raises:
-        BackendProtocolError: The server does not tell.
-    """
+async def _vocab_size(server: Server) -> int:
+    """Ids that the server's model knows."""
     params = {"max_new_tokens": 1, "logit_bias": {str(_FAR_ID): 0.0}}
     try:
         await server.post("/generate", {"input_ids": [0], "sampling_params": params})
@@ -155,7 +219,7 @@ async def vocab_size(server: Server) -> int:
     )
 
 
-async def end_ids(server: Server, tokenizer: Tokenizer) -> tuple[int, ...]:
+async def _end_ids(server: Server, tokenizer: RemoteTokenizer) -> tuple[int, ...]:
     """End-of-text ids: of the special tokens that may be, those that end a request."""
     candidates = await _end_candidates(tokenizer)
     if not candidates:
@@ -168,27 +232,24 @@ async def end_ids(server: Server, tokenizer: Tokenizer) -> tuple[int, ...]:
             "sampling_params": [{**greedy, "logit_bias": {str(i): 1000.0}} for i in candidates],
         },
     )
-    return tuple(i for i, answer in zip(candidates, _answers(answers), strict=True) if _ended_by(answer) == i)
+    if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(candidates):
+        raise BackendProtocolError(f"/generate answered a batch with {answers!r:.200}")
+    ended = [_ended_by(answer) for answer in cast("list[Any]", answers)]
+    return tuple(i for i, by in zip(candidates, ended, strict=True) if by == i)
 
 
-async def _end_candidates(tokenizer: Tokenizer) -> list[int]:
+async def _end_candidates(tokenizer: RemoteTokenizer) -> list[int]:
     """Special tokens that are usual ends, or stand in the chat template."""
     found = {one[0] for one in await tokenizer.tokenize(_KNOWN_ENDS) if len(one) == 1}
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
-    with suppress(BackendStatusError):  # no chat template, or one that refuses this
-        found.update(await tokenizer.tokenize_chat(chat, {}))
+    with suppress(BackendStatusError):  # a chat template that refuses this
+        found.update(await tokenizer.tokenize_chat(chat, {}) or ())
     ids = [[i] for i in sorted(found)]
-    bare = await tokenizer.detokenize(ids, skip_special=True)
+    bare = await tokenizer.detokenize_all(ids, skip_special=True)
     return [one[0] for one, text in zip(ids, bare, strict=True) if not text]
 
 
-def _answers(value: Any) -> list[dict[str, Any]]:
-    if isinstance(value, list):
-        return cast("list[dict[str, Any]]", value)
-    raise BackendProtocolError(f"/generate answered a batch with {value!r:.200}")
-
-
-def _ended_by(answer: dict[str, Any]) -> int | None:
+def _ended_by(answer: Any) -> int | None:
     try:
         reason = answer["meta_info"]["finish_reason"]
         return reason["matched"] if reason["type"] == "stop" else None

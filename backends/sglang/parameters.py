@@ -1,4 +1,4 @@
-"""What a request becomes in SGLang's words, over HTTP and in-process alike."""
+"""A request in SGLang's form, over HTTP and in-process alike."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
     """The ids, if the server can take them: one outside the vocabulary kills it.
 
     Raises:
-        InvalidRequestError: An id outside the vocabulary, or no ids.
+        InvalidRequestError: Something that is no integer, or outside the vocabulary.
     """
-    bad = next((i for i in ids if not 0 <= i < info.vocab_size), None)
-    if bad is not None:
-        raise InvalidRequestError(
-            f"token id {bad} is outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
-        )
+    numbers = set(map(type, ids)) <= {int}
+    if not numbers or (ids and not 0 <= min(ids) <= max(ids) < info.vocab_size):
+        bad = next(i for i in ids if type(i) is not int or not 0 <= i < info.vocab_size)
+        raise InvalidRequestError(f"{bad!r} is no token id of {info.name} (0 to {info.vocab_size - 1})")
     return list(ids)
 
 

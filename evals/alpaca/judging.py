@@ -17,8 +17,8 @@ from pasta_async.jobs import progress
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.prompts import Prompt
-    from pasta_async.evals.timing import Form
+    from pasta_async.evals.documents import Prompt
+    from pasta_async.evals.speed import Form
 
 __all__ = ["BOOTSTRAP_SEED", "JudgeFailed", "JudgeServer", "Options", "judge", "package_version"]
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED
 from pasta_async.evals.answers import FORMS, of_form, theoretical
-from pasta_async.evals.statistics import estimate, quantile, told
+from pasta_async.evals.statistics import estimate, format_estimate, quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.evals.answers import Answer
-    from pasta_async.evals.prompts import Prompt
+    from pasta_async.evals.documents import Prompt
     from pasta_async.evals.statistics import Estimate
 
 __all__ = ["outcome", "tables"]
@@ -50,16 +50,16 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
     controlled = result["length_controlled_win_rate"]
     whole = {
         "prompts": result["prompts"]["count"],
-        "win rate %": told(result["win_rate"]),
-        "length-controlled %": controlled.get("reason") or told(controlled),
+        "win rate %": format_estimate(result["win_rate"]),
+        "length-controlled %": controlled.get("reason") or format_estimate(controlled),
         "characters, parallel": result["mean_length"]["parallel"],
         "characters, baseline": result["mean_length"]["baseline"],
-        "theoretical speed-up": told(result["theoretical_speedup"], ".2f"),
+        "theoretical speed-up": format_estimate(result["theoretical_speedup"], ".2f"),
         "malformed": f"{result['malformed']:.1%}",
         "judge": result["judge"]["model"],
     }
     sources = [
-        {"source": row["dataset"], "prompts": row["prompts"], "win rate %": told(row["win_rate"])}
+        {"source": row["dataset"], "prompts": row["prompts"], "win rate %": format_estimate(row["win_rate"])}
         for row in result["by_dataset"]
     ]
     return [[whole], sources]

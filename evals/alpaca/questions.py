@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.prompts import read_prompts
+from pasta_async.evals.documents import read_prompts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.evals.prompts import Prompt
+    from pasta_async.evals.documents import Prompt
 
 __all__ = ["OFFICIAL", "fingerprint", "read_difficulty", "read_questions"]
 

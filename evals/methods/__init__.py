@@ -7,7 +7,19 @@ SGLang's own frontend, in `frontend`.
 from __future__ import annotations
 
 from pasta_async.evals.methods.parts import Part, rounds
-from pasta_async.evals.methods.strategies import METHODS, Method
-from pasta_async.evals.methods.track import Case, Engine, Played, Track, open_engine, play
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import Case, Engine, Method, Played, Track, cases_of, open_engine, play
 
-__all__ = ["METHODS", "Case", "Engine", "Method", "Part", "Played", "Track", "open_engine", "play", "rounds"]
+__all__ = [
+    "METHODS",
+    "Case",
+    "Engine",
+    "Method",
+    "Part",
+    "Played",
+    "Track",
+    "cases_of",
+    "open_engine",
+    "play",
+    "rounds",
+]

@@ -3,7 +3,7 @@
     python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --first 20
     python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
 
-The answers are written under force (pasta_async.evals.forcing), so every method decodes the same text, and
+The answers are forced (pasta_async.evals.forcing), so every method decodes the same text, and
 whatever it needs besides: tags, an outline, its prompts. An SGLang server has to be started with
 --enable-custom-logit-processor and --enable-cache-report. The methods take turns at each answer, in an order
 that goes round, and a number before the question keeps an answer from finding another's KV. The first answer
@@ -13,21 +13,23 @@ model could follow, or how good its answers would be.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.command import ending
+from pydantic import Field
+
+from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.command import count
+from pasta_async.evals.commands import DocumentSettings
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import clock_of, cold_backend
-from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
-from pasta_async.evals.records import markdown_table, opened_journal
-from pasta_async.evals.statistics import bootstrap_interval, geometric_mean
+from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
+from pasta_async.evals.records import markdown_table, measurements, opened_journal
+from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
-__all__ = ["main", "measure", "summarise"]
+__all__ = ["MethodSettings", "main", "measure", "methods_for", "summarise"]
 
 
 async def measure(
@@ -66,8 +68,8 @@ async def measure(
 
     Cancelling it cancels the answer under way.
     """
-    cases = [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
-    rows = [Played(**row) for row in journal.rows if "environment" not in row] if journal else []
+    cases = cases_of(documents)
+    rows = [Played(**row) for row in measurements(journal)]
     known = {(row.prompt, row.method, row.number) for row in rows}
     with progress(passes * len(cases) * len(methods), "answers") as done:
         for number in range(passes):
@@ -97,14 +99,12 @@ def summarise(rows: Sequence[Played]) -> list[dict[str, Any]]:
         own = [row for row in rows if row.method == name]
         seconds = _seconds(own, name)
         ratios = [base[prompt] / seconds[prompt] for prompt in seconds]
-        low, high = bootstrap_interval(ratios)
-        context = sum(row.cached_tokens + row.prefilled_tokens for row in own)
+        cached = sum(row.cached_tokens for row in own)
         result.append(
             {
                 "method": name,
                 "answers": len(seconds),
-                "speed-up": geometric_mean(ratios),
-                "95%": f"{low:.2f}-{high:.2f}",
+                "speed-up": format_estimate(estimate(ratios), ".2f"),
                 "theoretical": geometric_mean([paths[row.prompt] / row.critical_path for row in own]),
                 "seconds": mean(row.seconds for row in own),
                 "first token ms": 1000 * mean(row.first_token for row in own),
@@ -112,7 +112,7 @@ def summarise(rows: Sequence[Played]) -> list[dict[str, Any]]:
                 "critical path": mean(row.critical_path for row in own),
                 "requests": mean(row.requests for row in own),
                 "prefilled": mean(row.prefilled_tokens for row in own),
-                "cached": f"{100 * sum(row.cached_tokens for row in own) / context:.0f}%",
+                "cached": format_share(cached, cached + sum(row.prefilled_tokens for row in own)),
             }
         )
     return result
@@ -127,68 +127,60 @@ def _seconds(rows: Sequence[Played], method: str) -> dict[int, float]:
     }
 
 
-@ending()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    options = _options(arguments)
-    documents = read_documents(options.documents, options.first)
-    methods = _methods(options.methods, options.backend)
-    measured = {
-        "benchmark": "methods",
-        "backend": options.backend,
-        "documents": documents_digest(documents),
-        "passes": options.passes,
-        "methods": [method.name for method in methods],
-    }
-    with ending(resumes=bool(options.out)), opened_journal(options.out, measured) as journal:
-        rows = asyncio.run(
-            measure(
-                partial(cold_backend, options.backend),
-                documents,
-                methods,
-                url=options.backend,
-                passes=options.passes,
-                journal=journal,
-            )
-        )
-    print(markdown_table(summarise(rows)))
-    print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
+def methods_for(names: Sequence[str], backend: str) -> list[Method]:
+    """The methods of these names, or all that can run on this backend, the sequential one first.
 
-
-def _methods(names: Sequence[str], backend: str) -> list[Method]:
-    """The methods of these names, or all that can run on this backend, the sequential one first."""
+    Raises:
+        InvalidRequestError: One of them is unknown, or cannot run there.
+    """
     possible = [name for name, method in METHODS.items() if method.talks_to in _reachable(backend)]
     if bad := [name for name in names if name not in possible]:
-        talks_to = METHODS[bad[0]].talks_to
-        raise InvalidRequestError(
-            f"{bad[0]!r} needs an SGLang server: name one with --backend http://..."
-            if talks_to == "sglang"
-            else f"{bad[0]!r} talks to an endpoint over a socket, which {backend} has not"
-        )
+        raise InvalidRequestError(f"{bad[0]!r} cannot run on {backend}; what can: {', '.join(possible)}")
     return [METHODS[name] for name in dict.fromkeys(["sequential", *(names or possible)])]
 
 
 def _reachable(backend: str) -> tuple[str, ...]:
-    """What there is to talk to."""
+    """What there is to talk to: a simulated engine has no socket."""
     if backend.startswith("http"):
         return "backend", "endpoint", "sglang"
     return ("backend",) if backend.startswith("simulated:") else ("backend", "endpoint")
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="methods", description=__doc__, formatter_class=form)
-    parser.add_argument(
-        "--backend", required=True, help="local:FOLDER, the URL of an SGLang server, or simulated:FILE"
+class MethodSettings(DocumentSettings):
+    """What is compared, and where."""
+
+    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
+    methods: tuple[str, ...] = Field(default=(), description="default: all that can run there")
+    passes: int = Field(default=1, ge=1, description="how often all of it is done")
+    out: Path | None = Field(
+        default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
-    parser.add_argument("--documents", required=True, help="records with prompts and written answers")
-    parser.add_argument("--first", type=count, help="take so many of them only")
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=[], help="default: all that can run")
-    parser.add_argument("--passes", type=count, default=1)
-    parser.add_argument(
-        "--out", help="file for the raw figures, as JSON lines; one that was broken off is gone on with"
+
+
+def _run(settings: MethodSettings) -> None:
+    documents = read_documents(settings.documents, settings.first)
+    methods = methods_for(settings.methods, settings.backend)
+    measured = {
+        "benchmark": "methods",
+        "backend": settings.backend,
+        "documents": documents_digest(documents),
+        "passes": settings.passes,
+        "methods": [method.name for method in methods],
+    }
+    opened = partial(cold_backend, settings.backend)
+    with opened_journal(settings.out, measured) as journal:
+        rows = asyncio.run(
+            measure(opened, documents, methods, url=settings.backend, passes=settings.passes, journal=journal)
+        )
+    print(markdown_table(summarise(rows)))
+    print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, keep the raw figures."""
+    run_command(
+        MethodSettings, _run, program="methods", description=__doc__, arguments=arguments, resumes=True
     )
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCE, FORCED_LIMITS, force
 
@@ -36,7 +36,7 @@ class Endpoint:
     """
 
     def __init__(self, backend: Backend, url: str) -> None:
-        self._dictated = _Dictated(backend)
+        self._forced = _ForcedReplies(backend)
         self._own = url.rstrip("/") if url.startswith("http") else None
         self._opening = asyncio.Lock()
         self._open = AsyncExitStack()
@@ -52,7 +52,7 @@ class Endpoint:
         """
         async with self._opening:
             if self._http is None:
-                url = self._own or await self._open.enter_async_context(_served(self._dictated))
+                url = self._own or await self._open.enter_async_context(_served(self._forced))
                 made = httpx.AsyncClient(
                     base_url=url, timeout=None, limits=httpx.Limits(max_connections=None)
                 )
@@ -75,7 +75,7 @@ class Endpoint:
         if self._own:
             forced = {"custom_logit_processor": FORCE, "custom_params": {"forced": [*target]}}
             return {**body, "chat_template_kwargs": plain, **forced}
-        self._dictated.targets[tuple(await self._dictated.encode_chat(messages, plain))] = target
+        self._forced.targets[tuple(await self._forced.encode_chat(messages, plain))] = target
         return {**body, "pasta": {"baseline": True}}
 
     async def aclose(self) -> None:
@@ -83,8 +83,8 @@ class Endpoint:
         await self._open.aclose()
 
 
-class _Dictated(WrappingBackend):
-    """Another backend that answers known prompts as it is told to."""
+class _ForcedReplies(WrappingBackend):
+    """Another backend, whose answers to known prompts are given."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)

@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_SAMPLING
-from pasta_async.evals.methods.by_hand import prepare_by_hand
 from pasta_async.evals.methods.frontend import prepare_frontend
 from pasta_async.evals.methods.parts import outline, rounds
-from pasta_async.evals.methods.track import at_once
+from pasta_async.evals.methods.track import Method, at_once
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import httpx
 
-    from pasta_async.evals.methods.track import Case, Engine, Ids, Track
+    from pasta_async.evals.methods.parts import Part
+    from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
     from pasta_async.lang import Node
 
-    Work = Callable[[Track], Awaitable[int]]
-    """Decodes the answer; returns its critical path in tokens."""
 
-__all__ = ["METHODS", "Method"]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A way to decode an answer."""
-
-    name: str
-    source: str
-    """The paper or program that it follows."""
-    prepare: Callable[[Engine, Case], Awaitable[Work]]
-    """Encodes what it needs, then gives what is timed."""
-    talks_to: Literal["backend", "endpoint", "sglang"] = "backend"
-    """What it needs: a backend, an OpenAI endpoint over a socket, an SGLang server."""
+__all__ = ["METHODS"]
 
 
 async def _sequential(engine: Engine, case: Case) -> Work:
@@ -203,6 +189,59 @@ async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
     return (engine.tags.open_async, *named), (*body, engine.tags.close_async)
 
 
+async def _by_hand(engine: Engine, case: Case) -> Work:
+    """What one writes without a library: a list of parts, then `asyncio.gather` over chat completions.
+
+    The instruction comes first in each prompt, as it mostly does, so that the prompts share no prefix to
+    speak of. A later round sees the text so far. Replies come whole.
+    """
+    asked = [
+        [(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
+        for one in _questions(case.prompt, rounds(case.document))
+    ]
+    bodies = [[await engine.endpoint.body(prompt, target) for prompt, target in one] for one in asked]
+    http = await engine.endpoint.http()
+
+    async def work(track: Track) -> int:
+        for one in bodies:
+            replies = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in one))
+            track.token_came()
+            for reply in replies:
+                _count(track, reply)
+        return sum(max(len(target) for _, target in one) for one in asked)
+
+    return work
+
+
+def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, str]]]:
+    """Prompts and what is to be answered, in rounds."""
+    parts = [part for one in found for part in one]
+    if len(parts) == 1:
+        return [[(question, parts[0].text)]]
+    asked = [[(f"List the parts that an answer to this should have.\n\n{question}", outline(parts))]]
+    text = ""
+    for one in found:
+        asked.append([(_part_of(question, part.topic, text), part.text) for part in one])
+        text += "".join(part.text for part in one)
+    return asked
+
+
+def _part_of(question: str, topic: str, text: str) -> str:
+    wanted = f"Write only the part about {topic} of an answer to this." if topic else "Finish this answer."
+    return f"{wanted}\n\n{question}" + (f"\n\nThe answer so far:\n{text}" if text else "")
+
+
+def _count(track: Track, reply: httpx.Response) -> None:
+    if reply.is_error:
+        raise BackendError(f"{reply.url} answered {reply.status_code}: {reply.text[:300]}")
+    usage = reply.json()["usage"]
+    if (details := usage.get("prompt_tokens_details")) is None:
+        raise BackendError(f"{reply.url} does not tell what was cached: start it with --enable-cache-report")
+    cached: int = details["cached_tokens"]
+    track.requests += 1
+    track.count(tokens=usage["completion_tokens"], cached=cached, prefilled=usage["prompt_tokens"] - cached)
+
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -218,7 +257,7 @@ METHODS: dict[str, Method] = {
         Method(
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
-            prepare_by_hand,
+            _by_hand,
             talks_to="endpoint",
         ),
         Method(

@@ -7,7 +7,7 @@ import itertools
 import random
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 from pasta_async import Client, Sampling
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
     from pasta_async import Backend, Generation
     from pasta_async.clock import Clock
-    from pasta_async.evals.methods.strategies import Method
     from pasta_async.lang import Document, Segment
     from pasta_async.protocol import TagIds
 
     Ids = tuple[int, ...]
+    Work = Callable[["Track"], Awaitable[int]]
+    """Decodes the answer; returns its critical path in tokens."""
 
-__all__ = ["Case", "Engine", "Played", "Track", "open_engine", "play"]
+__all__ = ["Case", "Engine", "Method", "Played", "Track", "at_once", "cases_of", "open_engine", "play"]
 
 
 _NUMBERS = itertools.count(random.randrange(900**2))
@@ -47,6 +48,11 @@ class Case:
         """The same to be asked as if for the first time."""
         number = next(_NUMBERS)
         return replace(self, prompt=f"[{number % 900 + 100} {number // 900 % 900 + 100}] {self.question}")
+
+
+def cases_of(documents: Mapping[str, Document]) -> list[Case]:
+    """A case for each document."""
+    return [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +206,25 @@ class Track:
         return generation.critical_path
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to decode an answer."""
+
+    name: str
+    source: str
+    """The paper or program that it follows."""
+    prepare: Callable[[Engine, Case], Awaitable[Work]]
+    """Encodes what it needs, then gives what is timed."""
+    talks_to: Literal["backend", "endpoint", "sglang"] = "backend"
+    """What it needs: a backend, an OpenAI endpoint over a socket, an SGLang server."""
+
+
 async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Played:
     """Write a case's answer by a method, timed; what it encodes beforehand is not.
 
     Cancelling it aborts what is under way.
     """
-    work: Callable[[Track], Awaitable[int]] = await method.prepare(engine, case.fresh())
+    work = await method.prepare(engine, case.fresh())
     track = Track(engine)
     path = await work(track)
     seconds = engine.clock.time() - track.began

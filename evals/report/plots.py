@@ -1,100 +1,170 @@
-"""The plots. Each is drawn once for each theme."""
+"""All plots of the reports. Each is drawn once for each theme; the style files have the colours."""
 
 # matplotlib leaves many of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
+from matplotlib import style
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from pasta_async.evals.report.points import frontier, sequential
-from pasta_async.evals.statistics import geometric_mean
+from pasta_async.evals.statistics import estimate, geometric_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from matplotlib.axes import Axes
 
     from pasta_async.evals.load import Figures
-    from pasta_async.evals.report.points import Point, Published, Spread
-    from pasta_async.evals.report.style import Theme
     from pasta_async.evals.statistics import Estimate
 
-    Drawing = Callable[[Theme], Figure]
-    """Draws a plot in the colours of a theme."""
-
 __all__ = [
-    "TIMES",
-    "draw_interval",
-    "draw_name",
-    "latencies",
-    "new_axes",
+    "PUBLISHED",
+    "Drawing",
+    "Point",
+    "Spread",
+    "Theme",
+    "bars_of_length",
+    "best_points",
+    "exactly",
+    "load_curves",
     "quality_by_speed",
     "realised",
     "render",
+    "rounds",
     "speedups",
-    "throughputs",
 ]
+
+Theme = Literal["light", "dark"]
+Drawing = Callable[[], Figure]
+"""Draws a plot in the style that is set."""
+
+_FOLDER = Path(__file__).parent
 
 
 def _times(value: float, _: int) -> str:
     return f"{value:g}\N{MULTIPLICATION SIGN}"
 
 
-TIMES = FuncFormatter(_times)
-"""Marks of an axis of ratios."""
+_TIMES = FuncFormatter(_times)
+_DASHED = (0, (2, 3))
 
 
-def render(drawing: Drawing, theme: Theme, kind: str) -> bytes:
-    """A drawing as ``svg`` or ``png``; the same drawing gives the same bytes."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A model or method by its speed-up and its quality in percent."""
+
+    label: str
+    speedup: Estimate
+    quality: Estimate
+    measured: bool = True
+    """Whether the speed-up is wall clock; else it is theoretical, and drawn hollow."""
+    group: str = ""
+    """Points of a group have one colour and stand together in the legend; "": a group of its own."""
+    joined: bool = False
+    """Whether a line joins the points of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Theoretical and realised speed-ups of the same answers."""
+
+    label: str
+    theoretical: tuple[float, ...]
+    realised: tuple[float, ...]
+
+    @property
+    def speedup(self) -> Estimate:
+        """Realised: geometric mean over the prompts."""
+        return estimate(self.realised)
+
+
+def exactly(value: float) -> Estimate:
+    """A value that is known."""
+    return {"value": value, "low": value, "high": value}
+
+
+PUBLISHED = (
+    Point("paper: quality end (λ = ∞)", exactly(1.21), exactly(52.3)),
+    Point("paper: speed end", exactly(1.93), exactly(42.9)),
+)
+"""The end points of arXiv 2502.11517 (abstract, section 4): another model, judge and machine. Wall clock, and
+length-controlled win rate in percent. What lies between them is not at hand."""
+
+
+def render(drawing: Drawing, theme: Theme, kind: Literal["svg", "png"]) -> bytes:
+    """A drawing as an image; the same drawing gives the same bytes."""
     file = io.BytesIO()
-    settings: dict[Any, Any] = theme.settings
-    with mpl.rc_context(settings):
-        metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        drawing(theme).savefig(file, format=kind, dpi=160, metadata=metadata)
+    metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    with style.context([_FOLDER / "report.mplstyle", _FOLDER / f"{theme}.mplstyle"], after_reset=True):
+        drawing().savefig(file, format=kind, dpi=160, metadata=metadata)
     return file.getvalue()
 
 
+def best_points(found: Sequence[Point]) -> list[Point]:
+    """Those that no other one beats in both, from the slowest to the fastest."""
+    kept: list[Point] = []
+    for point in sorted(found, key=lambda p: (-p.speedup["value"], -p.quality["value"])):
+        if not kept or point.quality["value"] > kept[-1].quality["value"]:
+            kept.append(point)
+    return kept[::-1]
+
+
 def quality_by_speed(
-    found: Sequence[Point], *, axis: str, even: float | None = None, published: Sequence[Published] = ()
+    found: Sequence[Point],
+    *,
+    speed: str = "speed-up over the sequential baseline",
+    quality: str,
+    baseline: Estimate | None = None,
+    frontier: bool = False,
+    published: Sequence[Point] = (),
 ) -> Drawing:
-    """Points of speed-up and quality with their intervals, and the frontier through the best of them.
+    """Points of speed-up and quality with their intervals.
 
     Args:
         found: The points.
-        axis: What quality is.
-        even: The sequential baseline's quality.
+        speed: What the speed-up is.
+        quality: What quality is.
+        baseline: The sequential baseline's quality.
+        frontier: Whether a line goes through the points that no other one beats.
         published: The paper's points, drawn as such.
     """
 
-    def draw(theme: Theme) -> Figure:
-        figure, axes = new_axes(theme, (7.4, 4.6))
-        axes.set(xlabel="speed-up over the sequential baseline", ylabel=axis)
-        axes.xaxis.set_major_formatter(TIMES)
-        best = frontier([*found, *([] if even is None else [sequential(even)])])
-        if len(best) > 1:
-            path = [(p.speedup["value"], p.quality["value"]) for p in best]
-            axes.plot(
-                *zip(*path, strict=True), color=theme.soft, lw=1.6, alpha=0.7, zorder=1, label="frontier"
-            )
-        for number, point in enumerate(found):
-            _point(axes, point, theme.colour(number), theme)
-        if even is not None:
-            axes.axhline(even, color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
-            axes.plot(1, even, "s", ms=8, color=theme.ink, zorder=3)
-            draw_name(axes, "sequential", (1, even), theme.ink)
-        for one in published:
-            axes.plot(one.speedup, one.quality, "D", ms=8, mfc="none", mec=theme.soft, mew=1.6, zorder=2)
-            draw_name(axes, one.label, (one.speedup, one.quality), theme.soft)
+    def draw() -> Figure:
+        figure = Figure(figsize=(8.0, 4.9))
+        axes = figure.subplots()
+        axes.set(xlabel=speed, ylabel=quality)
+        axes.xaxis.set_major_formatter(_TIMES)
+        plain = [] if baseline is None else [Point("sequential", exactly(1), baseline)]
+        best = best_points([*found, *plain])
+        if frontier and len(best) > 1:
+            _line(axes, best, "-", color=_soft(), lw=1.6, alpha=0.7, zorder=1, label="frontier")
+        groups = list(dict.fromkeys(point.group or point.label for point in found))
+        for point in found:
+            _draw_point(axes, point, f"C{groups.index(point.group or point.label) % 8}")
+        for number, group in enumerate(groups):
+            own = [point for point in found if point.group == group]
+            if own:
+                form = "o-" if own[0].joined else "o"
+                _line(axes, own, form, color=f"C{number % 8}", lw=1.4, label=group, zorder=1)
+        for point in plain:
+            axes.axhspan(point.quality["low"], point.quality["high"], color=_soft(), alpha=0.12, lw=0)
+            axes.axhline(point.quality["value"], color=_soft(), lw=1, ls=_DASHED, zorder=0)
+            axes.plot(1, point.quality["value"], "s", ms=8, color=_ink(), zorder=3)
+            _name(axes, point)
+        for point in published:
+            _line(axes, [point], "D", ms=8, mfc="none", mec=_soft(), mew=1.6)
+            _name(axes, point)
         if published:
-            ends = [(one.speedup, one.quality) for one in published]
-            axes.plot(*zip(*ends, strict=True), color=theme.soft, lw=1, ls=(0, (1, 3)), zorder=0)
+            words = "published: other model, judge, machine"
+            _line(axes, published, ":", color=_soft(), lw=1, label=words)
         axes.margins(x=0.16, y=0.16)
-        _legend(axes, theme, found, published)
+        _legend(axes, found)
         return figure
 
     return draw
@@ -103,19 +173,25 @@ def quality_by_speed(
 def realised(found: Sequence[Spread]) -> Drawing:
     """Realised against theoretical speed-up: a dot for each prompt, a ring for each geometric mean."""
 
-    def draw(theme: Theme) -> Figure:
-        figure, axes = new_axes(theme, (6.2, 5.2))
+    def draw() -> Figure:
+        figure = Figure(figsize=(6.2, 5.2))
+        axes = figure.subplots()
         values = [value for one in found for value in (*one.theoretical, *one.realised)]
         low, high = min([*values, 1.0]) / 1.06, max([*values, 1.0]) * 1.06
         axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
         axes.set(xlabel="theoretical speed-up", ylabel="realised speed-up (wall clock)")
-        axes.plot([low, high], [low, high], color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
-        _log_ticks(axes, low, high)
+        axes.plot([low, high], [low, high], color=_soft(), lw=1, ls=_DASHED, zorder=0)
+        ticks = [2.0**k * half for k in range(-9, 10) for half in ((1, 1.5) if high / low < 16 else (1,))]
+        for side in (axes.xaxis, axes.yaxis):
+            side.set_ticks([tick for tick in ticks if low <= tick <= high])
+            side.set_major_formatter(_TIMES)
+            side.set_minor_formatter(NullFormatter())
+            side.set_minor_locator(NullLocator())
         for number, one in enumerate(found):
-            colour = theme.colour(number)
+            colour = f"C{number % 8}"
             axes.scatter(one.theoretical, one.realised, s=16, color=colour, alpha=0.35, lw=0, zorder=1)
             middle = geometric_mean(one.theoretical), geometric_mean(one.realised)
-            axes.plot(*middle, "o", ms=11, color=colour, mec=theme.card, mew=2, zorder=3, label=one.label)
+            axes.plot(*middle, "o", ms=11, color=colour, mec=_card(), mew=2, zorder=3, label=one.label)
         axes.legend(loc="upper left", handletextpad=0.3)
         return figure
 
@@ -125,120 +201,145 @@ def realised(found: Sequence[Spread]) -> Drawing:
 def speedups(found: Sequence[Spread]) -> Drawing:
     """A line for each method: realised with its interval, and theoretical as a hollow mark."""
 
-    def draw(theme: Theme) -> Figure:
-        figure, axes = new_axes(theme, (7.4, 1.3 + 0.42 * len(found)))
-        for row, one in enumerate(found):
-            colour = theme.colour(row)
-            draw_interval(axes, one.speedup, row, colour)
-            axes.plot(one.speedup["value"], row, "o", ms=9, color=colour, zorder=3)
-            axes.plot(geometric_mean(one.theoretical), row, "o", ms=9, mfc=theme.card, mec=colour, mew=1.8)
-        axes.axvline(1, color=theme.soft, lw=1, ls=(0, (2, 3)), zorder=0)
-        axes.set_yticks(range(len(found)), [one.label for one in found], color=theme.ink)
+    def draw() -> Figure:
+        figure = Figure(figsize=(7.4, 1.3 + 0.42 * len(found)))
+        axes = figure.subplots()
+        _speed_rows(
+            axes, [(one.speedup, geometric_mean(one.theoretical), f"C{k % 8}") for k, one in enumerate(found)]
+        )
+        axes.set_yticks(range(len(found)), [one.label for one in found], color=_ink())
         axes.set(ylim=(len(found) - 0.4, -0.6), xlabel="speed-up")
         axes.set_title("Filled: realised, with its 95% interval; hollow: theoretical")
-        axes.xaxis.set_major_formatter(TIMES)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         return figure
 
     return draw
 
 
-def latencies(found: Sequence[Figures], mode: str) -> Drawing:
-    """Median latency by load, and up to its 90th percentile as a band, for each method."""
-
-    def draw(theme: Theme) -> Figure:
-        figure, axes = new_axes(theme, (7.4, 4.2))
-        for number, (method, own) in enumerate(_by_method(found, mode).items()):
-            levels, colour = [one.level for one in own], theme.colour(number)
-            axes.plot(levels, [one.p50 for one in own], "o-", color=colour, lw=2, ms=6, label=method)
-            axes.fill_between(
-                levels, [one.p50 for one in own], [one.p90 for one in own], color=colour, alpha=0.14, lw=0
-            )
-        _load_axes(
-            axes, found, mode, "seconds for an answer", "Latency: median, and up to the 90th percentile"
-        )
-        return figure
-
-    return draw
-
-
-def throughputs(found: Sequence[Figures], mode: str) -> Drawing:
-    """Answers a second by load, for each method; those within the latency target as a full line."""
-
-    def draw(theme: Theme) -> Figure:
-        figure, axes = new_axes(theme, (7.4, 4.2))
-        for number, (method, own) in enumerate(_by_method(found, mode).items()):
-            levels, colour = [one.level for one in own], theme.colour(number)
-            axes.plot(levels, [one.goodput for one in own], "o-", color=colour, lw=2, ms=6, label=method)
-            axes.plot(levels, [one.throughput for one in own], "--", color=colour, lw=1.2, alpha=0.7)
-        _load_axes(
-            axes, found, mode, "answers a second", "Goodput within the latency target (dashed: all answers)"
-        )
-        axes.set_ylim(bottom=0)
-        return figure
-
-    return draw
-
-
-def new_axes(theme: Theme, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """An empty plot of so many inches."""
-    figure = Figure(figsize=size)
-    return figure, figure.subplots()
-
-
-def _by_method(found: Sequence[Figures], mode: str) -> dict[str, list[Figures]]:
-    names = dict.fromkeys(one.method for one in found if one.mode == mode)
-    return {name: [one for one in found if (one.method, one.mode) == (name, mode)] for name in names}
-
-
-def _load_axes(axes: Axes, found: Sequence[Figures], mode: str, what: str, title: str) -> None:
+def load_curves(found: Sequence[Figures], mode: str) -> Drawing:
+    """Latency, and answers a second, by load for each method."""
+    methods = dict.fromkeys(one.method for one in found if one.mode == mode)
     levels = sorted({one.level for one in found if one.mode == mode})
-    axes.set(xscale="log", ylabel=what, title=title)
-    axes.set_xlabel("answers at once" if mode == "closed" else "arrivals a second")
-    axes.set_xticks(levels, [f"{level:g}" for level in levels])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.legend()
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(11.5, 4.2))
+        left, right = figure.subplots(1, 2)
+        for number, method in enumerate(methods):
+            own = [one for one in found if (one.method, one.mode) == (method, mode)]
+            at, colour = [one.level for one in own], f"C{number % 8}"
+            p50, p90 = [one.p50 for one in own], [one.p90 for one in own]
+            left.plot(at, p50, "o-", color=colour, lw=2, ms=6, label=method)
+            left.fill_between(at, p50, p90, color=colour, alpha=0.14, lw=0)
+            right.plot(at, [one.goodput for one in own], "o-", color=colour, lw=2, ms=6, label=method)
+            right.plot(at, [one.throughput for one in own], "--", color=colour, lw=1.2, alpha=0.7)
+        left.set(ylabel="seconds for an answer", title="Latency: median, and up to the 90th percentile")
+        right.set(ylabel="answers a second", title="Goodput within the latency target (dashed: all answers)")
+        for axes in (left, right):
+            axes.set(xscale="log", xlabel="answers at once" if mode == "closed" else "arrivals a second")
+            axes.set_xticks(levels, [f"{level:g}" for level in levels])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.legend()
+        right.set_ylim(bottom=0)
+        return figure
+
+    return draw
 
 
-def _log_ticks(axes: Axes, low: float, high: float) -> None:
-    doublings = [2.0**power for power in range(-9, 10)]
-    if high / low < 16:  # there is room for those between
-        doublings += [1.5 * tick for tick in doublings]
-    ticks = [tick for tick in sorted(doublings) if low <= tick <= high]
-    for side in (axes.xaxis, axes.yaxis):
-        side.set_ticks(ticks)
-        side.set_major_formatter(TIMES)
-        side.set_minor_formatter(NullFormatter())
-        side.set_minor_locator(NullLocator())
+def rounds(paths: Sequence[tuple[str, Sequence[tuple[int, float, float]]]]) -> Drawing:
+    """Speed-up and score from stage 1 over the rounds of stage 2.
+
+    Args:
+        paths: A label, and for each round its number, the speed-up and the score in percent.
+    """
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(8.2, 4.0))
+        left, right = figure.subplots(1, 2)
+        for number, (label, path) in enumerate(paths):
+            turns = [turn for turn, *_ in path]
+            left.plot(turns, [speed for _, speed, _ in path], "o-", color=f"C{number % 8}", label=label)
+            right.plot(turns, [score for *_, score in path], "o-", color=f"C{number % 8}")
+        left.yaxis.set_major_formatter(_TIMES)
+        left.set(title="Theoretical speed-up", xlabel="rounds of stage 2")
+        right.set(title="Score, %", xlabel="rounds of stage 2")
+        for axes in (left, right):
+            axes.set_xticks(range(max(turn for _, path in paths for turn, *_ in path) + 1))
+        left.legend()
+        return figure
+
+    return draw
 
 
-def _point(axes: Axes, point: Point, colour: str, theme: Theme) -> None:
-    x, y = point.speedup["value"], point.quality["value"]
-    draw_interval(axes, point.speedup, y, colour)
-    axes.plot(
-        [x, x], [point.quality["low"], point.quality["high"]], color=colour, lw=1.6, alpha=0.55, zorder=2
-    )
-    axes.plot(x, y, "o", ms=10, color=colour if point.measured else theme.card, mec=colour, mew=1.8, zorder=3)
-    draw_name(axes, point.label, (x, y), theme.ink)
+def bars_of_length(rows: Sequence[tuple[str, float, Estimate, float, int]], baseline: float) -> Drawing:
+    """A line for each model: mean text tokens, and the speed-up with and without matched lengths.
+
+    Args:
+        rows: Label, text tokens, length-matched speed-up, speed-up, number of the colour.
+        baseline: Mean text tokens of the sequential model's answers.
+    """
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(8.2, 1.4 + 0.3 * len(rows)))
+        left, right = figure.subplots(1, 2, sharey=True)
+        for place, (_, tokens, _, _, colour) in enumerate(rows):
+            left.barh(place, tokens, color=f"C{colour % 8}", alpha=0.75, height=0.6)
+        left.axvline(baseline, color=_ink(), lw=1, ls=_DASHED)
+        left.grid(visible=False, axis="y")
+        _speed_rows(right, [(matched, speed, f"C{colour % 8}") for *_, matched, speed, colour in rows])
+        left.set_yticks(range(len(rows)), [label for label, *_ in rows], color=_ink())
+        left.set(title="Text tokens (dashed: sequential)", ylim=(len(rows) - 0.4, -0.6))
+        right.set_title("Speed-up, lengths matched (hollow: not)")
+        return figure
+
+    return draw
 
 
-def draw_interval(axes: Axes, found: Estimate, y: float, colour: str) -> None:
-    """A horizontal line as long as an interval."""
-    axes.plot([found["low"], found["high"]], [y, y], color=colour, lw=1.6, alpha=0.55, zorder=2)
+def _speed_rows(axes: Axes, rows: Sequence[tuple[Estimate, float, str]]) -> None:
+    """A row for each: a filled mark with its interval, and a hollow one."""
+    for place, (filled, hollow, colour) in enumerate(rows):
+        axes.plot([filled["low"], filled["high"]], [place] * 2, color=colour, lw=1.6, alpha=0.55, zorder=2)
+        axes.plot(filled["value"], place, "o", ms=8, color=colour, zorder=3)
+        axes.plot(hollow, place, "o", ms=8, mfc=_card(), mec=colour, mew=1.7)
+    axes.axvline(1, color=_soft(), lw=1, ls=_DASHED, zorder=0)
+    axes.xaxis.set_major_formatter(_TIMES)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
 
 
-def draw_name(axes: Axes, text: str, place: tuple[float, float], colour: str) -> None:
-    """A name beside its point."""
-    axes.annotate(text, place, (9, 7), textcoords="offset points", color=colour, fontsize=9.5)
+def _draw_point(axes: Axes, point: Point, colour: str) -> None:
+    speed, quality = point.speedup, point.quality
+    x, y = speed["value"], quality["value"]
+    axes.plot([speed["low"], speed["high"]], [y, y], color=colour, lw=1.6, alpha=0.55, zorder=2)
+    axes.plot([x, x], [quality["low"], quality["high"]], color=colour, lw=1.6, alpha=0.55, zorder=2)
+    fill = colour if point.measured else _card()
+    axes.plot(x, y, "o", ms=10, color=fill, mec=colour, mew=1.8, zorder=3)
+    _name(axes, point)
 
 
-def _legend(axes: Axes, theme: Theme, found: Sequence[Point], published: Sequence[Published]) -> None:
+def _name(axes: Axes, point: Point) -> None:
+    place = point.speedup["value"], point.quality["value"]
+    axes.annotate(point.label, place, (9, 7), textcoords="offset points", fontsize=9.5)
+
+
+def _line(axes: Axes, points: Sequence[Point], form: str, **settings: Any) -> None:
+    places = [(point.speedup["value"], point.quality["value"]) for point in points]
+    axes.plot(*zip(*places, strict=True), form, **settings)
+
+
+def _legend(axes: Axes, found: Sequence[Point]) -> None:
     for measured, words in ((True, "wall clock"), (False, "theoretical")):
         if any(point.measured is measured for point in found):
-            fill = theme.soft if measured else theme.card
-            axes.plot([], [], "o", ms=8, color=fill, mec=theme.soft, mew=1.6, label=f"speed-up: {words}")
-    if published:
-        words = "published: other model, judge, machine"
-        axes.plot([], [], "D", ms=7, mfc="none", mec=theme.soft, mew=1.6, label=words)
-    axes.legend(loc="best", fontsize=9, labelcolor=theme.soft)
+            fill = _soft() if measured else _card()
+            axes.plot([], [], "o", ms=8, color=fill, mec=_soft(), mew=1.6, label=f"speed-up: {words}")
+    axes.legend(loc="best")
+
+
+def _ink() -> Any:
+    return mpl.rcParams["text.color"]
+
+
+def _soft() -> Any:
+    return mpl.rcParams["axes.labelcolor"]
+
+
+def _card() -> Any:
+    return mpl.rcParams["axes.facecolor"]

@@ -21,7 +21,7 @@ S = TypeVar("S", bound=BaseModel)
 
 def run_command(
     settings: type[S],
-    work: Callable[[S], None],
+    work: Callable[[S], object],
     *,
     program: str,
     description: str | None,

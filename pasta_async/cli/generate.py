@@ -1,22 +1,24 @@
-"""`pasta-async generate`: one answer, and its baseline if asked for, on a display."""
+"""`pasta-async generate`: one answer, and its baseline if asked for, on a display and in files."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import typer
 
-from pasta_async.cli.display import JsonDisplay, TextDisplay
-from pasta_async.cli.files import NO_FILES, Files
+from pasta_async.cli.display import JsonDisplay, LiveDisplay, TextDisplay
+from pasta_async.cli.errors import fail
 from pasta_async.client import Client
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from pasta_async.cli.display import Display
     from pasta_async.protocol import Backend, Message
@@ -24,12 +26,43 @@ if TYPE_CHECKING:
 
     _Both = tuple[Generation, Generation | None]
 
-__all__ = ["Form", "Job", "answer", "run"]
+__all__ = ["Files", "Form", "Job", "answer", "run"]
 
 Form = Literal["text", "live", "json"]
 
 _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that what only a first request pays is in neither measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where to write; None: not at all."""
+
+    trace: Path | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Leave with exit code 2 if a file cannot be there, before any work is done."""
+        for option, path in (("--trace", self.trace), ("--html", self.html)):
+            if path and path.is_dir():
+                fail(f"{option}: {path} is a folder; name a file", code=2)
+            if path and not path.parent.is_dir():
+                fail(f"{option}: there is no folder {path.parent}", code=2)
+
+    def write(self, answer: Generation, baseline: Generation | None, *, prompt: str) -> None:
+        """Write what was asked for.
+
+        Args:
+            answer: What is drawn.
+            baseline: Drawn beside it.
+            prompt: Shown on the page.
+        """
+        if self.trace:
+            _write(self.trace, json.dumps(answer.to_perfetto(baseline)))
+        if self.html:
+            from pasta_async.trace import timeline_page
+
+            _write(self.html, timeline_page(answer, baseline, prompt=prompt))
 
 
 @dataclass(frozen=True)
@@ -42,7 +75,7 @@ class Job:
     prompted: bool | None
     template: Mapping[str, Any]
     compare: bool
-    files: Files = NO_FILES
+    files: Files = Files()
 
     @classmethod
     def of(
@@ -74,11 +107,7 @@ def run(job: Job, backend: Sequence[str] | Backend | None, *, form: Form) -> Non
 
 
 def _display(form: Form) -> Display:
-    if form == "live":
-        from pasta_async.cli.live import LiveDisplay
-
-        return LiveDisplay()
-    return JsonDisplay() if form == "json" else TextDisplay()
+    return {"live": LiveDisplay, "json": JsonDisplay, "text": TextDisplay}[form]()
 
 
 async def _on_a_client(job: Job, backend: Sequence[str] | Backend | None, display: Display) -> _Both:
@@ -117,3 +146,10 @@ async def _watch(client: Client, job: Job, display: Display, *, baseline: bool) 
         async for event in stream:
             display.show(event)
         return await stream.result()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        fail(f"{path}: {error.strerror or error}")

@@ -5,8 +5,20 @@
 
 from __future__ import annotations
 
-from pasta_async.interpreter.machine import Dialect, Fork, Machine
+from pasta_async.interpreter.machine import Fork, Machine
+from pasta_async.interpreter.reading import THINK_OPEN, Dialect
+from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner, thread_seed
-from pasta_async.interpreter.slots import Slots
+from pasta_async.interpreter.semaphore import PrioritySemaphore
 
-__all__ = ["Dialect", "Fork", "Machine", "Runner", "Slots", "thread_seed"]
+__all__ = [
+    "THINK_OPEN",
+    "Dialect",
+    "Fork",
+    "Machine",
+    "PrioritySemaphore",
+    "Runner",
+    "run_restarting",
+    "thread_seed",
+    "with_retries",
+]

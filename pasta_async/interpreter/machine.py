@@ -9,37 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
-from pasta_async.interpreter.assemble import assemble, found_in
-from pasta_async.interpreter.context import Stretch
-from pasta_async.interpreter.thinking import ThinkingFilter
-from pasta_async.interpreter.threads import Thread
+from pasta_async.interpreter.assembly import assemble, diagnostics_since, generation, own_text
+from pasta_async.interpreter.reading import Reader
+from pasta_async.interpreter.recorded import RecordedTokens
+from pasta_async.interpreter.threads import Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
     SYNC,
-    ChunkClosed,
-    ChunkOpened,
-    Parser,
-    PromiseOpened,
-    SyncReached,
-    TextDelta,
+    ChunkBegun,
+    ChunkEnded,
+    PromiseRead,
+    SyncRead,
+    TextRead,
 )
-from pasta_async.results import Generation, Span, Usage
+from pasta_async.results import Span
 
 if TYPE_CHECKING:
     from pasta_async.errors import PastaError
-    from pasta_async.interpreter.context import Part
-    from pasta_async.lang import ClosedBy, Promise
-    from pasta_async.lang import Event as Reading
+    from pasta_async.interpreter.reading import Dialect
+    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.threads import Cut
+    from pasta_async.lang import ClosedBy, Promise, Reading
     from pasta_async.limits import Limits
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
-    from pasta_async.results import RequestRecord
+    from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Dialect", "Fork", "Machine"]
-
-Dialect = Literal["ids", "text", "plain"]
-"""How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""
+__all__ = ["Fork", "Machine"]
 
 Fork = Literal["stream", "cut"]
 """Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
@@ -51,8 +48,8 @@ class Machine:
     Args:
         info: The model.
         dialect: How its tags are read.
-        limits: Caps of chunks.
-        max_tokens: Tokens of the answer, all threads together.
+        limits: Caps of chunks, and of everything that is generated.
+        max_tokens: Tokens of the answer, in document order.
         stop: Texts that end the visible text.
         fork: When threads start.
         thinking: Whether the answer begins inside a thinking block.
@@ -80,52 +77,51 @@ class Machine:
         self.dropped: list[int] = []
         """Threads whose request is to be aborted."""
         self.spans: list[Span] = []
-        self._info, self._dialect, self._limits = info, dialect, limits
-        self._tag_ids = frozenset(info.tags) if info.tags and dialect == "ids" else frozenset[int]()
-        self._max_tokens = max_tokens
-        self._cut = fork == "cut"
+        self.dialect: Dialect = dialect
+        self._info = info
+        self._cut_at_promises = fork == "cut"
         self._listen, self._notes = listen, notes
-        self._visible = Visible(stop)
-        self._thinking = ThinkingFilter(inside=thinking)
-        self.main: Thread = Thread(0, Parser(halt_at_sync=True), self._visible.tail, opened=0.0)
+        self._visible = Visible(stop, max_tokens)
+        reader = Reader(dialect, info.tags, main=True, thinking=thinking)
+        self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
         self.threads: list[Thread] = [self.main]
+        self._budget = TokenBudget(self.main, max_tokens, limits)
         self._joined: list[Part] = []
-        self._round: list[Thread] = []
-        self._round_start = 0  # main's tokens when the round began
-        self._chain = 0  # critical path of the rounds that are over
-        self._reserved: dict[int, int] = {}
-        self._committed = 0  # tokens reserved by or spent on chunks
         self._inline: Thread | None = None
-        self._in_tag = False
+        self._stops_idly = False  # a request of main ended at a tag that had no effect
         self._interrupt = False
+        self._truncated = False
         self._finish_reason: FinishReason = "abort"  # until it is over
 
     # What to decode ---------------------------------------------------------------------------------------
 
     def context(self, number: int) -> list[Part]:
-        """What a thread has behind the prompt: the view of design section 2, and what it wrote so far."""
+        """What a thread has behind the prompt: its view, by the language's rule, and what it wrote so far."""
         thread = self.threads[number]
-        own = [tuple(thread.stretch.raw)] if thread.stretch.raw else []
+        own = [tuple(thread.recorded.raw)] if thread.recorded.raw else []
         if number == 0:
             return [*self._joined, *own]
-        return [*self._joined, *self.main.stretch.before(number), self._written(ASYNC_OPEN), *own]
+        return [*self._joined, *self.main.recorded.before(number), self._written(ASYNC_OPEN), *own]
 
     def allowance(self, number: int) -> int:
-        """Tokens that a thread may still generate. Does not depend on what other threads did meanwhile."""
-        thread = self.threads[number]
-        if number == 0:
-            return self._max_tokens - thread.tokens - self._committed
-        return thread.cap - thread.tokens
+        """Tokens that a thread may still generate, as far as is known now."""
+        return self._budget.allowance(self.threads[number])
 
     def stops(self, number: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Ids, and texts, at which a request of this thread ends."""
+        """Ids, and texts, at which the next request of this thread ends.
+
+        Main's requests end at a sync, so that nothing is decoded behind it and what was decoded is in the
+        prefix cache when the written form is prefilled. A sync with nothing open would end one for nothing:
+        after the first of those, main's requests go on past syncs until the next join. One that has an effect
+        is then ended from here, and what was decoded behind the sync meanwhile is never read.
+        """
         tags = self._info.tags
-        if self._dialect == "plain":
+        if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
-        if self._dialect == "ids" and tags:
+        if self.dialect == "ids" and tags:
             if number:
                 return (tags.close_async,), ()
-            return ((tags.sync, tags.end) if self._cut else (tags.sync,)), ()
+            return ((tags.sync, tags.end) if self._cut_at_promises else (tags.sync,)), ()
         return (), ((ASYNC_CLOSE,) if number else (SYNC, "<sync />", "<sync>"))
 
     def wants(self, number: int) -> bool:
@@ -135,8 +131,9 @@ class Machine:
     def begin_request(self, number: int, prompt_tokens: int, now: float) -> None:
         """A request is about to be sent."""
         thread = self.threads[number]
-        if thread.started is None and self._listen:
-            self.events.append(ev.ThreadStarted(number, now))
+        if thread.started is None:
+            self._tell(ev.ThreadStarted(number, now))
+        thread.stops = self.stops(number)
         thread.begin_request(prompt_tokens, now)
 
     def end_request(
@@ -152,8 +149,10 @@ class Machine:
         """Take what a thread decoded; returns whether its request has to end here."""
         thread = self.threads[number]
         if thread.state != "open":
+            self.discard(number, len(piece.ids))
             return True
         thread.note(piece, now)
+        self._budget.generated += len(piece.ids)
         ids = piece.ids
         ended = bool(ids) and ids[-1] in self._info.end_ids
         if ended:
@@ -162,115 +161,171 @@ class Machine:
             self._read(thread, ids, piece.text, now)
         if thread.state == "open":
             self._check_end(thread, piece, now, ended=ended)
-        self._show()
+        self._settle_budget(now)
         stop = self._interrupt or thread.state != "open"
         self._interrupt = False
         return stop
+
+    def discard(self, number: int, tokens: int) -> None:
+        """A thread generated tokens that nobody reads."""
+        self.threads[number].tokens += tokens
+        self._budget.generated += tokens
 
     def fail(self, number: int, error: PastaError, action: Literal["retry", "sequence", "fail"]) -> None:
         """A request of a thread failed."""
         if action == "fail":
             self.threads[number].finish_reason = "error"
-        if self._listen:
-            self.events.append(ev.ThreadFailed(number, error, action))
+        self._tell(ev.ThreadFailed(number, error, action))
 
     def exhaust(self, number: int, now: float) -> None:
-        """No token can be decoded for this thread: its context fills the model's."""
+        """No token can be decoded for this thread: a limit is reached, or its context fills the model's."""
         self._close(self.threads[number], "length", "budget", now)
-        self._show()
+        self._settle_budget(now)
 
     @property
     def open_threads(self) -> list[int]:
         """Threads that main has to wait for."""
-        return [thread.number for thread in self._round if thread.state == "open"]
+        return [thread.number for thread in self._budget.round if thread.state == "open"]
 
     def join(self, now: float) -> None:
         """Every promise of the round is kept: main goes on and sees the chunks."""
-        chunks = {
-            thread.number: self._chunk(thread)
-            for thread in self._round
-            if thread.finish_reason != "superseded"
-        }
-        self._joined += self.main.stretch.joined(chunks)
-        self._chain += self._longest()
-        self._round_start = self.main.tokens
-        for thread in self._round:
-            self._commit(thread, thread.tokens if thread.finish_reason != "superseded" else 0)
-        self.main.stretch = Stretch()
-        self._round = []
-        self.main.state = "open"
-        if self._listen:
-            self.events.append(ev.SyncJoined(now))
+        kept = [thread for thread in self._budget.round if not thread.superseded]
+        self._joined += self.main.recorded.joined({thread.number: self._chunk(thread) for thread in kept})
+        self._budget.join()
+        self.main.recorded = RecordedTokens()
+        self.main.state, self._stops_idly = "open", False
+        self._tell(ev.SyncJoined(now))
+
+    # The end ----------------------------------------------------------------------------------------------
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
+        return None if self._visible.stopped or self._truncated else self._budget.cut()
+
+    def cut_ids(self, cut: Cut) -> tuple[list[int], int]:
+        """Ids of the cut thread up to the cut, and how many of them are known to say what was read so far."""
+        thread = self.threads[cut.thread]
+        start = 0 if cut.thread else self._budget.round_start
+        return thread.recorded.raw[: cut.tokens - start], max(0, thread.reader.known(cut.tokens) - start)
+
+    def truncate(self, cut: Cut, rest: str) -> None:
+        """Leave out what stands behind the answer's last token.
+
+        Args:
+            cut: Where that is.
+            rest: What the ids up to the cut say behind those that are known (`cut_ids`).
+        """
+        before = [self._text(thread.number) for thread in self.threads]
+        inside = self.threads[cut.thread]
+        if cut.thread == 0:
+            last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
+            self.main.reader, self.main.kept = self.main.reader.first(cut.tokens, rest), cut.tokens
+        else:
+            last = cut.thread
+            self.main.reader = self.main.reader.first(inside.origin, but=inside.behind)
+            self.main.kept = inside.origin
+            if inside.superseded or cut.tokens < inside.kept:
+                inside.reader = inside.reader.first(cut.tokens, rest)
+                inside.kept, inside.closed_by, inside.finish_reason = cut.tokens, "budget", "length"
+        self.main.finish_reason = "length"
+        self._leave_out(last)
+        self._truncated = True
+        for thread, text in zip(self.threads, before, strict=True):
+            if (now := self._text(thread.number)) != text:
+                self._tell(ev.ThreadReplaced(thread.number, now))
+        self._show(self._visible.close(assemble(self.threads).text))
 
     def finish(self, finish_reason: FinishReason | None, now: float, *, parallel: bool) -> Generation:
         """End the answer; `finish_reason` says how it was broken off, if it was."""
         for thread in self.threads:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
-        self._show(self._visible.close())
-        self._finish_reason = finish_reason or self._finish()
-        generation = self._generation(now, parallel=parallel)
-        if self._listen and finish_reason is None:
-            self.events.append(ev.AnswerDone(generation))
-        return generation
+        if cut := self.cut:
+            self.truncate(cut, "")
+        if not self._truncated:
+            self._show(self._visible.close())
+        if self._visible.stopped:
+            self._end_at_stop_text()
+        self._finish_reason = finish_reason or self.main.finish_reason
+        result = self.snapshot(now, parallel=parallel)
+        if finish_reason is None:
+            self._tell(ev.AnswerDone(result))
+        return result
 
     def snapshot(self, now: float, *, parallel: bool) -> Generation:
         """The answer so far, without ending it."""
-        return self._generation(now, parallel=parallel)
+        return generation(
+            self.threads,
+            self._visible,
+            self._finish_reason,
+            prompted=self.dialect == "text",
+            critical_path=self._budget.critical_path,
+            now=now,
+            spans=self.spans,
+            parallel=parallel,
+            notes=self._notes,
+        )
+
+    def _end_at_stop_text(self) -> None:
+        """The thread in which the stop text stands ended there; what stands behind it was not wanted."""
+        promises = assemble(self.threads, visible=self._visible.length).promises
+        self._leave_out(len(promises))
+        if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
+            thread = self.threads[len(promises)]
+            thread.finish_reason, thread.closed_by = "stop", "interrupted"
+        self.main.finish_reason = "stop"
+
+    def _leave_out(self, last: int) -> None:
+        """The document ends before the promises of the threads behind this one."""
+        for thread in self.threads[last + 1 :]:
+            thread.kept, thread.closed_by, thread.finish_reason = 0, "interrupted", "abort"
 
     # Reading ----------------------------------------------------------------------------------------------
 
     def _read(self, thread: Thread, ids: tuple[int, ...], text: str, now: float) -> None:
-        if self._dialect == "text":
-            literal = False
-        elif len(ids) == 1 and ids[0] in self._tag_ids:
-            literal = False
-            if thread is self.main and self._info.tags:
-                self._in_tag = ids[0] in self._info.tags[:2]
-        else:
-            literal = True
-            if not (self._in_tag and thread is self.main):
-                thread.text_tokens += len(ids)
-        thought = ""
-        if thread is self.main and not self._thinking.passed:
-            thought, text = self._thinking.split(text)
-        thread.stretch.add(ids, thought + text)
-        thread.fed += len(thought) + len(text)
-        if thought:
-            self._act(thread, thread.parser.feed(thought, literal=True), now)
-        if text:
-            self._act(thread, thread.parser.feed(text, literal=literal), now)
+        thread.recorded.add(ids, text)
+        count = len(thread.reader.reasoning)
+        readings = thread.reader.read(ids, text)
+        self._think(thread, count)
+        self._act(thread, readings, now)
+
+    def _think(self, thread: Thread, count: int) -> None:
+        for text in thread.reader.reasoning[count:]:
+            self._tell(ev.ReasoningDelta(text))
 
     def _act(self, thread: Thread, readings: list[Reading], now: float) -> None:
-        if self._listen and len(thread.parser.diagnostics) > thread.told:
-            self.events += map(ev.DiagnosticFound, found_in(thread, thread.told))
-            thread.told = len(thread.parser.diagnostics)
+        found = thread.reader.parser.diagnostics
+        if self._listen and len(found) > thread.reported:
+            self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
+            thread.reported = len(found)
         for reading in readings:
-            if isinstance(reading, TextDelta):
+            if isinstance(reading, TextRead):
                 self._write(thread, reading.text)
-            elif thread is not self.main:
-                if isinstance(reading, ChunkClosed):
-                    thread.stretch.cut(thread.fed - reading.end)
-                    thread.stretch.drop_rest()
-                    self._close(thread, "stop", "writer", now)
-            else:
+            elif thread is self.main:
                 self._act_on_main(reading, now)
+            elif isinstance(reading, ChunkEnded):
+                self._end_record(thread, reading.end)
+                self._close(thread, "stop", "writer", now)
 
     def _act_on_main(self, reading: Reading, now: float) -> None:
-        if isinstance(reading, ChunkOpened):
+        if isinstance(reading, ChunkBegun):
             self._supersede(reading.gap, now)
             return
         self._release()
-        if isinstance(reading, PromiseOpened):
-            self._open(reading.promise, self.main.fed - reading.end, now)
-        elif isinstance(reading, ChunkClosed):
+        if isinstance(reading, PromiseRead):
+            self._open(reading.promise, self.main.reader.characters - reading.end, now)
+        elif isinstance(reading, ChunkEnded):
             self._end_inline(now)
-        elif isinstance(reading, SyncReached):
-            self.main.stretch.cut(self.main.fed - reading.end)
-            self.main.stretch.drop_rest()
+        elif isinstance(reading, SyncRead):
+            self._end_record(self.main, reading.end)
             self.main.state = "joining"
-            if self._listen:
-                self.events.append(ev.SyncWaiting(tuple(self.open_threads), now))
+            self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
+
+    def _end_record(self, thread: Thread, end: int) -> None:
+        """What a thread wrote ends with a tag; the rest of the tag's token is no part of it."""
+        thread.recorded.cut(thread.reader.characters - end)
+        thread.recorded.drop_rest()
 
     def _write(self, thread: Thread, text: str) -> None:
         lane, owner = thread.lane, thread
@@ -278,163 +333,126 @@ class Machine:
             self._release()
             owner = self._inline or thread
             lane = self._inline.lane if self._inline else self._visible.tail
-        lane.pending.append(text)
-        owner.text.append(text)
-        if self._listen:
-            self.events.append(ev.ThreadDelta(owner.number, text, owner.text, len(owner.text)))
+        lane.pending.append((thread.origin + thread.kept, text))
+        self._tell(ev.ThreadDelta(owner.number, text))
 
-    def _show(self, text: str | None = None) -> None:
+    def _show(self, delta: str) -> None:
         """Let out what is visible by now; at a stop text, end everything."""
-        delta = self._visible.take() if text is None else text
-        if delta and self._listen:
-            self.events.append(ev.TextDelta(delta, self._visible.shown, len(self._visible.shown)))
+        if delta:
+            self._tell(ev.TextDelta(delta))
         if self._visible.stopped:
             for thread in self.threads:
                 if thread.state != "done":
-                    thread.state, thread.finish_reason = "done", "stop"
+                    thread.state = "done"
                     self.dropped.append(thread.number)
+
+    def _tell(self, event: ev.Event) -> None:
+        if self._listen:
+            self.events.append(event)
+
+    def _text(self, number: int) -> str:
+        """The text of a thread, or what main wrote in its place."""
+        thread = self.threads[number]
+        if number == 0 or thread.superseded:
+            return own_text(number, self.main.reader.parser.nodes)
+        return own_text(0, thread.reader.parser.nodes) if thread.kept else ""
 
     # Threads ----------------------------------------------------------------------------------------------
 
     def _open(self, promise: Promise, left: int, now: float) -> None:
         number = len(self.threads)
-        self.main.stretch.mark(number, left)
-        thread = Thread(number, Parser(inside_chunk=True), self._visible.open(), opened=now, promise=promise)
-        thread.origin = self.main.tokens - self._round_start
-        thread.cap = min(self._limits.chunk_cap(promise.tokens), max(0, self.allowance(0)))
-        self._reserved[number] = thread.cap
-        self._committed += thread.cap
+        self.main.recorded.mark(number, left)
+        reader = Reader(self.dialect, self._info.tags, main=False)
+        thread = Thread(number, reader, self._visible.open(), opened=now, promise=promise)
+        thread.behind = left
+        self._budget.open(thread, promise.tokens)
         self.threads.append(thread)
-        self._round.append(thread)
-        if self._listen:
-            self.events.append(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
-        if thread.cap:
+        self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
+        if self.allowance(number) > 0:
             self.spawned.append(number)
-            self._interrupt = self._cut
+            self._interrupt = self._cut_at_promises
         else:
             self._close(thread, "length", "budget", now)
 
     def _supersede(self, gap: str, now: float) -> None:
         """Main keeps its last promise itself: that text is the chunk, the thread is aborted."""
-        thread = self._round[-1]
-        thread.lane.pending.clear()
-        thread.text = []
-        thread.finish_reason, thread.closed_by, thread.ended = "superseded", None, now
+        thread = self._budget.round[-1]
+        if self._text(thread.number):
+            self._tell(ev.ThreadReplaced(thread.number, ""))
         if thread.state == "open":
             self.dropped.append(thread.number)
-        thread.state = "done"
-        self._commit(thread, 0)
+        thread.state, thread.kept = "done", 0
+        thread.finish_reason, thread.closed_by, thread.ended = "superseded", None, now
+        thread.lane.done, thread.lane.tokens = False, 0
+        thread.lane.pending = [(self.main.kept, gap)]
         self._inline = thread
-        thread.lane.done = False
-        thread.lane.pending.append(gap)
         self._release()
 
     def _end_inline(self, now: float) -> None:
         if self._inline:
             self._inline.lane.done, self._inline.ended = True, now
-            if self._listen:
-                self.events.append(ev.ThreadDone(self._inline.number, self._inline.record()))
+            self._report_end(self._inline)
             self._inline = None
 
     def _release(self) -> None:
-        """Main did not keep its last promise itself: what the thread writes may be shown."""
-        if self._round:
-            self._round[-1].lane.held = False
+        """Main did not keep its last promise itself: what the thread writes may be shown, and counts."""
+        if self._budget.round:
+            self._budget.round[-1].lane.held = False
 
-    def _commit(self, thread: Thread, tokens: int) -> None:
-        """Exchange what a chunk reserved for what it took."""
-        self._committed += tokens - self._reserved[thread.number]
-        self._reserved[thread.number] = tokens
+    def _report_end(self, thread: Thread) -> None:
+        if self._listen:
+            self.events.append(ev.ThreadDone(thread.number, thread.record(self._text(thread.number))))
 
     def _check_end(self, thread: Thread, piece: Piece, now: float, *, ended: bool) -> None:
         """End a thread whose request ended for good."""
         if ended:
             self._close(thread, "stop", "end", now)
-        elif self.allowance(thread.number) <= 0 or piece.finish_reason == "length":
+        elif self.allowance(thread.number) <= 0:
             self._close(thread, "length", "budget", now)
-        elif piece.finish_reason == "stop" and not self._resumable(thread):
-            self._close(thread, "stop", "end", now)
+        elif piece.finish_reason == "length":
+            if thread is not self.main or not self._budget.undecided or thread.latest is None:
+                self._close(thread, "length", "budget", now)
+        elif piece.finish_reason == "stop":
+            if not thread.stopped_where_asked():
+                self._close(thread, "stop", "end", now)
+            elif thread is self.main and not self._interrupt:
+                self._stops_idly = True
 
-    def _resumable(self, thread: Thread) -> bool:
-        """Whether a request stopped where we asked it to, and yet the thread is to go on."""
-        stop_ids, stop_text = self.stops(thread.number)
-        return thread.latest in stop_ids or any(stop in thread.tail for stop in stop_text)
+    def _settle_budget(self, now: float) -> None:
+        """End what can write no token that is kept, and show what is certain."""
+        over = self.threads if self._budget.exhausted else self._budget.behind()
+        for thread in [thread for thread in over if thread.state != "done"]:
+            self._close(thread, "length", "budget", now)
+            self.dropped.append(thread.number)
+        self._show(self._visible.take())
 
-    def _close(
-        self,
-        thread: Thread,
-        finish_reason: FinishReason,
-        closed_by: ClosedBy,
-        now: float,
-    ) -> None:
+    def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:
         """End a thread; what its parser held back is text after all."""
-        cut = closed_by == "interrupted"  # half a tag is nothing to show
+        count = len(thread.reader.reasoning)
+        over = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
+        readings = thread.reader.close(cut=over)  # half a tag is nothing to show
+        self._think(thread, count)
         if thread is self.main:
-            held = self._thinking.flush()
-            self._act(thread, [*thread.parser.feed(held), *thread.parser.close(cut=cut)], now)
+            self._act(thread, readings, now)
             self._end_inline(now)
             self._release()
         else:
-            thread.closed_by, thread.lane.done = closed_by, True
-            self._act(thread, [r for r in thread.parser.close(cut=cut) if isinstance(r, TextDelta)], now)
+            thread.closed_by = closed_by
+            self._act(thread, [reading for reading in readings if isinstance(reading, TextRead)], now)
+            thread.lane.done, thread.lane.tokens = True, thread.kept
         thread.state, thread.finish_reason, thread.ended = "done", finish_reason, now
-        if self._listen:
-            self.events.append(ev.ThreadDone(thread.number, thread.record()))
+        self._report_end(thread)
 
-    # Results ----------------------------------------------------------------------------------------------
+    # Contexts ---------------------------------------------------------------------------------------------
 
     def _written(self, tag: str) -> Part:
         """A forced tag as the model reads it."""
         tags = self._info.tags
-        if self._dialect == "ids" and tags:
+        if self.dialect == "ids" and tags:
             return (tags.open_async if tag == ASYNC_OPEN else tags.close_async,)
         return tag
 
     def _chunk(self, thread: Thread) -> list[Part]:
         """A chunk as it stands in the written form."""
         closed = [] if thread.closed_by == "writer" else [self._written(ASYNC_CLOSE)]
-        return [self._written(ASYNC_OPEN), *thread.stretch.joined({}), *closed]
-
-    def _longest(self) -> int:
-        """The longest chain of the round."""
-        main = self.main.tokens - self._round_start
-        chains = (
-            thread.origin + thread.tokens for thread in self._round if thread.finish_reason != "superseded"
-        )
-        return max((main, *chains))
-
-    def _finish(self) -> FinishReason:
-        if self._visible.stopped:
-            return "stop"
-        return self.main.finish_reason
-
-    def _generation(self, now: float, *, parallel: bool) -> Generation:
-        records = tuple(thread.record() for thread in self.threads)
-        requests = [request for record in records for request in record.requests]
-        completion = sum(record.tokens for record in records)
-        document = assemble(self.threads, visible=self._visible.length if self._visible.stopped else None)
-        text_tokens = sum(
-            thread.text_tokens for thread in self.threads if thread.finish_reason != "superseded"
-        )
-        if self._dialect == "text":
-            text_tokens = round(completion * len(document.text) / max(1, len(document.format())))
-        return Generation(
-            text="".join(self._visible.shown),
-            document=document,
-            threads=records,
-            usage=Usage(
-                prompt_tokens=requests[0].prompt_tokens if requests else 0,
-                completion_tokens=completion,
-                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
-                prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
-                requests=len(requests),
-            ),
-            critical_path=self._chain + self._longest(),
-            text_tokens=text_tokens,
-            finish_reason=self._finish_reason,
-            matched_stop=self._visible.matched_stop,
-            elapsed=now,
-            timeline=tuple(self.spans),
-            parallel=parallel,
-            notes=self._notes,
-        )
+        return [self._written(ASYNC_OPEN), *thread.recorded.joined({}), *closed]

@@ -1,4 +1,7 @@
-"""Sending again what failed: the one place where that is decided (`Limits.retries`); backends never do it."""
+"""Doing again what failed, as `Limits.retries` allows: a request, or an answer whose server was lost.
+
+The one place where that is decided; backends never do it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,20 @@ import random
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
-from pasta_async.errors import BackendError, BackendLostError, BackendStatusError
+from pasta_async.errors import BackendError, BackendLostError, BackendStatusError, PastaError
+from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pasta_async.clock import Clock
+    from pasta_async.events import Event
+    from pasta_async.interpreter.runner import Runner
+    from pasta_async.results import Generation
 
-__all__ = ["retry_delay", "with_retries"]
+    Emit = Callable[[list[Event]], Awaitable[None]]
+
+__all__ = ["retry_delay", "run_restarting", "with_retries"]
 
 _T = TypeVar("_T")
 
@@ -54,3 +63,73 @@ async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: C
                 raise
             await clock.sleep(retry_delay(attempt, error))
     raise AssertionError("unreachable")
+
+
+async def run_restarting(
+    attempt: Callable[[Emit | None, tuple[str, ...]], Runner], emit: Emit | None, restarts: int
+) -> Generation:
+    """Run an answer; if its server is lost while nothing of it was shown, run it again from the beginning.
+
+    Args:
+        attempt: Makes a runner that shows its events here, and whose answer has these notes.
+        emit: Where events are shown. None: nobody watches, so nothing is shown before the end.
+        restarts: How often, at most: a prompt that kills its server must not kill them all.
+
+    Raises:
+        PastaError: As `Runner.run` does.
+
+    Cancelling it cancels the run that is under way, which ends every thread and request of it.
+    """
+    screen = _Screen(emit)
+    notes: tuple[str, ...] = ()
+    while True:
+        try:
+            return await attempt(screen.show if emit else None, notes).run()
+        except PastaError as error:
+            lost = error.__cause__
+            if not isinstance(lost, BackendLostError) or screen.begun or len(notes) == restarts:
+                await screen.end()
+                raise
+            await screen.restart()
+            notes = (*notes, f"started again elsewhere: {lost}")
+
+
+class _Screen:
+    """Hands events on, but holds back how an attempt ended until it is known whether another follows."""
+
+    def __init__(self, emit: Emit | None) -> None:
+        self._emit = emit
+        self._held: list[Event] = []
+        self._started = False
+        self.begun = False
+        """Whether something was shown that cannot be taken back."""
+
+    async def show(self, events: list[Event]) -> None:
+        if not self.begun:
+            events = self._before_text(events)
+        if events and self._emit:
+            await self._emit(events)
+
+    def _before_text(self, events: list[Event]) -> list[Event]:
+        if not all(isinstance(event, ThreadStarted | ThreadFailed | ThreadDone) for event in events):
+            self.begun = True
+            events, self._held = [*self._held, *events], []
+            return events
+        at_once: list[Event] = []
+        for event in events:
+            if isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail"):
+                self._held.append(event)
+            elif not (isinstance(event, ThreadStarted) and self._started):
+                at_once.append(event)
+            self._started = True
+        return at_once
+
+    async def restart(self) -> None:
+        failures = [event for event in self._held if isinstance(event, ThreadFailed)]
+        self._held = []
+        await self.show([ThreadFailed(event.thread, event.error, "restart") for event in failures])
+
+    async def end(self) -> None:
+        self.begun = True
+        events, self._held = self._held, []
+        await self.show(events)

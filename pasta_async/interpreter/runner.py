@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import (
@@ -21,28 +22,24 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.interpreter.context import Cut, whole_ids
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.observers import AnswerObserver
-from pasta_async.protocol import DecodeRequest
+from pasta_async.protocol import DecodeRequest, Piece
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from pasta_async.clock import Clock
     from pasta_async.events import Event
-    from pasta_async.interpreter.context import Part
     from pasta_async.interpreter.machine import Machine
-    from pasta_async.interpreter.slots import Slots
+    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.semaphore import PrioritySemaphore
     from pasta_async.limits import Limits
-    from pasta_async.protocol import Backend, FinishReason, ModelInfo, Piece
+    from pasta_async.protocol import Backend, FinishReason, ModelInfo
     from pasta_async.results import Generation
     from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
-
-_FEW = 16
-"""Ids of one piece that are looked at one by one where a tag ends among them; more are encoded again."""
 
 
 def thread_seed(seed: int | None, thread: int) -> int | None:
@@ -51,6 +48,11 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
         return None
     digest = hashlib.sha256(f"{seed}/{thread}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+_TAG = re.compile(r"</?(?:promise|async|sync)[^<>]*>")
+_BEFORE = 16
+"""Ids in front of a piece that are looked at with it, since characters may go on from them."""
 
 
 class Runner:
@@ -84,7 +86,7 @@ class Runner:
         info: ModelInfo,
         sampling: Sampling,
         limits: Limits,
-        slots: Slots,
+        slots: PrioritySemaphore,
         clock: Clock,
         began: float,
         deadline: float | None = None,
@@ -103,7 +105,7 @@ class Runner:
         self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
-        self._encoded: dict[Part, tuple[int, ...]] = {}
+        self._encoded: dict[str, tuple[int, ...]] = {}
         self._group = asyncio.TaskGroup()
 
     async def run(self) -> Generation:
@@ -139,6 +141,7 @@ class Runner:
         self._start(0)
         await self._ended(0)
         await self._settle()
+        await self._truncate()
         if alarm:
             alarm.cancel()
 
@@ -299,10 +302,10 @@ class Runner:
         )
 
     async def _ids(self, part: Part) -> tuple[int, ...]:
-        if not isinstance(part, str | Cut):
+        if not isinstance(part, str):
             return part
         if part not in self._encoded:
-            self._encoded[part] = await (self._encode(part) if isinstance(part, str) else self._cut(part))
+            self._encoded[part] = await self._encode(part)
         return self._encoded[part]
 
     async def _encode(self, text: str) -> tuple[int, ...]:
@@ -315,42 +318,94 @@ class Runner:
     async def _detokenize(self, ids: Sequence[int]) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), self._limits.retries, self._clock)
 
-    async def _cut(self, cut: Cut) -> tuple[int, ...]:
-        few = len(cut.ids) <= _FEW
-        texts = [await self._detokenize(cut.ids[: n + 1]) for n in range(len(cut.ids) if few else 0)]
-        before, whole, behind = whole_ids(cut, texts)
-        return (*await self._encode(before), *whole, *await self._encode(behind))
-
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until it, or the request, ends; why the request did."""
-        number, machine, finished = request.thread, self.machine, None
+        finished = None
         async with aclosing(self._backend.decode(request)) as pieces:
             async for piece in pieces:
                 if piece.finish_reason == "abort":
                     raise BackendProtocolError("the backend aborted the request unasked")
-                if len(piece.ids) > (allowed := machine.allowance(number)):
-                    piece = await self._shortened(number, piece, allowed)
                 finished = piece.finish_reason
-                stop = machine.feed(number, piece, self._now())
-                if machine.dropped:
-                    self._drop()
-                if machine.spawned and not stop:
-                    self._spawn()  # else when the request is over, and its KV in the prefix cache
-                if machine.events:
-                    await self._flush()
-                if stop or finished:
+                if await self._take(request.thread, piece) or finished:
                     break
             else:
                 raise BackendProtocolError("the backend's stream ended without saying why")
         self._spawn()
         return finished or "abort"
 
-    async def _shortened(self, number: int, piece: Piece, allowed: int) -> Piece:
-        """A piece that goes over a limit, cut to it."""
-        ids = piece.ids[: max(0, allowed)]
-        raw = self.machine.threads[number].stretch.raw
-        before, after = await self._detokenize(raw), await self._detokenize([*raw, *ids])
-        return piece._replace(ids=ids, text=after[len(before) :], finish_reason="length")
+    async def _take(self, number: int, piece: Piece) -> bool:
+        """Feed the machine a piece; whether the request has to end with it."""
+        machine, stop = self.machine, False
+        for part in await self._apart(number, piece):
+            if stop:
+                machine.discard(number, len(part.ids))
+                continue
+            allowed = max(0, machine.allowance(number))
+            if machine.wants(number) and len(part.ids) > allowed:
+                part, rest = await self._divided(number, part, allowed)
+                part = part._replace(finish_reason="length")
+                machine.discard(number, len(rest.ids))
+            stop = machine.feed(number, part, self._now())
+            if machine.dropped:
+                self._drop()
+            if machine.spawned and not stop:
+                self._spawn()  # else when the request is over, and its KV in the prefix cache
+        if machine.events:
+            await self._flush()
+        return stop
+
+    # Tokens and their text --------------------------------------------------------------------------------
+
+    async def _apart(self, number: int, piece: Piece) -> list[Piece]:
+        """A piece of a prompted model, divided so that a token in which a tag ends stands alone.
+
+        So what an answer is does not depend on how many tokens come at once.
+        """
+        if self.machine.dialect != "text" or len(piece.ids) < 2 or ">" not in piece.text:
+            return [piece]
+        held = self.machine.threads[number].reader.parser.held
+        bounds: set[int] = set()
+        for tag in _TAG.finditer(held + piece.text):
+            token = await self._token_at(number, piece, tag.end() - 1 - len(held))
+            bounds |= {token, token + 1}
+        parts: list[Piece] = []
+        for bound in sorted(bounds - {0, len(piece.ids)}, reverse=True):
+            piece, rest = await self._divided(number, piece, bound)
+            parts.insert(0, rest)
+        return [piece, *parts]
+
+    async def _token_at(self, number: int, piece: Piece, character: int) -> int:
+        """Index of the token of a piece in which a character of its text stands."""
+        low, high = 0, len(piece.ids) - 1
+        while low < high:
+            middle = (low + high) // 2
+            known = await self._text_of_first(number, piece, middle + 1)
+            low, high = (low, middle) if len(known) > character else (middle + 1, high)
+        return low
+
+    async def _divided(self, number: int, piece: Piece, count: int) -> tuple[Piece, Piece]:
+        """A piece in two, the first with so many of its ids."""
+        text = await self._text_of_first(number, piece, count)
+        first = Piece(piece.ids[:count], text, None, piece.prompt_tokens, piece.cached_tokens)
+        return first, piece._replace(ids=piece.ids[count:], text=piece.text[len(text) :])
+
+    async def _text_of_first(self, number: int, piece: Piece, count: int) -> str:
+        """What the first ids of a piece say of its text."""
+        before = self.machine.threads[number].recorded.raw[-_BEFORE:]
+        ids = [*before, *piece.ids[:count]]
+        text = await self._text_behind(ids, len(before))
+        return text[: _common(text, piece.text)]
+
+    async def _text_behind(self, ids: Sequence[int], start: int) -> str:
+        """What ids say behind what the first of them say alone."""
+        before, whole = await self._detokenize(ids[:start]), await self._detokenize(ids)
+        return whole[_common(before, whole) :]
+
+    async def _truncate(self) -> None:
+        """Leave out what stands behind the answer's last token."""
+        if cut := self.machine.cut:
+            ids, known = self.machine.cut_ids(cut)
+            self.machine.truncate(cut, await self._text_behind(ids, known) if known < len(ids) else "")
 
     def _spawn(self) -> None:
         numbers, self.machine.spawned = self.machine.spawned, []
@@ -369,6 +424,11 @@ class Runner:
         if self._emit and self.machine.events:
             batch, self.machine.events = self.machine.events, []
             await self._emit(batch)
+
+
+def _common(one: str, other: str) -> int:
+    """Characters at the beginning that two texts have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _name(number: int) -> str:

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pasta_async.interpreter.reading import overlap
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,30 +18,38 @@ __all__ = ["Lane", "Visible"]
 class Lane:
     """A place in the document that one thread writes to."""
 
-    pending: list[str] = field(default_factory=list[str])
+    pending: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Text, and how many tokens stand before its end if those of chunks before it are not counted."""
     done: bool = False
     held: bool = False
     """Nothing is shown yet, because main may still write this chunk itself."""
+    tokens: int = 0
+    """Of a chunk that is done."""
 
 
 class Visible:
     """Lanes in document order; what is in front is shown, the rest waits its turn.
 
     Main's text before, between and behind its promises goes to `tail`. A stop text ends the visible text
-    where it first appears, and with it the answer.
+    where it first appears, and with it the answer; so does its last token.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), max_tokens: int | None = None) -> None:
         self.shown: list[str] = []
         self.length: int = 0
         """Characters shown."""
-        self.stopped: bool = False
         self.matched_stop: str | None = None
         """The stop text that was found."""
         self.tail: Lane = Lane()
         self._lanes = deque((self.tail,))
-        self._stop = tuple(stop)
+        self._chunk_tokens = 0  # of the lanes that are over
+        self._stop, self._max_tokens = tuple(stop), max_tokens
         self._back: str = ""  # withheld: the beginning of a stop text, perhaps
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text was found."""
+        return self.matched_stop is not None
 
     def open(self) -> Lane:
         """A lane for a chunk where main stands now; main goes on behind it."""
@@ -56,35 +66,46 @@ class Visible:
             front = self._lanes[0]
             if front.held:
                 break
-            if front.pending:
-                text += "".join(front.pending)
-                front.pending.clear()
-            if not front.done or len(self._lanes) == 1:
+            certain = sum(self._is_certain(tokens) for tokens, _ in front.pending)
+            text += "".join(part for _, part in front.pending[:certain])
+            del front.pending[:certain]
+            if front.pending or not front.done or len(self._lanes) == 1:
                 break
+            self._chunk_tokens += front.tokens
             self._lanes.popleft()
-        return self._show(text) if text else ""
+        return self._show(text)
 
-    def close(self) -> str:
-        """Everything that is left, finished or not: the answer is over."""
-        for lane in self._lanes:
-            lane.done, lane.held = True, False
-        text = self.take()
+    def close(self, whole: str | None = None) -> str:
+        """What is left, finished or not: the answer is over.
+
+        Args:
+            whole: The visible text, if its last token cuts it.
+        """
+        if whole is None:
+            for lane in self._lanes:
+                lane.done, lane.held = True, False
+            self._max_tokens = None
+            text = self.take()
+        else:
+            text = self._show(whole[self.length + len(self._back) :])
         if not self.stopped and self._back:
             text, self._back = text + self._record(self._back), ""
         return text
 
+    def _is_certain(self, tokens: int) -> bool:
+        return self._max_tokens is None or tokens + self._chunk_tokens <= self._max_tokens
+
     def _show(self, text: str) -> str:
-        if self.stopped:
+        if self.stopped or not text:
             return ""
         if not self._stop:
             return self._record(text)
         text = self._back + text
         self._back = ""
         if found := [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]:
-            self.stopped = True  # by the one that was complete first, however the text came in
-            _, start, self.matched_stop = min(found)
+            _, start, self.matched_stop = min(found)  # the one that was complete first
             return self._record(text[:start])
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = max(overlap(text, stop) for stop in self._stop)
         if keep:
             text, self._back = text[:-keep], text[-keep:]
         return self._record(text)
@@ -94,11 +115,3 @@ class Visible:
             self.shown.append(text)
             self.length += len(text)
         return text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0

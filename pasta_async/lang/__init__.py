@@ -3,9 +3,7 @@
 Pure: no I/O, no asyncio. docs/language.md describes the language.
 """
 
-from pasta_async.lang.attributes import MAX_ESTIMATE
-from pasta_async.lang.check import check, parse
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, MESSAGES, MILD, Code, Diagnostic
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, MESSAGES, STYLE_CODES, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -25,16 +23,17 @@ from pasta_async.lang.document import (
     Text,
     escape,
 )
-from pasta_async.lang.events import (
-    ChunkClosed,
-    ChunkOpened,
-    Event,
-    IgnoredTag,
-    PromiseOpened,
-    SyncReached,
-    TextDelta,
+from pasta_async.lang.lexer import MAX_ESTIMATE
+from pasta_async.lang.parser import Parser, check, parse
+from pasta_async.lang.readings import (
+    ChunkBegun,
+    ChunkEnded,
+    IgnoredRead,
+    PromiseRead,
+    Reading,
+    SyncRead,
+    TextRead,
 )
-from pasta_async.lang.parser import Parser
 from pasta_async.lang.views import Segment, View, segments, views
 
 __all__ = [
@@ -44,31 +43,31 @@ __all__ = [
     "MAX_ESTIMATE",
     "MAX_TAG",
     "MESSAGES",
-    "MILD",
+    "STYLE_CODES",
     "PROMISE_CLOSE",
     "PROMISE_OPEN",
     "PROMISE_TOKENS",
     "SYNC",
     "TAG_TOKENS",
     "Chunk",
-    "ChunkClosed",
-    "ChunkOpened",
+    "ChunkEnded",
+    "ChunkBegun",
     "ClosedBy",
     "Code",
     "Diagnostic",
     "Document",
-    "Event",
+    "Reading",
     "Ignored",
-    "IgnoredTag",
+    "IgnoredRead",
     "Node",
     "Parser",
     "Promise",
-    "PromiseOpened",
+    "PromiseRead",
     "Segment",
     "Sync",
-    "SyncReached",
+    "SyncRead",
     "Text",
-    "TextDelta",
+    "TextRead",
     "View",
     "check",
     "escape",

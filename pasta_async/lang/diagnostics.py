@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pasta_async.errors import ParseError
 
-__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "MILD", "Code", "Diagnostic", "Findings"]
+__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "STYLE_CODES", "Code", "Diagnostic", "DiagnosticLog"]
 
 MAX_DIAGNOSTICS = 1000
 """A reader records no more than this, so that a hostile text costs in proportion to its length."""
@@ -66,7 +66,7 @@ MESSAGES: dict[Code, tuple[str, str]] = {
 }
 """Message and hint of each code."""
 
-MILD = frozenset({Code.TOKENS_NOT_TENS, Code.TOPIC_LONG})
+STYLE_CODES = frozenset({Code.TOKENS_NOT_TENS, Code.TOPIC_LONG})
 """Advice about style: nothing was ignored, guessed or repaired, so strict reading lets it pass."""
 
 
@@ -98,7 +98,7 @@ class Diagnostic:
         return f"{self.line}:{self.column}: {self.code}: {self.message} ({self.hint})"
 
 
-class Findings:
+class DiagnosticLog:
     """Records what one reader finds, or in strict reading raises it."""
 
     __slots__ = ("_strict", "_thread", "found")
@@ -113,13 +113,13 @@ class Findings:
         """Record one finding.
 
         Raises:
-            ParseError: In strict reading, unless it is mild.
+            ParseError: In strict reading, unless its code is about style.
         """
         full = len(self.found) >= MAX_DIAGNOSTICS
         if full and not self._strict:
             return
         diagnostic = Diagnostic(code, offset, line, column, self._thread)
-        if self._strict and code not in MILD:
+        if self._strict and code not in STYLE_CODES:
             raise ParseError(diagnostic)
         if not full:
             self.found.append(diagnostic)

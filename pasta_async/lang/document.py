@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from pasta_async.lang.diagnostics import Diagnostic
 
@@ -33,6 +33,8 @@ __all__ = [
     "Sync",
     "Text",
     "escape",
+    "promise_source",
+    "unquoted",
 ]
 
 PROMISE_OPEN = '<promise topic="'
@@ -54,6 +56,8 @@ ClosedBy = Literal["writer", "budget", "end", "interrupted"]
 """What ended a chunk: its `</async>`, its token cap, the end of the text, a failure or a cancellation."""
 
 _TAG = re.compile(f"{TAG_START}>")
+_SPECIAL = re.compile('[<>"]')
+_ENTITIES = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"))
 
 
 def escape(text: str) -> str:
@@ -65,6 +69,30 @@ def _escaped(tag: re.Match[str]) -> str:
     source = tag[0]
     fits = len(source) - len(tag[1]) <= MAX_TAG
     return f"<\\{source[1:]}" if fits else source
+
+
+def quoted(value: str) -> str:
+    """Write an attribute's value so that it ends neither the quotes nor the tag: `a > b` is `a &gt; b`.
+
+    Any other value stays as it is, since decoded ids are the written form.
+    """
+    if not _SPECIAL.search(value) and unquoted(value) == value:
+        return value
+    for character, entity in _ENTITIES:
+        value = value.replace(character, entity)
+    return value
+
+
+def unquoted(value: str) -> str:
+    """The value of an attribute as it was written."""
+    for character, entity in reversed(_ENTITIES):
+        value = value.replace(entity, character)
+    return value
+
+
+def promise_source(values: Sequence[str]) -> str:
+    """A promise tag in its exact form, with these values between its tag tokens."""
+    return PROMISE_OPEN + PROMISE_TOKENS.join(map(quoted, values)) + PROMISE_CLOSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +163,8 @@ class Promise:
 
     def __post_init__(self) -> None:
         if not self.source:
-            tokens = "" if self.tokens is None else self.tokens
-            object.__setattr__(
-                self, "source", f"{PROMISE_OPEN}{self.topic}{PROMISE_TOKENS}{tokens}{PROMISE_CLOSE}"
-            )
+            tokens = "" if self.tokens is None else str(self.tokens)
+            object.__setattr__(self, "source", promise_source((self.topic, tokens)))
 
     def format(self) -> str:
         """The written form: the tag, and its chunk right behind it."""

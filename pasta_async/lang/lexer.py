@@ -1,4 +1,4 @@
-"""From pieces of text to tags and the text between them, however the text was cut into pieces.
+"""From pieces of text to tags and the text between them, however it was cut; and what a promise tag says.
 
 A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and all up to the
 first `>`. It holds no second `<` and is at most `MAX_TAG` characters long. Backslashes behind the `<` make it
@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pasta_async.lang.document import MAX_TAG, TAG_START
+from pasta_async.lang.diagnostics import Code
+from pasta_async.lang.document import MAX_TAG, TAG_START, Promise, unquoted
 
-__all__ = ["Lexeme", "Lexer", "Place", "Tag"]
+__all__ = ["MAX_ESTIMATE", "Lexeme", "Lexer", "Place", "Tag", "read_attributes", "read_promise"]
 
 
 class Place(NamedTuple):
@@ -35,6 +36,8 @@ class Tag(NamedTuple):
     place: Place
     end: int
     """Offset just behind it."""
+    values: tuple[str, ...] | None = None
+    """What stood between a promise's tag ids: its topic, then its tokens. None for a tag read from text."""
 
 
 Lexeme = str | Tag | Place
@@ -62,20 +65,26 @@ class Lexer:
         self._line_start = 0
         self._walked = 0  # index in the buffer up to which lines are counted
 
-    def count_lines(self, piece: str) -> None:
-        """Count the lines of a piece that is only text, before its length is added to `offset`."""
-        self._line += piece.count("\n")
-        self._line_start = self.offset + piece.rindex("\n") + 1
+    @property
+    def place(self) -> Place:
+        """The place behind what was fed, if nothing is held."""
+        return Place(self.offset, self._line, self.offset - self._line_start + 1)
 
-    def feed(self, piece: str, *, literal: bool = False) -> list[Lexeme]:
-        """Cut one more piece. No tag starts in a literal one, but a held tag goes on."""
+    def skip(self, piece: str) -> None:
+        """Count a piece that needs no lexing; nothing is held."""
+        if "\n" in piece:
+            self._line += piece.count("\n")
+            self._line_start = self.offset + piece.rindex("\n") + 1
+        self.offset += len(piece)
+
+    def feed(self, piece: str) -> list[Lexeme]:
+        """Cut one more piece."""
         base = self.offset - len(self.held)
-        starts = len(self.held) if literal else len(self.held) + len(piece)
         buffer = self.held + piece
         self.offset += len(piece)
         self._walked = 0
-        lexemes, done = self._complete(buffer, base, starts)
-        self._hold(buffer, base, done, buffer.rfind("<", done - self._shown, starts), lexemes)
+        lexemes, done = self._complete(buffer, base)
+        self._hold(buffer, base, done, buffer.rfind("<", done - self._shown), lexemes)
         return lexemes
 
     def close(self) -> tuple[str, Place | None, Place]:
@@ -93,14 +102,14 @@ class Lexer:
         text, self.held, self._shown = held[self._shown :], "", 0
         return text, cut, self._place(held, base, len(held))
 
-    def _complete(self, buffer: str, base: int, starts: int) -> tuple[list[Lexeme], int]:
+    def _complete(self, buffer: str, base: int) -> tuple[list[Lexeme], int]:
         """Take the tags that are complete (or broken) and the text before them; also the index behind."""
         lexemes: list[Lexeme] = []
         done = self._shown
         for found in _CANDIDATE.finditer(buffer):
             start, end = found.span()
             escapes, slash, name, rest, complete = found.groups()
-            if start >= starts or (end == len(buffer) and not complete):
+            if end == len(buffer) and not complete:
                 break
             if not complete or end - start - len(escapes) > MAX_TAG:
                 if not escapes:
@@ -144,3 +153,75 @@ class Lexer:
             self._line_start = base + buffer.rindex("\n", self._walked, index) + 1
         self._walked = index
         return Place(base + index, self._line, base + index - self._line_start + 1)
+
+
+# Promises -------------------------------------------------------------------------------------------------
+
+MAX_ESTIMATE = 10**6
+"""Estimates above this are taken for noise."""
+
+_EXACT = re.compile(r'<promise(?: topic="[^"]*")?(?: tokens="[^"]*")?/>')
+_ATTRIBUTE = re.compile(
+    r"""\s*(?P<name>[A-Za-z_][\w.:-]*)\s*=\s*
+    (?:"(?P<double>[^"]*)"
+    |'(?P<single>[^']*)'
+    |\u201c(?P<double_typographic>[^\u201d]*)\u201d
+    |\u2018(?P<single_typographic>[^\u2019]*)\u2019
+    |(?P<bare>[^\s"'=\u201c\u201d\u2018\u2019]+))""",
+    re.VERBOSE,
+)
+_NAMES = frozenset({"topic", "tokens"})
+
+
+def read_promise(tag: Tag) -> tuple[Promise | None, list[Code]]:
+    """Read a promise tag, leniently where it was written as text.
+
+    Returns:
+        The promise, or None if the tag is to be ignored, and the codes of what is wrong with it.
+    """
+    attributes = read_attributes(tag.rest) if tag.values is None else _named(tag.values)
+    if isinstance(attributes, Code):
+        return None, [attributes]
+    codes: list[Code] = []
+    if not _EXACT.fullmatch(tag.source):
+        codes.append(Code.TAG_FORM)
+    topic = attributes.get("topic", "")
+    words = len(topic.split())
+    if words == 0 or words > 3:
+        codes.append(Code.TOPIC_LONG if words else Code.TOPIC_MISSING)
+    tokens, wrong = _read_tokens(attributes.get("tokens"))
+    if wrong:
+        codes.append(wrong)
+    return Promise(topic, tokens, source=tag.source), codes
+
+
+def read_attributes(rest: str) -> dict[str, str] | Code:
+    """Read `name="value"` pairs, in any order and with any quotes, or say why they cannot be read."""
+    rest = rest.rstrip()
+    stop = len(rest.removesuffix("/").rstrip())
+    values: dict[str, str] = {}
+    position = 0
+    while position < stop:
+        found = _ATTRIBUTE.match(rest, position, stop)
+        if not found or found["name"] in values:
+            return Code.ATTRIBUTES_BAD
+        values[found["name"]] = unquoted(found[found.lastgroup or "bare"])
+        position = found.end()
+    return values if values.keys() <= _NAMES else Code.ATTRIBUTE_UNKNOWN
+
+
+def _named(values: tuple[str, ...]) -> dict[str, str] | Code:
+    return dict(zip(("topic", "tokens"), values, strict=False)) if len(values) < 3 else Code.ATTRIBUTES_BAD
+
+
+def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
+    if value is None:
+        return None, Code.TOKENS_MISSING
+    digits = value.strip().lstrip("0")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(MAX_ESTIMATE)):
+        return None, Code.TOKENS_BAD
+    number = int(digits)
+    if number > MAX_ESTIMATE:
+        return None, Code.TOKENS_BAD
+    rounded = -(-number // 10) * 10
+    return rounded, None if rounded == number else Code.TOKENS_NOT_TENS

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from pasta_async.lang.attributes import read_attributes, read_promise
-from pasta_async.lang.diagnostics import Code, Diagnostic, Findings
+from pasta_async.lang.diagnostics import Code, Diagnostic, DiagnosticLog
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
+    MAX_TAG,
+    PROMISE_CLOSE,
+    PROMISE_OPEN,
+    PROMISE_TOKENS,
     SYNC,
     Chunk,
     Document,
@@ -16,26 +19,28 @@ from pasta_async.lang.document import (
     Promise,
     Sync,
     Text,
+    promise_source,
 )
-from pasta_async.lang.events import (
-    ChunkClosed,
-    ChunkOpened,
-    IgnoredTag,
-    PromiseOpened,
-    SyncReached,
-    TextDelta,
+from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise
+from pasta_async.lang.readings import (
+    ChunkBegun,
+    ChunkEnded,
+    IgnoredRead,
+    PromiseRead,
+    SyncRead,
+    TextRead,
 )
-from pasta_async.lang.lexer import Lexer, Place, Tag
-from pasta_async.lang.running import RunningText
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pasta_async.lang.document import ClosedBy, Node
-    from pasta_async.lang.events import Event
+    from pasta_async.lang.readings import Reading
 
-__all__ = ["Parser"]
+__all__ = ["Parser", "check", "parse"]
 
+_PIECE = 1 << 16  # readings of a long text are dropped as it goes
+_LOOSE = 128  # pieces that are kept apart before they are joined
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
 
 
@@ -44,7 +49,7 @@ class Parser:
 
     Args:
         inside_chunk: The text starts inside a chunk, and is over with its `</async>`.
-        strict: Raise `ParseError` at the first diagnostic that is not mild.
+        strict: Raise `ParseError` at the first diagnostic that is not about style.
         thread: Put on the diagnostics.
         whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
         halt_at_sync: The rest of a piece in which a sync takes effect is dropped: its writer has to wait
@@ -67,6 +72,8 @@ class Parser:
         "_report",
         "_target",
         "_text",
+        "_values",
+        "_values_place",
         "_whole",
         "diagnostics",
         "end",
@@ -81,7 +88,7 @@ class Parser:
         whole: bool = False,
         halt_at_sync: bool = False,
     ) -> None:
-        findings = Findings(strict=strict, thread=thread)
+        findings = DiagnosticLog(strict=strict, thread=thread)
         self.diagnostics: list[Diagnostic] = findings.found
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
@@ -101,7 +108,14 @@ class Parser:
         self._open = False  # whether a promise was made since the last sync
         self._plain = True  # whether text simply goes on: no gap, no end
         self._ignored: dict[str, Ignored] = {}
-        self._text = RunningText()  # since the last node
+        self._text = _RunningText()  # since the last node
+        self._values: list[str] | None = None  # of the promise whose tag ids are coming in
+        self._values_place = self._place
+
+    @property
+    def held(self) -> str:
+        """The beginning of what may become a tag, if the text so far ends with one."""
+        return self._lexer.held
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -122,38 +136,33 @@ class Parser:
             _chunk_nodes(self.nodes), closed_by=closed_by or ("end" if self.end is None else "writer")
         )
 
-    def feed(self, piece: str, *, literal: bool = False) -> list[Event]:
-        """Read one more piece.
+    def feed(self, piece: str) -> list[Reading]:
+        """Read one more piece of text, with the tags in it.
 
         Args:
             piece: Any number of characters.
-            literal: No tag starts in this piece (text tokens of a trained model); an unfinished one goes on.
 
         Returns:
             What happened. For any cut of a text into pieces the events are the same, once adjacent
-            `TextDelta`s are joined.
+            `TextRead`s are joined.
 
         Raises:
             ParseError: In strict reading; the parser cannot be used any further.
         """
         lexer = self._lexer
-        if self._plain and not lexer.held and (literal or "<" not in piece):
-            if "\n" in piece:
-                lexer.count_lines(piece)
-            lexer.offset += len(piece)
-            self._text.append(piece)
-            return [TextDelta(piece)] if piece else []
-        events: list[Event] = []
+        if "<" not in piece and not lexer.held:
+            return self.feed_text(piece)
+        events: list[Reading] = []
         if self.end is not None:
             return events
-        for lexeme in lexer.feed(piece, literal=literal):
+        for lexeme in lexer.feed(piece):
             if isinstance(lexeme, str):
                 self._on_text(lexeme, events)
             elif isinstance(lexeme, Tag):
                 self._on_tag(lexeme, events)
                 if self.end is not None:
                     break
-                if self._halt and isinstance(events[-1], SyncReached):
+                if self._halt and isinstance(events[-1], SyncRead):
                     lexer.close()
                     break
             else:
@@ -161,17 +170,85 @@ class Parser:
                 self._report(Code.TAG_BROKEN, *lexeme)
         return events
 
-    def close(self, *, cut: bool = False) -> list[Event]:
+    def feed_text(self, piece: str) -> list[Reading]:
+        """Read one more piece of a trained model's text, in which nothing is a tag: its tags are ids.
+
+        A parser is fed either text with tags (`feed`), or text and tags apart (this and `feed_tag`).
+        """
+        events: list[Reading] = []
+        if not piece or self.end is not None:
+            return events
+        self._lexer.skip(piece)
+        if self._values is not None:
+            self._values[-1] += piece
+            if len(promise_source(self._values)) > MAX_TAG:
+                self._break_tag(events)
+        elif self._plain:
+            self._text.append(piece)
+            events.append(TextRead(piece))
+        else:
+            self._on_text(piece, events)
+        return events
+
+    def feed_tag(self, token: str) -> list[Reading]:
+        """Read a tag token (one of `TAG_TOKENS`) that came as its id.
+
+        Raises:
+            ParseError: In strict reading; the parser cannot be used any further.
+        """
+        events: list[Reading] = []
+        if self.end is not None:
+            return events
+        place = self._lexer.place
+        self._lexer.skip(token)
+        if token in (PROMISE_TOKENS, PROMISE_CLOSE):
+            self._on_promise_token(token, events)
+            return events
+        self._break_tag(events)
+        if token == PROMISE_OPEN:
+            self._values, self._values_place = [""], place
+        else:
+            name = token.strip("</>")
+            tag = Tag(
+                token, name, token.startswith("</"), token[1 + len(name) : -1], place, self._lexer.offset
+            )
+            self._on_tag(tag, events)
+        return events
+
+    def _on_promise_token(self, token: str, events: list[Reading]) -> None:
+        """A promise's tag goes on, or ends."""
+        if self._values is None:
+            self._on_text(token, events)
+        elif token == PROMISE_TOKENS:
+            self._values.append("")
+        else:
+            values, self._values = tuple(self._values), None
+            place, end = self._values_place, self._lexer.offset
+            self._on_tag(Tag(promise_source(values), "promise", False, "", place, end, values), events)
+
+    def _break_tag(self, events: list[Reading], code: Code | None = Code.TAG_BROKEN) -> None:
+        """The tag ids that came in make no tag: they are text."""
+        if self._values is not None:
+            text, self._values = PROMISE_OPEN + PROMISE_TOKENS.join(self._values), None
+            self._on_text(text, events)
+            self._end_gap(events)
+            if code:
+                self._report(code, *self._values_place)
+
+    def close(self, *, cut: bool = False) -> list[Reading]:
         """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`).
 
         Args:
-            cut: The writer was interrupted: forget a tag that is not complete rather than show it as text.
+            cut: The writer was interrupted: forget what may begin a tag rather than show it as text.
         """
-        events: list[Event] = []
+        events: list[Reading] = []
         if self.end is not None:
             return events
+        if cut:
+            self._values = None
+        self._break_tag(events, Code.TAG_CUT)
         text, tag, end = self._lexer.close()
-        if text and not (tag and cut):
+        if text and not cut:
             self._on_text(text, events)
         self._end_gap(events)
         if tag and not cut:
@@ -186,16 +263,16 @@ class Parser:
         if text := self._text.take():
             self._target.append(Text(text))
 
-    def _on_text(self, text: str, events: list[Event]) -> None:
+    def _on_text(self, text: str, events: list[Reading]) -> None:
         if self._gap:
             if text.isspace():
                 self._text.append(text)
                 return
             self._end_gap(events)
         self._text.append(text)
-        events.append(TextDelta(text))
+        events.append(TextRead(text))
 
-    def _end_gap(self, events: list[Event]) -> None:
+    def _end_gap(self, events: list[Reading]) -> None:
         """No chunk follows the promise: the white space behind it is text like any other."""
         if not self._gap:
             return
@@ -203,17 +280,17 @@ class Parser:
         if self._whole:
             self._report(Code.PROMISE_OPEN, *self._place)
         if text := str(self._text):
-            events.append(TextDelta(text))
+            events.append(TextRead(text))
 
-    def _on_tag(self, tag: Tag, events: list[Event]) -> None:
+    def _on_tag(self, tag: Tag, events: list[Reading]) -> None:
         code = self._act(tag, events)
         if code:
             self._end_gap(events)
             self._report(code, *tag.place)
             self._append(self._shared(tag.source))
-            events.append(IgnoredTag(tag.source, tag.end))
+            events.append(IgnoredRead(tag.source, tag.end))
 
-    def _act(self, tag: Tag, events: list[Event]) -> Code | None:
+    def _act(self, tag: Tag, events: list[Reading]) -> Code | None:
         """Do what a tag says; if it is to be ignored, say why instead."""
         if tag.closing:
             return self._on_close(tag, events)
@@ -223,10 +300,10 @@ class Parser:
             return self._on_async(tag, events)
         return self._on_sync(tag, events)
 
-    def _on_promise(self, tag: Tag, events: list[Event]) -> Code | None:
+    def _on_promise(self, tag: Tag, events: list[Reading]) -> Code | None:
         if self._in_chunk:
             return Code.PROMISE_NESTED
-        promise, codes = read_promise(tag.source, tag.rest)
+        promise, codes = read_promise(tag)
         if promise is None:
             return codes[0]
         self._end_gap(events)
@@ -235,10 +312,10 @@ class Parser:
         self._append(promise)
         self._open = self._gap = True
         self._place, self._plain = tag.place, False
-        events.append(PromiseOpened(promise, tag.end))
+        events.append(PromiseRead(promise, tag.end))
         return None
 
-    def _on_async(self, tag: Tag, events: list[Event]) -> Code | None:
+    def _on_async(self, tag: Tag, events: list[Reading]) -> Code | None:
         if not self._gap:
             return Code.ASYNC_STRAY
         attributes = read_attributes(tag.rest)
@@ -253,10 +330,10 @@ class Parser:
             self._report(Code.TAG_FORM, *tag.place)
         self._gap, self._plain = False, True
         self._in_chunk, self._target = True, []
-        events.append(ChunkOpened(tag.end, self._opened_gap))
+        events.append(ChunkBegun(tag.end, self._opened_gap))
         return None
 
-    def _on_close(self, tag: Tag, events: list[Event]) -> Code | None:
+    def _on_close(self, tag: Tag, events: list[Reading]) -> Code | None:
         if tag.name != "async":
             return Code.TAG_STRAY_CLOSE
         if tag.source != ASYNC_CLOSE:
@@ -266,7 +343,7 @@ class Parser:
         self._end_chunk("writer")
         if self._inside:
             self.end, self._plain = tag.end, False
-        events.append(ChunkClosed(tag.end))
+        events.append(ChunkEnded(tag.end))
         return None
 
     def _end_chunk(self, closed_by: ClosedBy) -> None:
@@ -282,7 +359,7 @@ class Parser:
         chunk = Chunk(_chunk_nodes(nodes), self._opened, closed_by)
         return Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap)
 
-    def _on_sync(self, tag: Tag, events: list[Event]) -> Code | None:
+    def _on_sync(self, tag: Tag, events: list[Reading]) -> Code | None:
         if self._in_chunk:
             return Code.SYNC_NESTED
         attributes = read_attributes(tag.rest)
@@ -297,7 +374,7 @@ class Parser:
             self._report(Code.TAG_FORM, *tag.place)
         self._append(Sync(tag.source))
         self._open = False
-        events.append(SyncReached(tag.end, tag.source))
+        events.append(SyncRead(tag.end, tag.source))
         return None
 
     def _append(self, node: Node) -> None:
@@ -315,3 +392,61 @@ class Parser:
 
 def _chunk_nodes(nodes: Iterable[Node]) -> tuple[Text | Ignored, ...]:
     return tuple(node for node in nodes if isinstance(node, Text | Ignored))
+
+
+class _RunningText:
+    """Text that grows by pieces, in no more memory than a small multiple of its characters.
+
+    A piece of one character takes up to eighty bytes, so pieces are joined from time to time.
+    """
+
+    __slots__ = ("_loose", "_packed")
+
+    def __init__(self) -> None:
+        self._loose: list[str] = []
+        self._packed: list[str] = []
+
+    def append(self, piece: str) -> None:
+        """Add a piece."""
+        self._loose.append(piece)
+        if len(self._loose) > _LOOSE:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed.append("".join(self._loose))
+        self._loose.clear()
+
+    def __str__(self) -> str:
+        return "".join((*self._packed, *self._loose)) if self._packed else "".join(self._loose)
+
+    def take(self) -> str:
+        """The text; it starts anew."""
+        text = str(self)
+        self._packed.clear()
+        self._loose.clear()
+        return text
+
+
+def parse(text: str, strict: bool = False) -> Document:
+    """Read a document in its written form.
+
+    Args:
+        text: The written form; anything is accepted unless `strict`.
+        strict: Raise at the first diagnostic, except for those about style (`STYLE_CODES`).
+
+    Returns:
+        The document, with what was found wrong in `diagnostics` (at most `MAX_DIAGNOSTICS`).
+
+    Raises:
+        ParseError: In strict reading, with the diagnostic.
+    """
+    parser = Parser(strict=strict, whole=True)
+    for start in range(0, len(text), _PIECE):
+        parser.feed(text[start : start + _PIECE])
+    parser.close()
+    return parser.document()
+
+
+def check(text: str) -> list[Diagnostic]:
+    """What is wrong with a document in its written form, in the order of the text."""
+    return list(parse(text).diagnostics)

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
-from pasta_async.events import AnswerDone, TextDelta, ThreadDelta
+from pasta_async.events import AnswerDone, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.protocol import PassThrough
 from pasta_async.server.errors import ApiError
 from pasta_async.server.replies import Mode, Replies
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 __all__ = ["chat_completions", "completions"]
+
+_BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
+"""With one of these a stream begins; what fails before has an HTTP status."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -112,7 +115,7 @@ class _Answers:
                 async for index, event in events:
                     if isinstance(event, AnswerDone):
                         done[index] = event.generation
-                    begun = begun or isinstance(event, TextDelta | ThreadDelta | AnswerDone)
+                    begun = begun or isinstance(event, _BEGINNING)
                     held += self.replies.event(index, event)
                     if begun and held:
                         yield held

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from pasta_async.events import AnswerDone, TextDelta
+from pasta_async.events import AnswerDone, ReasoningDelta, TextDelta
 from pasta_async.server.requests import ChatRequest
 from pasta_async.server.streaming import event_fields
 
@@ -66,6 +66,8 @@ class Replies:
             yield self._chunk(pasta=pasta)
         if isinstance(event, TextDelta):
             yield self._chunk(self._delta(index, content=event.delta))
+        elif isinstance(event, ReasoningDelta) and self._chat:
+            yield self._chunk(self._delta(index, reasoning_content=event.delta))
         elif isinstance(event, AnswerDone):
             last = self._delta(index, finish_reason=_finish_reason(event.generation))
             yield self._chunk(last, pasta=self._pasta([(index, event.generation)]))
@@ -97,7 +99,10 @@ class Replies:
         }
         if not self._chat:
             return {**choice, "text": generation.text}
-        return {**choice, "message": {"role": "assistant", "content": generation.text, "refusal": None}}
+        message: Json = {"role": "assistant", "content": generation.text, "refusal": None}
+        if generation.reasoning:
+            message["reasoning_content"] = generation.reasoning
+        return {**choice, "message": message}
 
     def _delta(self, index: int, *, finish_reason: str | None = None, **delta: str) -> Json:
         choice = {"index": index, "logprobs": None, "finish_reason": finish_reason}

@@ -52,7 +52,7 @@ DRAIN_SECONDS = 30.0
 def event_fields(event: Event) -> dict[str, Any]:
     """An event as a JSON object: its fields by their names, `type` among them.
 
-    Records and the generation are objects as `model_dump` makes them; a delta comes without its snapshot.
+    Records and the generation are objects as `model_dump` makes them; errors by class and message.
     """
     match event:
         case TextDelta():

@@ -45,7 +45,7 @@ class Logs:
 
     Args:
         logger: Where to; None: the logger `pasta_async.answers`.
-        text: Whether prompts, topics, answers and the words of errors may be logged.
+        text: Whether prompts, topics, answers and the messages of errors may be logged.
     """
 
     def __init__(self, logger: logging.Logger | None = None, *, text: bool = False) -> None:
@@ -122,11 +122,11 @@ class _AnswerLog(AnswerObserver):
         }
 
     def _failure(self, error: BaseException | None) -> dict[str, object]:
-        """What may be said of an error: its words may quote a prompt."""
+        """What may be said of an error: its message may quote a prompt."""
         if error is None:
             return {}
-        words = {"error": str(error)} if self._text else {}
-        return {"error_type": error_type(error), **words}
+        message = {"error": str(error)} if self._text else {}
+        return {"error_type": error_type(error), **message}
 
     def _log(self, level: int, message: str, **fields: object) -> None:
         if self._logger.isEnabledFor(level):

@@ -1,7 +1,7 @@
 """Prometheus metrics of a client's answers. Needs the extra `metrics`.
 
 Names follow Prometheus's rules (base units, `_total` for what only grows, no colon, which is for recording
-rules) and, where there is the same thing, the words of SGLang and vLLM: `model_name`, `generation_tokens`,
+rules) and, where there is the same thing, the names of SGLang and vLLM: `model_name`, `generation_tokens`,
 `time_to_first_token_seconds`.
 """
 

@@ -2,7 +2,7 @@
 
 Attributes named `gen_ai.` follow the semantic conventions for generative AI in version 1.41.1: the last
 release of the OpenTelemetry semantic conventions that has them, since they moved to a repository of their own
-(which has no release so far). What they have no word for is named `pasta.`.
+(which has no release so far). What they do not have is named `pasta.`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tracing:
 
     Args:
         provider: Where spans go; None: the global one, which does nothing before somebody sets it up.
-        text: Whether prompts, topics, answers and the words of errors may appear in spans.
+        text: Whether prompts, topics, answers and the messages of errors may appear in spans.
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, text: bool = False) -> None:
@@ -71,7 +71,7 @@ class _AnswerSpans(AnswerObserver):
         self._tracer, self._text = tracer, text
         self._model = start.model.name if start.model else None
         self._began = time_ns()
-        attributes = {**_common(self._model, "chat"), **_asked(start)}
+        attributes = {**_common(self._model, "chat"), **_start_attributes(start)}
         if text:
             attributes["gen_ai.input.messages"] = _messages(start)
         self._span = tracer.start_span(_name("chat", self._model), attributes=attributes)
@@ -95,7 +95,7 @@ class _AnswerSpans(AnswerObserver):
             _name("text_completion", self._model),
             context=self._threads[request.thread][1],
             kind=trace.SpanKind.CLIENT,
-            attributes={**_common(self._model, "text_completion"), **_sent(request)},
+            attributes={**_common(self._model, "text_completion"), **_request_attributes(request)},
         )
         inside = trace.set_span_in_context(span, self._context)
         self._requests[request.thread] = span, context.attach(inside)
@@ -125,7 +125,7 @@ class _AnswerSpans(AnswerObserver):
         for number, (span, _) in self._threads.items():
             self._end_thread(span, records.get(number))
         if generation:
-            self._span.set_attributes(_answered(generation))
+            self._span.set_attributes(_answer_attributes(generation))
             if self._text:
                 self._span.set_attribute("gen_ai.output.messages", _output(generation))
         finish_reason = outcome(generation, error)
@@ -138,16 +138,16 @@ class _AnswerSpans(AnswerObserver):
         if record is None:
             span.end()
             return
-        span.set_attributes(_threaded(record))
+        span.set_attributes(_thread_attributes(record))
         if self._text:
             span.set_attribute("pasta.topic", record.topic)
         span.end(None if record.ended is None else self._began + round(record.ended * 1e9))
 
     def _fail(self, span: Span, error: BaseException | None) -> None:
         if error is not None:
-            words = str(error) if self._text else None
+            message = str(error) if self._text else None
             span.set_attribute("error.type", error_type(error))
-            span.set_status(trace.Status(trace.StatusCode.ERROR, words))
+            span.set_status(trace.Status(trace.StatusCode.ERROR, message))
 
 
 def _name(operation: str, model: str | None) -> str:
@@ -159,7 +159,7 @@ def _common(model: str | None, operation: str) -> Attributes:
     return {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **named}
 
 
-def _asked(start: AnswerStart) -> Attributes:
+def _start_attributes(start: AnswerStart) -> Attributes:
     sampling = start.sampling
     attributes: Attributes = {
         "gen_ai.output.type": "text",
@@ -176,7 +176,7 @@ def _asked(start: AnswerStart) -> Attributes:
     return attributes
 
 
-def _sent(request: DecodeRequest) -> Attributes:
+def _request_attributes(request: DecodeRequest) -> Attributes:
     attributes: Attributes = {
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": request.sampling.temperature,
@@ -187,7 +187,7 @@ def _sent(request: DecodeRequest) -> Attributes:
     return attributes
 
 
-def _answered(generation: Generation) -> Attributes:
+def _answer_attributes(generation: Generation) -> Attributes:
     usage, first = generation.usage, generation.threads[0].first_token
     attributes: Attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -204,7 +204,7 @@ def _answered(generation: Generation) -> Attributes:
     return attributes
 
 
-def _threaded(record: ThreadRecord) -> Attributes:
+def _thread_attributes(record: ThreadRecord) -> Attributes:
     attributes: Attributes = {"pasta.tokens": record.tokens, "pasta.finish_reason": record.finish_reason}
     optional = {
         "pasta.estimate": record.estimate,

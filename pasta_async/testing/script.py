@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from pasta_async.lang.check import parse
 from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
+from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
 from pasta_async.protocol import Piece
 

@@ -62,8 +62,8 @@ def perfetto_trace(answer: Generation, baseline: Generation | None = None) -> Pe
     if baseline:
         events += _process(baseline, 2, "baseline")
     events.sort(key=lambda event: event.get("ts", -1.0))
-    told = {"critical_path": answer.critical_path, "completion_tokens": answer.usage.completion_tokens}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": told}
+    totals = {"critical_path": answer.critical_path, "completion_tokens": answer.usage.completion_tokens}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": totals}
 
 
 def _process(answer: Generation, pid: int, name: str) -> Iterator[TraceEvent]:
@@ -97,8 +97,8 @@ def _promise(answer: Generation, record: ThreadRecord, pid: int) -> Iterator[Tra
     """A promise on its own track, with its time in the queue inside; an instant where main wrote it."""
     ended = answer.elapsed if record.ended is None else record.ended
     started = ended if record.started is None else record.started
-    told = {"estimate": record.estimate, "tokens": record.tokens, "finish_reason": record.finish_reason}
-    begin, end = _async(record.topic, pid, record.thread, (record.opened, ended), **told)
+    figures = {"estimate": record.estimate, "tokens": record.tokens, "finish_reason": record.finish_reason}
+    begin, end = _async(record.topic, pid, record.thread, (record.opened, ended), **figures)
     yield begin
     yield from _async("queued", pid, record.thread, (record.opened, started))
     yield end

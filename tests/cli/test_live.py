@@ -9,9 +9,8 @@ from rich.console import Console
 from written import CAUSES, END, INTRO, TEXT, WRITTEN
 
 from pasta_async import Client, Generation, Limits, Sampling, Span
+from pasta_async.cli.display import LiveDisplay, bar, summary, timeline, view
 from pasta_async.cli.generate import Job, answer
-from pasta_async.cli.live import LiveDisplay, view
-from pasta_async.cli.summary import bar, summary, timeline
 from pasta_async.testing import ScriptedBackend
 
 

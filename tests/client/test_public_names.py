@@ -12,19 +12,23 @@ from pasta_async import events
 from pasta_async.testing import ScriptedBackend
 
 NAMES = """
-AnswerDone AnswerStream Backend BackendConnectError BackendError BackendLostError BackendProtocolError
-BackendStatusError BackendTimeoutError BackendTransportError Client Clock DecodeRequest DiagnosticFound
-Event Generation GenerationTimeoutError InvalidRequestError Limits Message ModelInfo ParseError PastaError
-Piece PromiseOpened PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds
-TextDelta ThreadDelta ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted
-UnsupportedModelError Usage __version__ generate stream
+AnswerDone AnswerObserver AnswerStart AnswerStream Backend BackendConnectError BackendError BackendLostError
+BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
+DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
+InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
+PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
+ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage __version__
+ReasoningDelta ThreadReplaced
+generate stream
 """
 
 TYPES = {
     "AnswerDone": "answer.done",
     "DiagnosticFound": "diagnostic",
     "PromiseOpened": "promise.opened",
+    "ReasoningDelta": "reasoning.delta",
     "SyncJoined": "sync.joined",
+    "ThreadReplaced": "thread.replaced",
     "SyncWaiting": "sync.waiting",
     "TextDelta": "text.delta",
     "ThreadDelta": "thread.delta",

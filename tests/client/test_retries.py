@@ -11,11 +11,14 @@ import pytest
 from pasta_async import (
     BackendConnectError,
     BackendError,
+    BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
     Client,
+    Generation,
     GenerationTimeoutError,
     Limits,
+    PastaError,
     ThreadFailedError,
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
@@ -33,7 +36,7 @@ BUSY = BackendStatusError("busy", status=429, retry_after=7.0)
 class Flaky(ScriptedBackend):
     """Fails at one of its calls, so often, and never answers another."""
 
-    def __init__(self, call: str = "", errors: Sequence[Exception] = (), *, silent: bool = False) -> None:
+    def __init__(self, call: str = "", errors: Sequence[BaseException] = (), *, silent: bool = False) -> None:
         super().__init__("Because.", clock=VirtualClock())
         self._call, self._errors, self._silent = call, list(errors), silent
         self.calls = 0
@@ -139,3 +142,41 @@ async def test_limits_of_one_answer_are_laid_over_the_client_s() -> None:
         with pytest.raises(GenerationTimeoutError):
             await client.generate("Why?", limits=Limits(max_threads=2))
     assert backend.clock.time() == 5
+
+
+async def test_the_template_s_end_is_looked_at_once_for_each_form_of_it() -> None:
+    backend = Flaky("detokenize")
+    async with Client(backend, clock=backend.clock) as client:
+        for prompt in ("Why?", "Why not?", "When?"):
+            await client.generate(prompt)
+        assert backend.calls == 1
+        await client.generate("Why?", chat_template_kwargs={"enable_thinking": True})
+        assert backend.calls == 2
+
+
+async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:
+    for backend in (
+        Flaky("encode_chat", silent=True),
+        Flaky("connect", [BackendStatusError("no", status=400)]),
+    ):
+        with pytest.raises(PastaError) as caught:
+            await ask(backend, timeout=5)
+        assert caught.value.partial == Generation.empty()
+
+
+@pytest.mark.parametrize("call", ["connect", "encode_chat", "detokenize"])
+async def test_a_call_that_cancels_itself_is_an_error_of_the_backend(call: str) -> None:
+    with pytest.raises(BackendProtocolError):
+        await ask(Flaky(call, [asyncio.CancelledError()]))
+
+
+async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:
+    backend = ScriptedBackend("Because.", faults=[Fault(0, 1, "stall")])
+    async with Client(backend) as client, client.stream("Why?") as stream:
+        before = asyncio.all_tasks()
+        await anext(stream)
+        for task in before - {asyncio.current_task()}:
+            task.cancel()
+        with pytest.raises(PastaError) as caught:
+            await stream.result()
+        assert caught.value.partial is not None

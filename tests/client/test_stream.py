@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import pasta_async
 from pasta_async import Client, Event, Limits, TextDelta, ThreadDelta, ThreadDone, ThreadFailedError
+from pasta_async.events import ThreadReplaced
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, promise
@@ -18,7 +19,10 @@ LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 2
 
 
 async def events_of(backend: ScriptedBackend) -> list[Event]:
-    async with Client(backend, clock=backend.clock) as client, client.stream("Why?") as stream:
+    async with (
+        Client(backend, clock=backend.clock) as client,
+        client.stream("Why?", limits=Limits(timeout=None)) as stream,
+    ):
         return [event async for event in stream]
 
 
@@ -35,30 +39,30 @@ async def test_the_text_deltas_are_the_text_whatever_the_timing(latencies: dict[
 
 @given(latencies=LATENCIES)
 @settings(max_examples=15)
-async def test_each_delta_has_the_snapshot_of_its_moment(latencies: dict[int, float]) -> None:
+async def test_deltas_add_up_to_the_text_and_to_what_each_thread_wrote(latencies: dict[int, float]) -> None:
     events = await events_of(ScriptedBackend(RICH, latency=1.0, thread_latency=latencies))
     text, threads = "", dict.fromkeys(range(6), "")
-    for event in events:  # all have come, and still each knows its own moment
+    for event in events:
         if isinstance(event, TextDelta):
             text += event.delta
-            assert event.snapshot == text
         elif isinstance(event, ThreadDelta):
             threads[event.thread] += event.delta
-            assert event.snapshot == threads[event.thread]
         elif isinstance(event, ThreadDone):
             assert event.record.text == threads[event.thread]
 
 
-async def test_a_snapshot_survives_that_the_chunk_is_written_inline() -> None:
+async def test_the_deltas_of_a_superseded_thread_are_withdrawn() -> None:
     p = promise("tea")
     script = Script([f"A. {p}   <async>Inline.</async>"], {1: "Thread text.</async>"})
     backend = ScriptedBackend(
         script, tokenizer=WordTokenizer(tags=False), latency=1.0, thread_latency={0: 2.0, 1: 0.5}
     )
     events = await events_of(backend)
-    deltas = [event for event in events if isinstance(event, ThreadDelta) and event.thread == 1]
-    assert deltas[0].snapshot == deltas[0].delta == "Thread"
-    assert deltas[-1].snapshot == "Inline."
+    ((at, replaced),) = [(n, event) for n, event in enumerate(events) if isinstance(event, ThreadReplaced)]
+    assert (replaced.thread, replaced.text) == (1, "")
+    deltas = [event.delta if isinstance(event, ThreadDelta) and event.thread == 1 else "" for event in events]
+    assert "".join(deltas[:at]).startswith("Thread")
+    assert "".join(deltas[at:]) == "Inline."
     done = [event.record for event in events if isinstance(event, ThreadDone) and event.thread == 1]
     assert (done[-1].finish_reason, done[-1].text) == ("superseded", "Inline.")
 

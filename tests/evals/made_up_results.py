@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client
 from pasta_async.evals.answers import FORMS, Answer
+from pasta_async.evals.documents import held_out
 from pasta_async.evals.load import Answered, Block
 from pasta_async.evals.methods import Played
-from pasta_async.evals.prompts import held_out
+from pasta_async.evals.speed import Run
 from pasta_async.evals.task import outcome
-from pasta_async.evals.timing import Run
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from pasta_async.evals.load.driving import Mode
+    from pasta_async.evals.load import Mode
 
 ENVIRONMENT = {"time": "2026-01-01 00:00:00 UTC", "cpu": "Imaginary 1", "cores": 2, "load": 0.5}
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from commands_run import refused, run
 from judge_server import (
     failing,
     first_is_better,
@@ -25,14 +26,14 @@ from pasta_async import InvalidRequestError
 from pasta_async.evals.alpaca.__main__ import main
 from pasta_async.evals.alpaca.judging import JudgeFailed, JudgeServer, Options, judge, package_version
 from pasta_async.evals.alpaca.questions import read_difficulty, read_questions
-from pasta_async.evals.prompts import Prompt
+from pasta_async.evals.documents import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from judge_server import Trouble
 
-    from pasta_async.evals.timing import Form
+    from pasta_async.evals.speed import Form
 
 pytestmark = pytest.mark.timeout(300)
 """AlpacaEval takes three seconds of CPU to import, again and again, on a machine that may be busy."""
@@ -151,14 +152,14 @@ def test_the_command_answers_once_and_judges_what_it_answered(
         "--max-tokens",
         "60",
     ]
-    main(command)
+    run(main, "", *command)
     assert not (out / "result.json").exists()
     rows = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
     texts = {(row["prompt"], row["form"]): row["text"] for row in rows}
     assert len(texts) == 6
 
     with judging(prefers({texts[n, "parallel"] for n in range(3)})) as (judge_, url):
-        main([*command, "--judge", url, "--judge-model", "kind"])
+        run(main, "", *command, "--judge", url, "--judge-model", "kind")
     draws = sum(texts[n, "parallel"] == texts[n, "baseline"] for n in range(3))
     result = json.loads((out / "result.json").read_text())
     assert result["win_rate"]["value"] == pytest.approx(100 - 50 * draws / 3)
@@ -173,14 +174,13 @@ def test_the_command_answers_once_and_judges_what_it_answered(
     assert len((out / "answers.jsonl").read_text().splitlines()) == 7  # nothing was answered again
     assert "| made up | 3 |" in capsys.readouterr().out
 
-    with pytest.raises(SystemExit, match="max_tokens: 60 there, 61 now"):
-        main([*command[:-1], "61"])
+    assert "max_tokens: 60 there, 61 now" in refused(main, "", *command[:-1], "61")
 
 
 def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(tmp_path: Path) -> None:
     questions = [Prompt("Again and again. " * 2000, "long"), Prompt("Follow the steps.", "short")]
     prompts = written(tmp_path / "p.jsonl", questions)
-    main(["--prompts", str(prompts), "--out", str(tmp_path), "--max-tokens", "5"])
+    run(main, "--max-tokens 5 --prompts", prompts, "--out", tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()[1:]]
     assert {(row["prompt"], row["form"], bool(row["tokens"])) for row in rows} == {
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")

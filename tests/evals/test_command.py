@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import speed
-from pasta_async.evals.load import __main__ as load
+from pasta_async.evals import load, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal
 
@@ -35,16 +34,16 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
     assert ended.value.code == 2
-    assert "1 or more" in (told := capsys.readouterr().err) or "above 0" in told or "invalid" in told
+    assert "Invalid value" in capsys.readouterr().err
 
 
-def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
+def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("no JSON\n")
     documents = tmp_path / "documents.jsonl"
     documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
     nowhere = "http://127.0.0.1:9"
-    for arguments, told in (
+    for arguments, reason in (
         (f"--backend local: --documents {tmp_path / 'missing.jsonl'}", "missing.jsonl"),
         (f"--backend local: --documents {documents} --out {rows}", "holds no results"),
         (f"--backend {nowhere} --documents {documents}", nowhere),
@@ -53,7 +52,7 @@ def test_what_its_user_can_mend_ends_a_command_with_a_line(tmp_path: Path):
     ):
         with pytest.raises(SystemExit) as ended:
             load.main(arguments.split())
-        assert told in str(ended.value.code)
+        assert reason in str(ended.value.code)
 
 
 def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
@@ -67,7 +66,7 @@ def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     out = tmp_path / "rows.jsonl"
-    command = [*"--backend local: --n 1 --passes 1 --families chain fair --out".split(), str(out)]
+    command = [*"--backend local: --n 1 --passes 1 --families chain --families fair --out".split(), str(out)]
     append = Journal.append
 
     def press_ctrl_c_behind_an_answer(journal: Journal, row: Mapping[str, Any]) -> None:
@@ -83,6 +82,8 @@ def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     measured = out.read_text()
     assert len(measured.splitlines()) == 3
 
-    speed.main(command)
+    with pytest.raises(SystemExit) as ended:
+        speed.main(command)
+    assert not ended.value.code
     assert out.read_text().startswith(measured)
     assert "| all | 2 |" in capsys.readouterr().out

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from pasta_async import Client
+from pasta_async.evals.documents import Prompt
 from pasta_async.evals.fork_modes import measure, summarise
-from pasta_async.evals.prompts import Prompt
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
 DOCUMENT = (

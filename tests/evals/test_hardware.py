@@ -6,18 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from pydantic import ValidationError
 
-from pasta_async.evals.hardware import Traffic, copy_bandwidth, decode_steps
-from pasta_async.evals.hardware.__main__ import main
+from pasta_async.evals.hardware import HardwareSettings, Traffic, copy_bandwidth, decode_steps
 from pasta_async.evals.random_model import make_model
-from pasta_async.evals.simulator import Constant, EngineModel, SimulatedBackend
-from pasta_async.evals.simulator.measuring import take_samples
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
+from pasta_async.evals.simulator import take_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEP, SEQUENCE, CONTEXT, PREFILL, TRIP = (Constant(value, True) for value in (0.01, 0.001, 2e-6, 1e-4, 0.003))
-MODEL = EngineModel(STEP, SEQUENCE, CONTEXT, PREFILL, TRIP)
+MODEL = EngineModel(step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003)
 
 
 async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_floor():
@@ -32,7 +31,7 @@ async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_flo
         (await take_samples(backend, [(1, 300)], rounds=1, shared=shared, clock=backend.clock))[0].first_token
         for shared in (True, False)
     ]
-    assert both[1] - both[0] == pytest.approx(299 * MODEL.prefill.value, rel=0.02)
+    assert both[1] - both[0] == pytest.approx(299 * MODEL.prefill, rel=0.02)
 
 
 def test_a_step_reads_all_weights_but_the_embeddings(tmp_path: Path):
@@ -51,5 +50,5 @@ def test_memory_is_copied_at_some_speed():
 def test_a_server_without_its_models_folder_is_refused(tmp_path: Path):
     documents = tmp_path / "documents.jsonl"
     documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
-    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*needs --model"):
-        main(["--backend", "http://127.0.0.1:9", "--documents", str(documents), "--out", str(tmp_path)])
+    with pytest.raises(ValidationError):
+        HardwareSettings(backend="http://127.0.0.1:9", documents=documents, out=tmp_path)

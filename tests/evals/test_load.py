@@ -7,10 +7,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
+from commands_run import run
 
-from pasta_async.evals.load import Answered, Block, drive, figures, pays_up_to, summarise
-from pasta_async.evals.load.__main__ import main, measure
-from pasta_async.evals.load.summary import default_target
+from pasta_async.evals.load import (
+    Answered,
+    Block,
+    default_target,
+    drive,
+    figures,
+    main,
+    measure,
+    pays_up_to,
+    summarise,
+)
 from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
@@ -20,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from pasta_async.evals.load.driving import Mode
+    from pasta_async.evals.load import Mode
 
 LATENCY = 0.01
 
@@ -130,8 +139,7 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     written = f"A{chunk('b', 2)} c."
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
     documents.write_text(json.dumps(record) + "\n")
-    command = f"--backend local: --documents {documents} --at-once 2 --rates 50 --answers 4 --out {out}"
-    main(command.split())
+    run(main, f"--backend local: --documents {documents} --at-once 2 --rates 50 --answers 4 --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"
     assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [

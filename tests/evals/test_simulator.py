@@ -2,21 +2,19 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
-from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
+from commands_run import refused, run
 
 from pasta_async import Sampling
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
-from pasta_async.evals.simulator import Constant, EngineModel, Sample, SimulatedBackend, fit
-from pasta_async.evals.simulator.__main__ import check_samples, main
-from pasta_async.evals.simulator.answers import answer_seconds, check_answers, fit_client
-from pasta_async.evals.simulator.measuring import take_samples
+from pasta_async.evals.simulated import CONSTANTS, EngineModel, SimulatedBackend
+from pasta_async.evals.simulator import Sample, fit, main, take_samples
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -35,14 +33,9 @@ DOCUMENTS = {"many": parse(WRITTEN)}
 CASES = [Case(0, "many", DOCUMENTS["many"])]
 
 
-def model(step: float, sequence: float = 0.0, context: float = 0.0, prefill: float = 0.0, trip: float = 0.0):
-    measured = (Constant(value, True) for value in (step, sequence, context, prefill, trip))
-    return EngineModel(
-        **dict(zip(("step", "sequence", "context", "prefill", "round_trip"), measured, strict=True))
-    )
-
-
-REAL = model(0.01, 0.001, 2e-6, 1e-4, 0.003)
+REAL = EngineModel(
+    step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003, assumed=CONSTANTS[5:]
+)
 
 
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
@@ -52,21 +45,21 @@ async def load(engines: int, at_once: int, method: str, constants: EngineModel, 
 
 
 async def test_an_answer_takes_a_step_for_each_token_and_a_trip_for_each_request():
-    block = await load(1, 1, "sequential", model(0.01, trip=0.5), answers=1)
+    block = await load(1, 1, "sequential", EngineModel(step=0.01, round_trip=0.5), answers=1)
     (answer,) = block.answers
     assert answer.seconds == pytest.approx(answer.tokens * 0.01 + 0.5)
     assert answer.first_token == pytest.approx(0.51)
 
 
 async def test_parallel_decoding_gains_where_steps_cost_the_same_and_loses_where_each_request_costs():
-    for constants, gains in ((model(0.01), True), (model(0.0, sequence=0.01), False)):
+    for constants, gains in ((EngineModel(step=0.01), True), (EngineModel(step=0.0, sequence=0.01), False)):
         sequential = await load(1, 4, "sequential", constants)
         pasta = await load(1, 4, "pasta", constants)
         assert (pasta.seconds < sequential.seconds) is gains
 
 
 async def test_more_engines_share_the_answers():
-    constants = model(0.0, sequence=0.01)
+    constants = EngineModel(step=0.0, sequence=0.01)
     one = await load(1, 8, "sequential", constants)
     eight = await load(8, 8, "sequential", constants)
     assert eight.seconds < one.seconds / 2
@@ -74,7 +67,7 @@ async def test_more_engines_share_the_answers():
 
 async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
     async def prefilled(*, embedded: bool) -> int:
-        backend = SimulatedBackend(replace(REAL, embedded=embedded))
+        backend = SimulatedBackend(REAL.model_copy(update={"embedded": embedded}))
         async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
             ids = await engine.ask_library(CASES[0].fresh(), plain=False)
             return (
@@ -89,29 +82,30 @@ async def test_the_constants_of_an_engine_are_found_by_timing_it():
     samples = await take_samples(backend, [*product((1, 4, 16), (64, 512))], rounds=1, clock=backend.clock)
     found = fit(samples)
     for name in ("step", "sequence", "context", "prefill"):
-        assert getattr(found, name).value == pytest.approx(getattr(REAL, name).value, rel=0.05), name
-    trip = found.round_trip.value + found.step.value  # a small difference of two larger ones
-    assert trip == pytest.approx(REAL.round_trip.value + REAL.step.value, rel=0.05)
-    other = await take_samples(backend, [(3, 200)], rounds=1, clock=backend.clock)
-    assert check_samples(found, other)[0]["error"] in ("+0%", "-0%")
+        assert getattr(found, name) == pytest.approx(getattr(REAL, name), rel=0.05), name
+    trip = found.round_trip + found.step  # a small difference of two larger ones
+    assert trip == pytest.approx(REAL.round_trip + REAL.step, rel=0.05)
+    (other,) = await take_samples(backend, [(3, 200)], rounds=1, clock=backend.clock)
+    assert found.seconds(3, other.tokens, 0) == pytest.approx(other.step, rel=0.01)
+    assert found.assumed == ("token", "request")
 
 
 def test_no_constant_is_negative_and_too_few_samples_are_refused():
     def sample(at_once: int, context: int, step: float) -> Sample:
-        return Sample(at_once, context, step, 0.02 + step, 24)
+        return Sample(at_once, context, step, 0.02 + step)
 
     settings = [*product((1, 4), (64, 512))]
     found = fit([sample(n, context, 0.01 - context * 1e-6) for n, context in settings])
-    assert found.context.value == 0
-    assert found.step.value > 0.005
-    with pytest.raises(InvalidRequestError, match="two lengths"):
+    assert found.context == 0
+    assert found.step > 0.005
+    with pytest.raises(InvalidRequestError):
         fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
 
 
 async def test_a_clients_work_delays_an_embedded_engine_and_else_only_what_the_client_sees():
-    working = replace(model(0.01), token=Constant(0.004, True), request=Constant(0.1, True))
+    working = EngineModel(step=0.01, token=0.004, request=0.1)
     for embedded, step in ((True, 0.014), (False, 0.01)):
-        block = await load(1, 1, "sequential", replace(working, embedded=embedded), answers=1)
+        block = await load(1, 1, "sequential", working.model_copy(update={"embedded": embedded}), answers=1)
         (answer,) = block.answers
         assert answer.first_token == pytest.approx(0.1 + 0.014)
         assert answer.seconds == pytest.approx(answer.first_token + step * (answer.tokens - 1))
@@ -120,34 +114,12 @@ async def test_a_clients_work_delays_an_embedded_engine_and_else_only_what_the_c
     assert answer.seconds == pytest.approx(4 * 0.004 * answer.tokens, rel=0.1)
 
 
-@pytest.mark.parametrize("embedded", [True, False])
-async def test_a_clients_work_is_found_from_whole_answers(embedded: bool):
-    work = (Constant(0.003, True), Constant(0.02, True))
-    real = replace(REAL, embedded=embedded, token=work[0], request=work[1])
-
-    async def simulate(other: EngineModel) -> list[float]:
-        return await answer_seconds(SimulatedBackend(other), DOCUMENTS, at_once=3, answers=3)
-
-    found = await fit_client(replace(REAL, embedded=embedded), await simulate(real), simulate)
-    rows = await check_answers(SimulatedBackend(real), SimulatedBackend(found), DOCUMENTS, at_once=5)
-    assert all(abs(float(row["error"][:-1])) <= 2 for row in rows)
-    assert (found.token.value, found.request.value) == pytest.approx((0.003, 0.02), rel=0.05)
-
-
-async def test_whole_answers_are_compared_with_a_simulation_of_them():
-    rows = await check_answers(
-        SimulatedBackend(REAL), SimulatedBackend(REAL), DOCUMENTS, answers=1, at_once=1
-    )
-    assert [row["method"] for row in rows] == ["sequential", "pasta"]
-    assert all(row["simulated"] > 1 for row in rows)
-
-
 def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
     return DecodeRequest("a", 0, (8, 9), 50, Sampling(), extra={"forced": forced})
 
 
 async def test_a_request_that_is_closed_early_leaves_its_batch():
-    backend = SimulatedBackend(model(1.0, sequence=1.0))
+    backend = SimulatedBackend(EngineModel(step=1.0, sequence=1.0))
     ids = tuple(await backend.encode("some words to be written one by one"))
     async with aclosing(backend.decode(request(backend, ids))) as pieces:
         await anext(pieces)
@@ -158,44 +130,44 @@ async def test_a_request_that_is_closed_early_leaves_its_batch():
 
 
 async def test_what_is_not_forced_is_refused_and_closing_ends_what_is_open():
-    backend = SimulatedBackend(model(1.0))
-    with pytest.raises(InvalidRequestError, match="force it"):
+    backend = SimulatedBackend(EngineModel(step=1.0))
+    with pytest.raises(InvalidRequestError):
         await anext(backend.decode(request(backend, ())))
     ids = tuple(await backend.encode("some words"))
     pieces = backend.decode(request(backend, ids))
     await anext(pieces)
     await backend.aclose()
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(BackendError):
         await anext(pieces)
 
 
 def test_the_command_runs_a_load_and_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     engine, documents, out = tmp_path / "engine.json", tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
-    REAL.save(engine)
+    engine.write_text(REAL.model_dump_json())
     assert EngineModel.load(engine) == REAL
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = f"run --engine {engine} --documents {documents} --gpus 2 --rates 1 4 --answers 6 --out {out}"
-    main([*command.split(), "--assume", "step=0.005"])
-    told = capsys.readouterr().out
-    assert "SIMULATED: 2 engines" in told
-    assert "step 5 (ASSUMED), sequence 1," in told
-    assert "| 4 a second | pasta | 6 |" in told
+    command = (
+        f"run --engine {engine} --documents {documents} --gpus 2 --rates 1 --rates 4 --answers 6 --out {out}"
+    )
+    run(main, command, "--assume", "step=0.005")
+    printed = capsys.readouterr().out
+    assert "SIMULATED: 2 engines" in printed
+    assert "step 5 (ASSUMED), sequence 1," in printed
+    assert "| 4 a second | pasta | 6 |" in printed
     assert len(out.read_text().splitlines()) == 2 + 4
-    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*the constants are"):
-        main([*command.split(), "--assume", "speed=1"])
+    assert refused(main, command, "--assume", "speed=1").startswith("InvalidRequestError")
     engine.write_text("[]")
-    with pytest.raises(SystemExit, match=r"InvalidRequestError: .*no engine model"):
-        main(command.split())
+    assert refused(main, command).startswith("InvalidRequestError")
 
 
 def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     engine, documents = tmp_path / "engine.json", tmp_path / "documents.jsonl"
-    model(0.01).save(engine)
+    engine.write_text(EngineModel(step=0.01).model_dump_json())
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
     out = tmp_path / "rows.jsonl"
-    methods.main(["--backend", f"simulated:{engine}", "--documents", str(documents), "--out", str(out)])
+    run(methods.main, f"--backend simulated:{engine} --documents {documents} --out {out}")
     rows = [json.loads(line) for line in out.read_text().splitlines()[2:]]
     assert len(rows) == 5
     assert all(row["seconds"] == pytest.approx(row["critical_path"] * 0.01, rel=0.2) for row in rows)

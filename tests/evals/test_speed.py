@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from commands_run import run as run_command
 
 from pasta_async import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.prompts import Prompt, held_out, read_prompts
+from pasta_async.evals.documents import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.speed import measure
-from pasta_async.evals.speedups import compare, summarise
-from pasta_async.evals.timing import Form, Run
+from pasta_async.evals.speed import Form, Run, compare, measure, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
@@ -57,7 +56,7 @@ async def test_measured_speedups_are_the_theoretical_ones_where_only_tokens_take
 
     both, one = compare(runs)
     assert both.theoretical > 1.5
-    assert both.realised == pytest.approx(1)
+    assert both.speedup == pytest.approx(both.theoretical)
     assert one.theoretical == 1
     assert one.speedup == pytest.approx(1)
     baseline = next(run for run in runs if run.form == "baseline")
@@ -108,9 +107,9 @@ async def test_the_summary_counts_what_is_malformed_and_what_is_right():
     (row,) = summarise(runs)
     assert row["family"] == "describe"
     assert row["prompts"] == 2
-    assert row["malformed"] == "50.0%"
-    assert row["right, parallel"] == row["right, baseline"] == "50.0%"
-    assert row["speed-up"] == pytest.approx(row["theoretical"])
+    assert row["malformed"] == "50%"
+    assert row["right, parallel"] == row["right, baseline"] == "50%"
+    assert row["realised"] == pytest.approx(1)
 
 
 def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Run:
@@ -127,17 +126,16 @@ def test_figures_of_known_runs():
         run(1, "baseline", 1.0, 100, 100),
     ]
     first, second = compare(runs)
-    assert (first.speedup, first.theoretical, first.realised) == (4, 2, 2)
+    assert (first.speedup, first.theoretical) == (4, 2)
     assert (second.speedup, second.theoretical) == (1, 1)
 
     (row,) = summarise(runs)
-    assert row["speed-up"] == pytest.approx(2)
+    assert row["speed-up"] == "2.00 (1.00 to 4.00)"
     assert row["theoretical"] == row["realised"] == pytest.approx(2**0.5)
-    assert row["cached"] == "30.0%"
+    assert row["cached"] == "30%"
     assert row["first token ms, parallel"] == pytest.approx(20)
     assert row["requests"] == 1
     assert row["right, parallel"] == "-"
-    assert row["95%"] == "1.00-4.00"
     assert row["step CPU ms, baseline"] == pytest.approx(300 / 300)
     assert row["step CPU ms, parallel"] == pytest.approx(300 / 200)
 
@@ -213,7 +211,8 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 
 def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "speed.jsonl"
-    speed.main([*"--backend local: --n 1 --passes 1 --families describe chain --out".split(), str(out)])
+    families = "--families describe --families chain"
+    run_command(speed.main, f"--backend local: --n 1 --passes 1 {families} --out", out)
     measured, where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
     assert measured["backend"] == "local:"
@@ -227,8 +226,8 @@ def test_an_unknown_benchmark_is_refused():
     done = subprocess.run(
         [sys.executable, "-m", "pasta_async.evals", "tea"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
-    assert "no benchmark 'tea': there are speed" in done.stderr
+    assert done.returncode == 2
+    assert "speed" in done.stderr
 
 
 def test_tables_and_raw_rows(tmp_path: Path):

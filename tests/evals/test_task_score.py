@@ -4,10 +4,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from commands_run import run
 
 from pasta_async import Client, InvalidRequestError, Sampling
 from pasta_async.evals.answers import answer_all
-from pasta_async.evals.prompts import Prompt, held_out
+from pasta_async.evals.documents import Prompt, held_out
 from pasta_async.evals.task import main, outcome, table
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
@@ -76,7 +77,7 @@ async def test_an_error_ends_it_and_leaves_what_is_done(tmp_path: Path) -> None:
 
 
 def test_the_command_scores_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--n", "1", "--families", "chain", "--out", str(tmp_path)])
+    run(main, "--n 1 --families chain --out", tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["benchmark"] == "task"
     assert result["all"]["prompts"] == 1

@@ -41,7 +41,7 @@ RICH = (
 )
 """Two rounds, adjacent promises, an empty chunk, an end with an open promise."""
 
-ROOMY = Limits(chunk_tokens=10_000)
+ROOMY = Limits(chunk_tokens=10_000, timeout=None)
 ENDLESS = Sampling(max_tokens=10**7)
 """Limits that no test document reaches."""
 

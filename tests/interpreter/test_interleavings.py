@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.lang import Document, Promise, parse
-from pasta_async.testing import Fault, ScriptedBackend
-from tests.interpreter.support import RICH, answer, promise
+from pasta_async.lang import Document, Promise, Sync, parse
+from pasta_async.testing import Fault, Script, ScriptedBackend
+from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
+from tests.interpreter.vocabularies import tokenizer
 
 if TYPE_CHECKING:
     from pasta_async import Event, Generation
+    from pasta_async.interpreter import Fork
 
 pytestmark = pytest.mark.loop_matrix
 
@@ -103,7 +105,26 @@ async def test_a_sync_with_nothing_open_has_no_effect() -> None:
     assert [event.type for event in events].count("sync.waiting") == 1
     assert [str(found.code) for found in generation.diagnostics] == ["sync-idle", "sync-idle"]
     assert generation.elapsed == generation.critical_path  # not a moment was lost with them
-    check_whole(backend, generation, script)
+    assert (generation.document, generation.text) == (parse(script), parse(script).text)
+    assert not backend.open
+
+
+@pytest.mark.parametrize("name", ["words", "plain words", "plain pieces"])
+@pytest.mark.parametrize("fork", ["stream", "cut"])
+async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str, fork: Fork) -> None:
+    idle = "<sync/> and" * 300
+    for between in (idle, f"{promise('b', 'Beta.')} and {idle}", f"{promise('b', '')}<sync/>{idle}"):
+        script = f"One. {promise('a', 'Alpha.')}<sync/>{between} so. {promise('c', 'Gamma.')}<sync/> End."
+        source = parse(script) if name == "words" else Script.of(parse(script))
+        backend = ScriptedBackend(source, tokenizer=tokenizer(name))
+        generation = await answer(backend, limits=ROOMY, sampling=ENDLESS, fork=fork)
+        assert generation.text == parse(script).text
+        mains = [request for request in backend.requests if request.thread == 0]
+        joins = sum(isinstance(node, Sync) for node in generation.document.nodes)
+        promises = len(generation.document.promises) if fork == "cut" else 0
+        assert len(mains) <= 2 * (joins + 1) + promises
+        last = await backend.detokenize(mains[-1].ids)
+        assert last.endswith("Gamma.</async><sync/>")  # what follows a sync sees the chunks
 
 
 async def test_the_end_of_the_answer_joins_what_is_open() -> None:

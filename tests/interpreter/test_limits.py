@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
-from pasta_async.interpreter import Slots, thread_seed
+from pasta_async.interpreter import PrioritySemaphore, thread_seed
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
-
-if TYPE_CHECKING:
-    from pasta_async import Generation
 
 WIDE = "".join(promise(f"part {n}", "a b c d e f g h. ") for n in range(12)) + "<sync/>Done."
 SLOW = dict.fromkeys(range(1, 13), 9.0)
@@ -76,7 +70,7 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
 
 
 async def test_slots_go_to_the_lowest_priority_then_to_who_came_first() -> None:
-    slots, order = Slots(1), list[str]()
+    slots, order = PrioritySemaphore(1), list[str]()
 
     async def work(name: str, priority: int) -> None:
         async with slots.slot(priority):
@@ -90,9 +84,9 @@ async def test_slots_go_to_the_lowest_priority_then_to_who_came_first() -> None:
 
 async def test_who_is_cancelled_in_the_queue_or_with_a_slot_in_hand_takes_none_away() -> None:
     for turns in range(5):
-        slots = Slots(2)
+        slots = PrioritySemaphore(2)
 
-        async def work(slots: Slots = slots) -> None:
+        async def work(slots: PrioritySemaphore = slots) -> None:
             async with slots.slot():
                 for _ in range(2):
                     await asyncio.sleep(0)
@@ -112,64 +106,6 @@ async def test_the_chunk_cap_can_be_set() -> None:
     assert [thread.tokens for thread in generation.threads[1:]] == [4] * 12
     assert {thread.closed_by for thread in generation.threads[1:]} == {"budget"}
     assert generation.text == "a b c d" * 12 + "Done."
-
-
-@pytest.mark.parametrize("most", [1, 3, 6, 20, 45])
-@pytest.mark.parametrize("parallel", [True, False])
-async def test_an_answer_has_at_most_so_many_tokens_over_all_its_threads(most: int, parallel: bool) -> None:
-    backend = ScriptedBackend(WIDE)
-    generation = await answer(backend, sampling=Sampling(max_tokens=most), parallel=parallel)
-    assert sum(len(play.ids) for play in backend.played) == generation.usage.completion_tokens <= most
-    assert generation.finish_reason == "length"
-    assert generation.text == generation.document.text
-    assert most < 6 or parse(WIDE).text.startswith(generation.text)  # a tag that is cut is text
-
-
-async def test_a_promise_reserves_its_cap_so_that_main_stops_where_the_answers_limit_is() -> None:
-    script = f"One. {promise('a', 'Alpha.')} two three four."
-    limits = Limits(chunk_tokens=10)
-    generation = await answer(ScriptedBackend(script), limits=limits, sampling=Sampling(max_tokens=20))
-    main, chunk = generation.threads
-    assert (main.tokens, main.finish_reason, chunk.tokens) == (10, "length", 3)
-    assert generation.text == "One. Alpha. two three"
-
-
-async def test_what_a_chunk_did_not_take_of_its_reserve_is_main_s_after_the_join() -> None:
-    script = f"One. {promise('a', 'Alpha.')}<sync/> two three four."
-    limits = Limits(chunk_tokens=10)
-    generation = await answer(ScriptedBackend(script), limits=limits, sampling=Sampling(max_tokens=20))
-    assert generation.text == parse(script).text
-    assert generation.finish_reason == "stop"
-
-
-def outline(generation: Generation) -> object:
-    return (
-        generation.document,
-        generation.text,
-        generation.finish_reason,
-        generation.critical_path,
-        generation.usage.completion_tokens,
-        [(thread.tokens, thread.finish_reason, thread.closed_by) for thread in generation.threads],
-    )
-
-
-@given(
-    latencies=st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0])),
-    most=st.integers(5, 60),
-    cap=st.sampled_from([None, 3, 8]),
-    threads=st.integers(1, 4),
-)
-@settings(max_examples=25)
-async def test_results_do_not_depend_on_timing(
-    latencies: dict[int, float], most: int, cap: int | None, threads: int
-) -> None:
-    sampling = Sampling(max_tokens=most)
-    timed = ScriptedBackend(RICH, latency=1.0, thread_latency=latencies)
-    generation = await answer(timed, sampling=sampling, limits=Limits(chunk_tokens=cap, max_threads=threads))
-    reference = await answer(
-        ScriptedBackend(RICH), sampling=sampling, limits=Limits(chunk_tokens=cap), parallel=False
-    )
-    assert outline(generation) == outline(reference)
 
 
 async def test_the_context_of_the_model_is_a_limit_too() -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async import Client
-from pasta_async.interpreter.thinking import ThinkingFilter
+from pasta_async.events import ReasoningDelta, TextDelta
+from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
 from pasta_async.prompting import INSTRUCTIONS
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
@@ -191,7 +192,8 @@ async def test_text_inside_a_thinking_block_is_never_read_for_tags(name: str, pi
         script = Script([opening + main[0], main[1]], {1: "Alpha."})
         backend = kind(script, tokenizer=tokenizer(name), piece=piece)
         generation = await answer(backend, prompted=True)
-        assert generation.text == f"{opening}{thoughts}\nOne Alpha. two."
+        assert generation.text == generation.document.text == "\nOne Alpha. two."
+        assert generation.reasoning == thoughts.removesuffix("</think>")
         assert [thread.topic for thread in generation.threads[1:]] == ["a"]
         assert [request.thread for request in backend.requests if request.thread == 1] == [1]
 
@@ -202,17 +204,30 @@ async def test_a_trained_model_may_think_of_tags_too(kind: type[ScriptedBackend]
     written = f"{opening}Hm.</think> One {promise('a', 'Alpha.')}<sync/> two."
     thought = Fault(0, 5 if opening else 2, "garbage", text=promise("x"))
     generation = await answer(kind(written, tokenizer=tokenizer("words"), faults=[thought]))
-    assert generation.text == f"{opening}Hm.{promise('x')}</think> One Alpha. two."
+    assert (generation.reasoning, generation.text) == (f"Hm.{promise('x')}", " One Alpha. two.")
     assert [thread.topic for thread in generation.threads[1:]] == ["a"]
 
 
-async def test_a_thinking_block_that_never_ends_is_text() -> None:
+async def test_a_thinking_block_that_never_ends_is_all_reasoning() -> None:
     backend = ScriptedBackend(
         Script([f"<think>{promise('x')} and so on"]), tokenizer=tokenizer("plain words")
     )
     generation = await answer(backend)
-    assert generation.text == f"<think>{promise('x')} and so on"
+    assert (generation.reasoning, generation.text) == (f"{promise('x')} and so on", "")
     assert len(generation.threads) == 1
+
+
+async def test_reasoning_is_streamed_apart_from_the_text() -> None:
+    written = f"<think>Hm, </thi or so.</think>One {promise('a', 'Alpha.')}<sync/> two."
+    for name, piece in (("plain words", 1), ("plain pieces", 3), ("words", 2)):
+        backend = ScriptedBackend(parse(written), tokenizer=tokenizer(name), piece=piece)
+        async with Client(backend) as client, client.stream("Why?", prompted=True) as stream:
+            events = [event async for event in stream]
+            generation = await stream.result()
+        reasoning = "".join(event.delta for event in events if isinstance(event, ReasoningDelta))
+        assert reasoning == generation.reasoning == "Hm, </thi or so."
+        text = "".join(event.delta for event in events if isinstance(event, TextDelta))
+        assert text == generation.text == "One Alpha. two."
 
 
 @pytest.mark.parametrize("text", ["<thi", "<", " \n<think", "<thinking>", "<b>", ""])
@@ -227,8 +242,9 @@ def test_a_block_is_split_where_it_ends_however_the_text_comes_in() -> None:
     for size in range(1, len(whole)):
         thinking = ThinkingFilter()
         parts = [thinking.split(whole[at : at + size]) for at in range(0, len(whole), size)]
-        assert "".join(part for part, _ in parts) == " <think>a <b> </thin </think>"
-        assert "".join(rest for _, rest in parts) + thinking.flush() == " c </think>"
+        assert "".join(part for part, _ in parts) == "a <b> </thin "
+        assert "".join(rest for _, rest in parts) == " c </think>"
+        assert thinking.flush() == ("", "")
 
 
 async def test_chat_template_arguments_are_passed_on() -> None:

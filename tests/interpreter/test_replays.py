@@ -158,7 +158,7 @@ OUTPUTS = {
     "thoughts about tags": Output(
         [f"<think>\nUse {P} and <sync/>?</think>\nA. {P}<sync/>", " B."],
         TEA,
-        f"<think>\nUse {P} and <sync/>?</think>\nA. Tea is mild. B.",
+        "\nA. Tea is mild. B.",
         ("stop",),
     ),
     "no tags at all": Output(["Two and two is four."], {}, "Two and two is four."),

@@ -110,7 +110,7 @@ def test_where_it_stops_does_not_depend_on_how_the_text_comes_in(pieces: list[st
     visible, whole = Visible(stop), "".join(pieces)
     shown = ""
     for piece in pieces:
-        visible.tail.pending.append(piece)
+        visible.tail.pending.append((0, piece))
         shown += visible.take()
     shown += visible.close()
     ends = [(whole.find(one) + len(one), whole.find(one)) for one in stop if one in whole]

@@ -66,10 +66,26 @@ PIECES = (
 texts = st.lists(
     st.one_of(st.sampled_from(PIECES), st.text("<>/\\ \n=\"'psync", max_size=4)), max_size=14
 ).map("".join)
-marked_texts = st.lists(st.tuples(st.one_of(st.sampled_from(PIECES), texts), st.booleans()), max_size=10)
+_topics = st.one_of(st.sampled_from(PIECES), texts, st.sampled_from(["a > b", 'so "called"', "R&D &gt; x"]))
+_promise_ids = st.tuples(_topics, st.sampled_from(["10", "", "x", "<"])).map(
+    lambda values: [
+        (TAG_TOKENS[0], True),
+        (values[0], False),
+        (TAG_TOKENS[1], True),
+        (values[1], False),
+        (TAG_TOKENS[2], True),
+    ]
+)
+_single = st.one_of(
+    st.tuples(st.sampled_from(TAG_TOKENS), st.just(True)), st.tuples(_topics, st.just(False))
+).map(lambda piece: [piece])
+token_streams = st.lists(_single | _promise_ids, max_size=10).map(
+    lambda runs: [piece for run in runs for piece in run]
+)
+"""What a trained model writes: text, and tag tokens (True) that come as ids."""
 
 
-topics = st.text(st.characters(exclude_characters='"<>'), max_size=20)
+topics = st.text(max_size=20)
 estimates = st.none() | st.integers(1, 100_000).map(lambda tens: tens * 10)
 plain_texts = texts.filter(bool).map(Text)
 promise_tags = st.builds(Promise, topics, estimates).map(lambda promise: promise.source)

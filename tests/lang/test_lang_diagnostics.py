@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pasta_async.errors import ParseError
-from pasta_async.lang import MESSAGES, MILD, Code, Diagnostic, Parser, check, parse
+from pasta_async.lang import MESSAGES, STYLE_CODES, Code, Diagnostic, Parser, check, parse
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### `([a-z-]+)`\n\n```text\n(.*?)\n```$", PAGE, re.M | re.S))
@@ -53,7 +53,7 @@ def test_the_example_of_the_page(code: Code) -> None:
 @pytest.mark.parametrize("code", Code)
 def test_strict_reading_raises_unless_the_diagnostic_is_mild(code: Code) -> None:
     text = EXAMPLES[code]
-    if code in MILD:
+    if code in STYLE_CODES:
         assert [found.code for found in parse(text, strict=True).diagnostics] == [code]
         return
     with pytest.raises(ParseError, match=r"^\d+:\d+: ") as raised:
@@ -84,4 +84,4 @@ def test_the_pages_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     exec(program, {})  # the page's own text
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] in program
-    assert [line.partition("(")[0] for line in lines[1:]] == ["TextDelta", "PromiseOpened", "SyncReached"]
+    assert [line.partition("(")[0] for line in lines[1:]] == ["TextRead", "PromiseRead", "SyncRead"]

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from language_texts import canonical_documents, marked_texts, texts, thorough
+from language_texts import canonical_documents, texts, thorough, token_streams
 
 from pasta_async.errors import ParseError
 from pasta_async.lang import (
     ASYNC_CLOSE,
     MAX_TAG,
-    MILD,
+    STYLE_CODES,
+    TAG_TOKENS,
     Diagnostic,
     Document,
-    Event,
     Parser,
-    TextDelta,
+    Reading,
+    TextRead,
     check,
     parse,
 )
@@ -36,20 +37,34 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
 
 
-def coalesced(events: Iterable[Event]) -> list[Event | str]:
-    result: list[Event | str] = []
-    for is_text, group in groupby(events, lambda event: isinstance(event, TextDelta)):
+def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
+    result: list[Reading | str] = []
+    for is_text, group in groupby(events, lambda event: isinstance(event, TextRead)):
         if is_text:
-            result.append("".join(event.text for event in group if isinstance(event, TextDelta)))
+            result.append("".join(event.text for event in group if isinstance(event, TextRead)))
         else:
             result += group
     return result
 
 
-def outcome(parser: Parser, pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
-    events = [event for piece, literal in pieces for event in parser.feed(piece, literal=literal)]
-    events += parser.close()
-    assert TextDelta("") not in events
+def outcome(parser: Parser, pieces: Iterable[str]) -> tuple[object, ...]:
+    return outcome_of(parser, [reading for piece in pieces for reading in parser.feed(piece)])
+
+
+def outcome_of_tokens(pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
+    """What a trained model's stream comes to: text, and tags that came as ids (True)."""
+    parser = Parser()
+    readings = [
+        reading
+        for piece, is_tag in pieces
+        for reading in (parser.feed_tag(piece) if is_tag else parser.feed_text(piece))
+    ]
+    return (*outcome_of(parser, readings), parser.document())
+
+
+def outcome_of(parser: Parser, readings: list[Reading]) -> tuple[object, ...]:
+    events = readings + parser.close()
+    assert TextRead("") not in events
     return coalesced(events), parser.nodes, parser.diagnostics, parser.end
 
 
@@ -89,15 +104,15 @@ def _is_tag(body: str) -> bool:
 def test_any_cut_gives_the_same_events_nodes_and_diagnostics(
     data: st.DataObject, text: str, inside_chunk: bool
 ) -> None:
-    whole = outcome(Parser(inside_chunk=inside_chunk, whole=True), [(text, False)])
+    whole = outcome(Parser(inside_chunk=inside_chunk, whole=True), [text])
     pieces = data.draw(cuts(text))
-    assert outcome(Parser(inside_chunk=inside_chunk, whole=True), [(p, False) for p in pieces]) == whole
+    assert outcome(Parser(inside_chunk=inside_chunk, whole=True), pieces) == whole
 
 
 def refused(pieces: Iterable[str]) -> Diagnostic | None:
     """What strict reading raises."""
     try:
-        outcome(Parser(strict=True, whole=True), [(piece, False) for piece in pieces])
+        outcome(Parser(strict=True, whole=True), pieces)
     except ParseError as error:
         return error.diagnostic
     return None
@@ -109,21 +124,21 @@ def refused(pieces: Iterable[str]) -> Diagnostic | None:
 def test_strict_reading_raises_the_same_for_any_cut(text: str) -> None:
     diagnostic = refused([text])
     assert refused(text) == diagnostic
-    assert (diagnostic is None) == all(found.code in MILD for found in check(text))
+    assert (diagnostic is None) == all(found.code in STYLE_CODES for found in check(text))
 
 
 @thorough
-@given(marked_texts)
-def test_literal_pieces_may_be_cut_too(pieces: list[tuple[str, bool]]) -> None:
-    characters = [(character, literal) for piece, literal in pieces for character in piece]
-    assert outcome(Parser(), characters) == outcome(Parser(), pieces)
+@given(token_streams)
+def test_text_between_tag_ids_may_be_cut_anywhere(pieces: list[tuple[str, bool]]) -> None:
+    characters = [(part, is_tag) for piece, is_tag in pieces for part in ([piece] if is_tag else [*piece])]
+    assert outcome_of_tokens(characters) == outcome_of_tokens(pieces)
 
 
 @thorough
 @given(texts)
 def test_parse_is_the_parser_and_check_its_diagnostics(text: str) -> None:
     parser = Parser(whole=True)
-    outcome(parser, [(text, False)])
+    outcome(parser, [text])
     assert parse(text) == parser.document()
     assert check(text) == list(parse(text).diagnostics) == sorted(parser.diagnostics, key=lambda d: d.offset)
 
@@ -139,11 +154,14 @@ def test_what_was_read_is_written_as_it_was(text: str) -> None:
 
 
 @thorough
-@given(marked_texts)
+@given(token_streams)
 def test_documents_of_trained_streams_are_read_back(pieces: list[tuple[str, bool]]) -> None:
-    parser = Parser()
-    outcome(parser, pieces)
-    assert parse(parser.document().format()) == parser.document()
+    *_, document = outcome_of_tokens(pieces)
+    assert isinstance(document, Document)
+    assert parse(document.format()) == document
+    assert not any(token in document.text for token in TAG_TOKENS[3:]) or any(
+        "<" in piece for piece, _ in pieces
+    )
 
 
 @thorough
@@ -156,10 +174,10 @@ def test_removing_tags_changes_no_other_character(text: str) -> None:
 @given(texts)
 def test_literal_text_is_text(text: str) -> None:
     parser = Parser()
-    events = parser.feed(text, literal=True) + parser.close()
+    events = parser.feed_text(text) + parser.close()
     assert (
         parser.document().text
-        == "".join(event.text for event in events if isinstance(event, TextDelta))
+        == "".join(event.text for event in events if isinstance(event, TextRead))
         == text
     )
     assert parse(parser.document().format()).text == text

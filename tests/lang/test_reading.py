@@ -9,22 +9,23 @@ from pasta_async.lang import (
     MAX_TAG,
     TAG_TOKENS,
     Chunk,
-    ChunkClosed,
-    ChunkOpened,
+    ChunkBegun,
+    ChunkEnded,
     Document,
-    Event,
     Ignored,
-    IgnoredTag,
+    IgnoredRead,
     Node,
     Parser,
     Promise,
-    PromiseOpened,
+    PromiseRead,
+    Reading,
     Sync,
-    SyncReached,
+    SyncRead,
     Text,
-    TextDelta,
+    TextRead,
     escape,
     parse,
+    views,
 )
 
 WARS = (
@@ -33,7 +34,7 @@ WARS = (
 )
 
 
-def feed_all(parser: Parser, *pieces: str) -> list[Event]:
+def feed_all(parser: Parser, *pieces: str) -> list[Reading]:
     return [event for piece in pieces for event in parser.feed(piece)] + parser.close()
 
 
@@ -64,39 +65,39 @@ def test_the_empty_text_is_the_empty_document() -> None:
 
 def test_events_tell_where_tags_end() -> None:
     events = feed_all(Parser(), WARS)
-    ends = [event.end for event in events if not isinstance(event, TextDelta)]
+    ends = [event.end for event in events if not isinstance(event, TextRead)]
     assert [WARS[:end].endswith(">") for end in ends] == [True] * 7
-    assert [type(event) for event in events if not isinstance(event, TextDelta)] == [
-        PromiseOpened,
-        ChunkOpened,
-        ChunkClosed,
-        PromiseOpened,
-        ChunkOpened,
-        ChunkClosed,
-        SyncReached,
+    assert [type(event) for event in events if not isinstance(event, TextRead)] == [
+        PromiseRead,
+        ChunkBegun,
+        ChunkEnded,
+        PromiseRead,
+        ChunkBegun,
+        ChunkEnded,
+        SyncRead,
     ]
 
 
 def test_text_comes_out_at_once_and_a_possible_tag_is_held() -> None:
     parser = Parser()
-    assert parser.feed("Hello <") == [TextDelta("Hello ")]
+    assert parser.feed("Hello <") == [TextRead("Hello ")]
     assert parser.feed("sy") == []
-    assert parser.feed("nonym") == [TextDelta("<synonym")]
-    assert parser.feed(" <pro") == [TextDelta(" ")]
-    assert parser.close() == [TextDelta("<pro")]
+    assert parser.feed("nonym") == [TextRead("<synonym")]
+    assert parser.feed(" <pro") == [TextRead(" ")]
+    assert parser.close() == [TextRead("<pro")]
     assert parser.document() == Document((Text("Hello <synonym <pro"),))
 
 
 def test_white_space_behind_a_promise_waits_for_what_follows() -> None:
     promise = Promise("a", 10)
     parser = Parser()
-    assert parser.feed(promise.source) == [PromiseOpened(promise, 32)]
+    assert parser.feed(promise.source) == [PromiseRead(promise, 32)]
     assert parser.feed(" \n") == []
-    assert parser.feed("b") == [TextDelta(" \n"), TextDelta("b")]
+    assert parser.feed("b") == [TextRead(" \n"), TextRead("b")]
 
     parser = Parser()
     parser.feed(promise.source + " \n")
-    assert parser.feed("<async>") == [ChunkOpened(41, " \n")]
+    assert parser.feed("<async>") == [ChunkBegun(41, " \n")]
     assert parser.nodes == (Promise("a", 10, Chunk(), gap=" \n"),)
 
 
@@ -104,11 +105,11 @@ def test_an_ignored_tag_comes_between_a_promise_and_its_chunk() -> None:
     promise = Promise("a", 10)
     events = feed_all(Parser(), f"{promise.source} </promise><async>b")
     assert events == [
-        PromiseOpened(promise, 32),
-        TextDelta(" "),
-        IgnoredTag("</promise>", 43),
-        IgnoredTag("<async>", 50),
-        TextDelta("b"),
+        PromiseRead(promise, 32),
+        TextRead(" "),
+        IgnoredRead("</promise>", 43),
+        IgnoredRead("<async>", 50),
+        TextRead("b"),
     ]
 
 
@@ -123,7 +124,7 @@ def test_nodes_so_far_can_be_read_at_any_time() -> None:
 def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
     parser = Parser()
     events = feed_all(parser, '<promise topic="a" tokens="10"/>', "<sync/>", "<sync/>")
-    assert events[1:] == [SyncReached(39, "<sync/>"), IgnoredTag("<sync/>", 46)]
+    assert events[1:] == [SyncRead(39, "<sync/>"), IgnoredRead("<sync/>", 46)]
     assert parser.diagnostics[0].code == "sync-idle"
     assert len(parser.diagnostics) == 1, "a main thread's promises are kept elsewhere"
 
@@ -131,7 +132,7 @@ def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
 def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
     parser = Parser(halt_at_sync=True)
     events = parser.feed("<promise/><sync/> so <async> <sync\n")
-    assert events[1:] == [SyncReached(17, "<sync/>")]
+    assert events[1:] == [SyncRead(17, "<sync/>")]
     parser.feed("/> <sync/>")
     parser.close()
     assert parser.nodes[2:] == (Text("/> "), Ignored("<sync/>"))
@@ -142,12 +143,12 @@ def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     parser = Parser(inside_chunk=True, thread=3)
     assert parser.feed("A <sync/>chunk</as") == [
-        TextDelta("A "),
-        IgnoredTag("<sync/>", 9),
-        TextDelta("chunk"),
+        TextRead("A "),
+        IgnoredRead("<sync/>", 9),
+        TextRead("chunk"),
     ]
     assert parser.end is None
-    assert parser.feed("ync> and more") == [ChunkClosed(22)]
+    assert parser.feed("ync> and more") == [ChunkEnded(22)]
     assert parser.end == 22
     assert parser.feed("even <more>") == parser.close() == []
     assert parser.chunk() == Chunk((Text("A "), Ignored("<sync/>"), Text("chunk")))
@@ -157,7 +158,7 @@ def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
 
 def test_a_chunk_thread_without_closing_tag() -> None:
     parser = Parser(inside_chunk=True)
-    assert feed_all(parser, "A", " chunk <", "b") == [TextDelta("A"), TextDelta(" chunk "), TextDelta("<b")]
+    assert feed_all(parser, "A", " chunk <", "b") == [TextRead("A"), TextRead(" chunk "), TextRead("<b")]
     assert parser.chunk().closed_by == "end"
     assert parser.chunk("budget").closed_by == "budget"
     assert parser.nodes == (Text("A chunk <b"),)
@@ -296,40 +297,56 @@ def test_an_escape_may_be_longer_than_the_limit_by_its_backslashes() -> None:
     assert parse(too_long).text == too_long
 
 
-def test_literal_pieces_start_no_tag_but_go_on_with_one() -> None:
+# Tags that are ids ----------------------------------------------------------------------------------------
+
+OPEN, TOKENS, CLOSE, *_ = TAG_TOKENS
+
+
+def from_ids(*pieces: str) -> Parser:
+    """A parser that was fed tag tokens as tags, and everything else as text."""
     parser = Parser()
-    topen, ttokens, tclose, *_ = TAG_TOKENS
-    events: list[Event] = []
-    pieces = (
-        ("<sync/> ", True),
-        (topen, False),
-        ("it", True),
-        (ttokens, False),
-        ("60", True),
-        (tclose, False),
-    )
-    for piece, literal in pieces:
-        events += parser.feed(piece, literal=literal)
-    assert events == [TextDelta("<sync/> "), PromiseOpened(Promise("it", 60), 41)]
-    parser.feed("<async>", literal=True)
+    for piece in pieces:
+        parser.feed_tag(piece) if piece in TAG_TOKENS else parser.feed_text(piece)
     parser.close()
+    return parser
+
+
+def test_only_tag_ids_are_tags() -> None:
+    document = from_ids("<sync/ > ", OPEN, "it", TOKENS, "60", CLOSE, " <async ", ">").document()
+    assert document == Document((Text("<sync/ > "), Promise("it", 60), Text(" <async >")))
+    assert document.format() == '<\\sync/ > <promise topic="it" tokens="60"/> <\\async >'
+
+
+@pytest.mark.parametrize(
+    "topic", ["a > b", "a < b", 'so "called"', "R&D", "&gt;", "<sync/ >", '" tokens="1', "/>"]
+)
+def test_a_topic_is_whatever_stands_between_the_ids(topic: str) -> None:
+    parser = from_ids("So ", OPEN, topic, TOKENS, "60", CLOSE, " on.")
     document = parser.document()
-    assert document == Document((Text("<sync/> "), Promise("it", 60), Text("<async>")))
-    assert document.format() == '<\\sync/> <promise topic="it" tokens="60"/><\\async>'
+    assert document.text == "So  on."
+    assert [(promise.topic, promise.tokens) for promise in document.promises] == [(topic, 60)]
+    assert parse(document.format()) == document
+    target = views(document)[0].target
+    assert "".join(segment.text for segment in target) == f"So {OPEN}{topic}{TOKENS}60{CLOSE} on."
 
 
-def test_a_literal_angle_bracket_breaks_an_open_tag() -> None:
-    parser = Parser()
-    parser.feed('<promise topic="')
-    assert parser.feed("a <b", literal=True) == [TextDelta('<promise topic="a <b')]
-    assert parser.feed('"/>') == [TextDelta('"/>')]
-    assert [found.code for found in parser.diagnostics] == ["tag-broken"]
-
-
-def test_a_literal_piece_can_end_a_tag() -> None:
-    parser = Parser()
-    parser.feed('<promise topic="')
-    assert parser.feed("a> b", literal=True) == [IgnoredTag('<promise topic="a>', 18), TextDelta(" b")]
+@pytest.mark.parametrize(
+    ("pieces", "text", "codes"),
+    [
+        ((OPEN, "a", "<sync/>", " b"), f"{OPEN}a b", ["tag-broken", "sync-idle"]),
+        ((OPEN, "a", OPEN, "b", TOKENS, "10", CLOSE), f"{OPEN}a", ["tag-broken"]),
+        ((OPEN, "a", TOKENS), f"{OPEN}a{TOKENS}", ["tag-cut"]),
+        ((TOKENS, "a", CLOSE), f"{TOKENS}a{CLOSE}", []),
+        ((OPEN, "a" * MAX_TAG, CLOSE), f"{OPEN}{'a' * MAX_TAG}{CLOSE}", ["tag-broken"]),
+        ((OPEN, "a", TOKENS, "1", TOKENS, "2", CLOSE), "", ["attributes-bad"]),
+        ((OPEN, "a", CLOSE), "", ["tokens-missing"]),
+    ],
+)
+def test_tag_ids_that_make_no_tag_are_text(pieces: tuple[str, ...], text: str, codes: list[str]) -> None:
+    parser = from_ids(*pieces)
+    assert parser.document().text == text
+    assert [found.code for found in parser.diagnostics] == codes
+    assert parse(parser.document().format()) == parser.document()
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mortal import answers, several
+from killable import answers_at, several
 
 from pasta_async import Client, Limits, TextDelta, ThreadFailed
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.routed import RoutedBackend
-from pasta_async.backends.routed.prefixes import BLOCK, Prefixes
+from pasta_async.backends.routed.placement import BLOCK, Prefixes
 from pasta_async.errors import (
     BackendConnectError,
     BackendLostError,
+    BackendProtocolError,
     BackendStatusError,
     InvalidRequestError,
+    PastaError,
     ThreadFailedError,
     UnsupportedModelError,
 )
-from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pasta_async import DecodeRequest, ModelInfo
+    from pasta_async.protocol import Message
 
 DOCUMENT = (
     'First this. <promise topic="causes" tokens="20"/><async>The causes are many and old.</async> '
@@ -43,7 +49,7 @@ async def test_all_threads_of_an_answer_are_decoded_in_one_place() -> None:
     async with Client(routed, clock=clock) as client:
         made = await asyncio.gather(*(client.generate(f"Question {k}?") for k in range(12)))
     assert {answer.text for answer in made} == {TEXT}
-    assert [len(answers(member)) for member in members] == [4, 4, 4]
+    assert [len(answers_at(member)) for member in members] == [4, 4, 4]
     assert [len(member.requests) for member in members] == [16, 16, 16]
 
 
@@ -55,7 +61,7 @@ async def test_the_next_turn_of_a_conversation_meets_its_history() -> None:
         for chat, answer in zip(chats, first, strict=True):
             chat += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "More."}]
         second = await asyncio.gather(*(client.generate(chat) for chat in chats))
-    assert [len(answers(member)) for member in members] == [4, 4, 4]
+    assert [len(answers_at(member)) for member in members] == [4, 4, 4]
     for answer in second:
         assert answer.usage.cached_tokens >= 200
 
@@ -80,7 +86,7 @@ async def test_processes_that_do_not_talk_choose_alike() -> None:
     assert len(homes) == 1
 
 
-async def test_an_answer_that_nobody_watches_starts_again_elsewhere() -> None:
+async def test_an_answer_that_is_not_watched_starts_again_elsewhere() -> None:
     routed, members, clock = several(DOCUMENT, 2)
     async with Client(routed, clock=clock) as client:
         asked = asyncio.create_task(client.generate("Question?"))
@@ -142,18 +148,18 @@ async def test_an_answer_starts_again_no_oftener_than_retries_say() -> None:
     """A prompt that kills its server must not kill them all."""
     routed, members, clock = several(DOCUMENT, 4)
 
-    async def reap() -> None:
+    async def kill_what_decodes() -> None:
         while True:
             await clock.sleep(0.75)
             for member in members:
                 member.alive = member.alive and not member.open
 
     async with Client(routed, clock=clock, limits=Limits(retries=2)) as client:
-        reaper = asyncio.create_task(reap())
+        killer = asyncio.create_task(kill_what_decodes())
         with pytest.raises(ThreadFailedError, match="was lost") as caught:
             await client.generate("Question?")
-        reaper.cancel()
-        await asyncio.wait([reaper])
+        killer.cancel()
+        await asyncio.wait([killer])
     assert sum(member.alive for member in members) == 1
     assert caught.value.partial is not None
     assert len(caught.value.partial.notes) == 2
@@ -177,7 +183,7 @@ async def test_with_sequence_an_answer_goes_on_elsewhere() -> None:
     await routed.aclose()
 
 
-async def test_one_that_is_gone_is_passed_over_until_it_is_back() -> None:
+async def test_a_member_that_is_gone_is_passed_over_until_it_is_back() -> None:
     routed, members, clock = several("An answer.", 2)
     async with Client(routed, clock=clock) as client:
         await client.generate("Question?")
@@ -200,7 +206,7 @@ async def test_one_that_is_gone_is_passed_over_until_it_is_back() -> None:
     await routed.aclose()
 
 
-async def test_one_that_comes_back_with_another_model_stays_out() -> None:
+async def test_a_member_that_comes_back_with_another_model_stays_out() -> None:
     routed, members, clock = several("An answer.", 2)
     await routed.connect()
     members[0].alive = False
@@ -215,7 +221,7 @@ async def test_one_that_comes_back_with_another_model_stays_out() -> None:
     await routed.aclose()
 
 
-async def test_with_nobody_left_the_error_names_everyone() -> None:
+async def test_with_no_member_left_the_error_names_them_all() -> None:
     routed, members, clock = several("An answer.", 2)
     async with Client(routed, clock=clock) as client:
         await client.connect()
@@ -226,7 +232,7 @@ async def test_with_nobody_left_the_error_names_everyone() -> None:
     await routed.aclose()
 
 
-async def test_one_that_is_missing_at_the_start_joins_later() -> None:
+async def test_a_member_that_is_missing_at_the_start_joins_later() -> None:
     routed, members, clock = several("An answer.", 2)
     members[0].alive = False
     await routed.connect()
@@ -263,7 +269,7 @@ async def test_what_they_serve_is_compared(other: dict[str, object]) -> None:
     await routed.aclose()
 
 
-async def test_one_that_can_never_be_used_is_an_error_at_once() -> None:
+async def test_a_member_that_can_never_be_used_is_an_error_at_once() -> None:
     class Locked(ScriptedBackend):
         async def connect(self) -> ModelInfo:
             raise BackendStatusError("http://b answered 401 (pass api_key=)", status=401)
@@ -274,23 +280,133 @@ async def test_one_that_can_never_be_used_is_an_error_at_once() -> None:
     await routed.aclose()
 
 
-async def test_an_error_of_the_request_takes_nobody_out() -> None:
-    error = BackendStatusError("http://a answered 500: out of memory", status=500)
-    clock = VirtualClock()
+OF_THE_REQUEST = [
+    BackendStatusError("out of memory", status=500),
+    BackendStatusError("the queue is full", status=503),
+    BackendStatusError("too many requests", status=429),
+    BackendProtocolError("malformed"),
+    InvalidRequestError("it cannot be encoded"),
+]
 
+
+@pytest.mark.parametrize("error", OF_THE_REQUEST, ids=str)
+async def test_one_bad_prompt_takes_no_member_out(error: PastaError) -> None:
     class Moody(ScriptedBackend):
+        async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]):
+            if messages[0]["content"] == LONG and isinstance(error, InvalidRequestError):
+                raise error
+            return await super().encode_chat(messages, template_kwargs)
+
         async def decode(self, request: DecodeRequest):  # type: ignore[override]
             if len(request.ids) > 20:
                 raise error
             async for piece in super().decode(request):
                 yield piece
 
-    routed = RoutedBackend({"a": Moody("An answer."), "b": Moody("An answer.")}, clock=clock)
-    async with Client(routed) as client:
-        with pytest.raises(ThreadFailedError, match="500"):
+    clock, tokenizer = VirtualClock(), WordTokenizer()
+    members = {name: Moody("An answer.", tokenizer=tokenizer) for name in "abc"}
+    routed = RoutedBackend(members, clock=clock)
+    async with Client(routed, clock=clock) as client:
+        with pytest.raises(PastaError) as caught:
             await client.generate(LONG)
-        assert all(state.live for state in routed.members)
+        assert error in (caught.value, caught.value.__cause__)
+        assert [state.live for state in routed.members] == [True, True, True]
         assert (await client.generate("Hi")).text == "An answer."
+    await routed.aclose()
+
+
+@pytest.mark.parametrize("status", [502, 504])
+async def test_a_proxy_that_cannot_reach_a_member_takes_it_out(status: int) -> None:
+    class Proxied(ScriptedBackend):
+        async def decode(self, request: DecodeRequest):  # type: ignore[override]
+            raise BackendStatusError("no route", status=status)
+            yield
+
+    clock, tokenizer = VirtualClock(), WordTokenizer()
+    good = ScriptedBackend("An answer.", tokenizer=tokenizer)
+    routed = RoutedBackend({"bad": Proxied("", tokenizer=tokenizer), "good": good}, clock=clock)
+    async with Client(routed, clock=clock) as client:
+        made = await asyncio.gather(*(client.generate(f"Question {k}?") for k in range(8)))
+    assert {answer.text for answer in made} == {"An answer."}
+    assert [state.live for state in routed.members] == [False, True]
+    await routed.aclose()
+
+
+async def test_a_member_that_sends_garbage_to_everybody_is_taken_out() -> None:
+    class Broken(ScriptedBackend):
+        async def decode(self, request: DecodeRequest):  # type: ignore[override]
+            raise BackendProtocolError("malformed")
+            yield
+
+    clock, tokenizer = VirtualClock(), WordTokenizer()
+    good = ScriptedBackend("An answer.", tokenizer=tokenizer)
+    routed = RoutedBackend({"bad": Broken("", tokenizer=tokenizer), "good": good}, clock=clock)
+    async with Client(routed, clock=clock) as client:
+        made = await asyncio.gather(
+            *(client.generate(f"Question {k}?") for k in range(8)), return_exceptions=True
+        )
+        assert [state.live for state in routed.members] == [False, True]
+        assert sum(isinstance(answer, ThreadFailedError) for answer in made) <= 2
+    await routed.aclose()
+
+
+async def test_a_silent_member_does_not_hold_up_the_start() -> None:
+    routed, members, clock = several("An answer.", 3)
+    released = asyncio.Event()
+
+    async def wait() -> None:
+        await released.wait()
+
+    members[1].before_check = wait
+    await routed.connect()
+    assert clock.time() <= 10
+    assert [state.live for state in routed.members] == [True, False, True]
+    released.set()
+    await clock.sleep(3)
+    assert [state.live for state in routed.members] == [True, True, True]
+    await routed.aclose()
+
+
+async def test_with_all_members_silent_the_first_that_answers_is_waited_for() -> None:
+    routed, members, clock = several("An answer.", 2)
+    for member, seconds in zip(members, (50, 100), strict=True):
+        member.before_check = partial(clock.sleep, seconds)
+    await routed.connect()
+    assert clock.time() == 50
+    assert [state.live for state in routed.members] == [True, False]
+    await routed.aclose()
+
+
+async def test_an_unexpected_exception_ends_no_probe(caplog: pytest.LogCaptureFixture) -> None:
+    routed, members, clock = several("An answer.", 2)
+    await routed.connect()
+
+    async def fail() -> None:
+        raise RuntimeError("what nobody thought of")
+
+    members[0].alive, members[0].before_check = False, fail
+    await routed.encode("Question?")
+    await clock.sleep(10)
+    assert [state.live for state in routed.members] == [False, True]
+    assert [record.exc_info for record in caplog.records if record.exc_info]
+    members[0].alive, members[0].before_check = True, None
+    await clock.sleep(31)
+    assert [state.live for state in routed.members] == [True, True]
+    await routed.aclose()
+
+
+async def test_an_unexpected_exception_at_the_start_keeps_only_its_member_out() -> None:
+    routed, members, clock = several("An answer.", 2)
+
+    async def fail() -> None:
+        raise RuntimeError("what nobody thought of")
+
+    members[0].before_check = fail
+    await routed.connect()
+    assert [state.live for state in routed.members] == [False, True]
+    members[0].before_check = None
+    await clock.sleep(2)
+    assert [state.live for state in routed.members] == [True, True]
     await routed.aclose()
 
 
@@ -311,7 +427,7 @@ async def test_leaving_early_aborts_on_the_member() -> None:
     assert all(state.live and not state.open_requests for state in routed.members)
 
 
-def test_madenames_make_one_backend_and_a_name_given_twice_is_refused() -> None:
+def test_several_names_make_one_backend_and_a_name_given_twice_is_refused() -> None:
     made = open_backend(["http://a:1", "http://b:1/"])
     assert isinstance(made, RoutedBackend)
     assert made.names == ("http://a:1", "http://b:1")
@@ -320,7 +436,7 @@ def test_madenames_make_one_backend_and_a_name_given_twice_is_refused() -> None:
         open_backend(["http://a:1", "http://a:1/"])
 
 
-def test_the_environment_names_madewith_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_several_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASTA_BACKEND", "http://a:1, http://b:1")
     backend = Client().backend
     assert isinstance(backend, RoutedBackend)

@@ -12,7 +12,7 @@ import httpx
 import openai
 import uvicorn
 
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.server import ServerSettings, create_app
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def running(backend: Backend | str, limits: Limits | None = None, **settings: An
 
 
 @contextmanager
-def serving(app: ASGIApp, *, send_buffer: int | None = None) -> Generator[str]:
+def serving(app: ASGIApp, *, send_buffer: int | None = None, **options: Any) -> Generator[str]:
     """Serve an app; its URL."""
     listener = socket.socket()
     if send_buffer:  # which accepted connections inherit
@@ -104,7 +104,8 @@ def serving(app: ASGIApp, *, send_buffer: int | None = None) -> Generator[str]:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=9))
+    config = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=9, **options)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -199,3 +199,17 @@ def test_no_text_in_logs_unless_asked_for(caplog: pytest.LogCaptureFixture, log_
     assert SECRET not in failed.text
     assert (SECRET in caplog.text) == log_text
     assert "ValueError" in caplog.text
+
+
+def test_reasoning_stands_beside_the_answer() -> None:
+    with running(ScriptedBackend("<think>Tea first.</think>Both are fine.")) as server:
+        message = ask(server).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Tea first.", "Both are fine.")
+        lines = ask(server, stream=True).text.splitlines()
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        body = {"model": "scripted", "prompt": "x", "max_tokens": 99}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Tea first."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Both are fine."
+    assert reply.json()["choices"][0]["text"] == "Both are fine."

@@ -14,8 +14,8 @@ import pytest
 from real_server import require_sglang, until
 
 from pasta_async import Client, Generation
+from pasta_async.evals.documents import held_out
 from pasta_async.evals.fork_modes import measure, summarise
-from pasta_async.evals.prompts import held_out
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ async def test_leaving_an_answer_leaves_nothing_on_the_server(
                         break
             await until(server, 0)
             task = asyncio.create_task(client.generate(prompt))
-            await until(server, 1)
+            while not await asyncio.to_thread(server.running):
+                assert not task.done()
             task.cancel()
             await asyncio.wait([task])
             await until(server, 0)

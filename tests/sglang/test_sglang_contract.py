@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -12,12 +13,16 @@ import table_model
 from odd_server import END, TAGS, OddServer, encode, event, sse, stream
 
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.backends.sglang.tokenizers import MARKERS
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
     BackendProtocolError,
     BackendStatusError,
+    BackendTimeoutError,
+    BackendTransportError,
     InvalidRequestError,
+    PromptTooLongError,
     UnsupportedModelError,
 )
 from pasta_async.protocol import DecodeRequest, Piece
@@ -33,7 +38,6 @@ HTML = httpx.Response(200, html="<html>Welcome</html>")
 
 
 def backend(server: OddServer, **options: Any) -> SGLangBackend:
-    options = {"retries": 0, "backoff": 0.0, **options}
     return SGLangBackend("http://odd", client=server.client(), **options)
 
 
@@ -77,8 +81,14 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ),
         ({"/server_info": httpx.Response(401, json={"error": "no"})}, BackendStatusError, "pass api_key="),
         ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503: warming up"),
-        ({"/server_info": httpx.ReadTimeout("")}, BackendProtocolError, "for too long"),
-        ({"/server_info": httpx.ReadError("reset")}, BackendProtocolError, "broke off"),
+        ({"/server_info": httpx.ReadTimeout("")}, BackendTimeoutError, "for too long"),
+        ({"/server_info": httpx.ReadError("reset")}, BackendTransportError, "broke off"),
+        ({"/v1/models": {"data": [7]}}, BackendProtocolError, "context length"),
+        ({"/workers": {"workers": [7]}}, BackendProtocolError, "/workers answered"),
+        ({"/workers": {"workers": [{"is_healthy": False}]}}, BackendConnectError, "no healthy worker"),
+        ({"/tokenize": {"tokens": []}}, BackendProtocolError, "/tokenize answered"),
+        ({"/tokenize": {"tokens": [[1.5]]}}, BackendProtocolError, "/tokenize answered"),
+        ({"/detokenize": {"text": [7]}}, BackendProtocolError, "/detokenize answered"),
         ({"/model_info": {"is_generation": False}}, UnsupportedModelError, "does not generate text"),
         ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
         ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
@@ -296,7 +306,7 @@ async def test_one_answer_in_one_piece() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (stream([b"data: {not json}\n\n"]), BackendProtocolError, "no JSON"),
+        (stream([b"data: {not json}\n\n"]), BackendProtocolError, "JSON"),
         (stream([b"data: 7\n\n"]), BackendProtocolError, "no JSON object"),
         (stream([b"data: \xff\xfe\n\n"]), BackendProtocolError, "malformed"),
         (
@@ -304,9 +314,18 @@ async def test_one_answer_in_one_piece() -> None:
             BackendProtocolError,
             "an event of another form than SGLang's",
         ),
-        (stream([sse([event([107], 1)], done=False)]), BackendProtocolError, "broke off"),
-        (stream([sse([event([107], 1)])]), BackendProtocolError, "without saying why"),
-        (stream([sse([])]), BackendProtocolError, "without saying why"),
+        (stream([sse([event([107], 1)], done=False)]), BackendProtocolError, "[DONE]"),
+        (stream([sse([event([107], 1)])]), BackendProtocolError, "finish reason"),
+        (stream([sse([])]), BackendProtocolError, "finish reason"),
+        (
+            stream([sse([event([107], 1), event([107, END], 4, finish_reason=STOP)])]),
+            BackendProtocolError,
+            "",
+        ),
+        (stream([sse([event([107], 1), event([107], 1)])]), BackendProtocolError, ""),
+        (stream([b"data: " + b"[" * 100_000 + b"]" * 100_000 + b"\n\n"]), BackendProtocolError, ""),
+        (httpx.Response(500, content=b"[" * 100_000), BackendStatusError, "500"),
+        (httpx.Response(200, content=b"[" * 100_000), BackendProtocolError, ""),
         (HTML, BackendProtocolError, "no event stream"),
         (httpx.Response(400, json={"error": {"message": "bad"}}), BackendStatusError, "400: bad"),
         (httpx.Response(500, text="oops"), BackendStatusError, "500: oops"),
@@ -325,6 +344,123 @@ async def test_what_is_wrong_with_an_answer_is_told(
     with pytest.raises(kind) as caught:
         await decode(backend(server))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("ids", [[1.5], [True], "12", ["12"], [-1], [10**12], [odd_server.VOCABULARY], None])
+@pytest.mark.parametrize("as_stream", [True, False])
+async def test_what_is_no_id_of_the_model_is_refused(ids: Any, as_stream: bool) -> None:
+    answer = {**event([END], 1, text="", finish_reason=STOP), "output_ids": ids}
+    server = OddServer()
+    server.decoding = [stream([sse([answer])]) if as_stream else answer]
+    with pytest.raises(BackendProtocolError):
+        await decode(backend(server), stream=as_stream)
+
+
+@pytest.mark.parametrize("count", [None, "1", True, -1, 1.0])
+async def test_a_count_of_tokens_that_is_none_is_refused(count: Any) -> None:
+    server = OddServer()
+    server.decoding = [stream([sse([event([END], count, finish_reason=STOP)])])]
+    with pytest.raises(BackendProtocolError):
+        await decode(backend(server))
+
+
+async def test_the_abort_of_a_waiting_request_says_all_again() -> None:
+    """SGLang repeats the last id and all the text then (tokenizer_manager.py, `_handle_abort_req`)."""
+    aborted = event([41], 2, text="\x1e\x1f", finish_reason={"type": "abort"})
+    server = OddServer({"/server_info": {"version": "0.5.23", "incremental_streaming_output": True}})
+    server.decoding = [stream([sse([event([40], 1), event([41], 2), aborted])])]
+    pieces = await decode(backend(server))
+    assert words(pieces) == [((40,), "\x1e"), ((41,), "\x1f"), ((), "")]
+    assert pieces[-1].finish_reason == "abort"
+
+
+async def test_a_lone_surrogate_of_a_server_is_replaced() -> None:
+    server = OddServer()
+    frame = json.dumps(event([107, END], 2, text="a\ud800b\U0001f642", finish_reason=STOP))
+    server.decoding = [stream([f"data: {frame}\n\ndata: [DONE]\n\n".encode()])]
+    assert "".join(piece.text for piece in await decode(backend(server))) == "a\ufffdb\U0001f642"
+
+
+async def test_text_that_is_not_that_of_its_ids_gives_way_to_them() -> None:
+    server = OddServer()
+    answer = event([*letters("ab"), SYNC, *letters("c"), END], 5, text="something else", finish_reason=STOP)
+    server.decoding = [stream([sse([answer])])]
+    pieces = await decode(backend(server))
+    assert [piece.text for piece in pieces][:2] == ["ab", "<sync/>"]
+
+
+# What is encoded ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udfff"])
+async def test_a_lone_surrogate_is_the_callers_fault(text: str) -> None:
+    made = backend(OddServer())
+    for work in (
+        made.encode(text),
+        made.encode_chat([{"role": "user", "content": text}], {}),
+        made.encode_chat([{"role": "user", "content": "x", "name": text}], {}),
+        made.encode_chat([{"role": "user", "content": "x"}], {"tools": [text]}),
+    ):
+        with pytest.raises(InvalidRequestError):
+            await work
+
+
+@pytest.mark.parametrize("ids", [(1.5,), (True,), ("12",), (10**12,)])
+async def test_ids_that_are_none_are_never_sent(ids: Any) -> None:
+    server = OddServer()
+    with pytest.raises(InvalidRequestError):
+        await decode(backend(server), ids=ids)
+    assert not [body for body in server.sent("/generate") if "rid" in body]
+
+
+async def test_text_that_cannot_be_guarded_is_the_callers_fault() -> None:
+    """A tokenizer that finds a special token whatever stands inside it."""
+
+    def tokenize(body: Any) -> Any:
+        blind = str.maketrans(dict.fromkeys(MARKERS))
+        texts = [text.translate(blind) if "sync" in text else text for text in body.get("prompt", ())]
+        return {"tokens": [encode(text) for text in texts]}
+
+    server = OddServer({"/tokenize": tokenize})
+    with pytest.raises(InvalidRequestError):
+        await backend(server).encode("a<sync/>b")
+
+
+async def test_what_cannot_fit_is_refused_before_all_of_it_is_sent() -> None:
+    server = OddServer()
+    made = backend(server)
+    text = "The causes of wars. " * 50_000
+    for work in (made.encode(text), made.encode_chat([{"role": "user", "content": text}], {})):
+        with pytest.raises(PromptTooLongError):
+            await work
+    assert max(len(str(body)) for body in server.sent("/tokenize")) < 10_000
+
+
+async def test_every_field_of_a_message_is_data() -> None:
+    """The template renders all of it, as JSON."""
+
+    def tokenize(body: Any) -> Any:
+        if "messages" not in body:
+            return {"tokens": [encode(text) for text in body["prompt"]]}
+        shown = json.dumps([body["messages"], body["chat_template_kwargs"]], ensure_ascii=False)
+        return {"tokens": encode(f"{shown}<|end|>")}
+
+    made = backend(OddServer({"/tokenize": tokenize}))
+    for text in ("<sync/>", "<|end|>", "</s>", "/>", "<async>x</async><|end|>"):
+        call = {"function": {"name": text, "arguments": {text: [text]}}}
+        message = {"role": "user", "name": text, "reasoning_content": text, "tool_calls": [call]}
+        ids = await made.encode_chat(
+            [{**message, "content": text}, {**message, "content": [{"type": "text", "text": text}]}],
+            {"tools": [text]},
+        )
+        assert [i for i in ids if i < odd_server.FIRST_LETTER] == encode("<|end|>")
+        assert (await made.detokenize(ids)).count(text) >= 12
+
+
+async def test_a_field_that_the_template_leaves_out_does_no_harm() -> None:
+    made = backend(OddServer())
+    messages = [{"role": "user", "content": "hi", "name": "<sync/>"}]
+    assert await made.encode_chat(messages, {}) == encode("user:hi<|end|>")
 
 
 async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(table_folder: Path) -> None:
@@ -348,50 +484,79 @@ async def test_a_tokenizer_at_hand_saves_asking_and_serves_a_server_without(tabl
     assert not server.sent("/tokenize") and not server.sent("/detokenize")
 
 
-# Trying again ---------------------------------------------------------------------------------------------
+# One request for one decoding, and aborts only of what was begun -------------------------------------------
 
 
 def good() -> httpx.Response:
     return stream([sse([event([107, END], 2, finish_reason=STOP)])])
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        httpx.Response(503, headers={"retry-after": "0"}, text="busy"),
-        httpx.Response(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-        httpx.ConnectError("refused"),
-        httpx.RemoteProtocolError("Server disconnected without sending a response."),
-        stream([]),
-        stream([b"data: {"]),
-    ],
-)
-async def test_a_request_is_sent_again_if_it_fails_before_its_first_token(failure: Any) -> None:
+REFUSED = [
+    httpx.Response(503, headers={"retry-after": "0"}, text="busy"),
+    httpx.Response(429, headers={"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+    httpx.Response(400, json={"error": {"message": "bad"}}),
+    httpx.ConnectError("refused"),
+    httpx.ConnectTimeout("silent"),
+]
+BROKEN = [
+    httpx.ReadTimeout("silent"),
+    httpx.ReadError("reset"),
+    httpx.RemoteProtocolError("Server disconnected without sending a response."),
+    stream([]),
+    stream([b"data: {"]),
+]
+
+
+@pytest.mark.parametrize("failure", [*REFUSED, *BROKEN], ids=str)
+async def test_a_request_is_sent_once_and_aborted_only_if_the_server_may_have_it(failure: Any) -> None:
     server = OddServer()
-    server.decoding = [failure, good()]
-    assert words(await decode(backend(server, retries=1))) == [((107, END), "a")]
-    first, second = (body["rid"] for body in server.sent("/generate") if "rid" in body)
-    assert first != second
-
-
-async def test_a_request_is_not_sent_again_after_its_first_token_or_for_its_own_fault() -> None:
-    for failure in (
-        stream([sse([event([107], 1)], done=False)]),
-        httpx.Response(400, json={"error": {"message": "bad"}}),
-    ):
-        server = OddServer()
-        server.decoding = [failure, good()]
-        with pytest.raises(BackendError):
-            await decode(backend(server, retries=5))
-        assert len(server.decoding) == 1
-
-
-async def test_retries_come_to_an_end() -> None:
-    server = OddServer()
-    server.decoding = [httpx.Response(503) for _ in range(5)]
-    with pytest.raises(BackendStatusError, match="503"):
-        await decode(backend(server, retries=2))
+    server.decoding = [failure, good(), good()]
+    with pytest.raises(BackendError):
+        await decode(backend(server))
     assert len(server.decoding) == 2
+    [rid] = [body["rid"] for body in server.sent("/generate") if "rid" in body]
+    assert server.sent("/abort_request") == ([] if failure in REFUSED else [{"rid": rid}])
+
+
+async def test_a_retry_after_is_handed_on() -> None:
+    server = OddServer()
+    server.decoding = [httpx.Response(429, headers={"retry-after": "7"}), REFUSED[1]]
+    for seconds in (7.0, None):
+        with pytest.raises(BackendStatusError) as caught:
+            await decode(backend(server))
+        assert (caught.value.status, caught.value.retry_after) == (429, seconds)
+        assert caught.value.retryable
+
+
+async def test_a_time_out_is_not_for_another_try() -> None:
+    server = OddServer()
+    server.decoding = [httpx.ReadTimeout("silent")]
+    with pytest.raises(BackendTimeoutError) as caught:
+        await decode(backend(server))
+    assert not caught.value.retryable
+
+
+async def test_a_server_that_says_nothing_holds_nobody_for_long() -> None:
+    """All that wait for the handshake share its end; only decoding may take minutes."""
+    timeouts: dict[str, Any] = {}
+
+    class Timed(OddServer):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            timeouts[request.url.path] = request.extensions["timeout"]["read"]
+            return await super().handle_async_request(request)
+
+    server = Timed({"/server_info": httpx.ReadTimeout("silent")})
+    made = backend(server)
+    errors = await asyncio.gather(*(made.connect() for _ in range(5)), return_exceptions=True)
+    assert all(isinstance(error, BackendTimeoutError) for error in errors)
+    assert len(set(map(id, errors))) == 5  # each may be given a partial answer of its own
+    assert len(server.sent("/server_info")) == 1
+    server.routes["/server_info"] = {"version": "0.5.23"}
+    await made.encode("x")
+    assert max(timeouts.values()) <= 30
+    server.decoding = [good()]
+    await decode(made)
+    assert timeouts["/generate"] == 300
 
 
 # Ending early ---------------------------------------------------------------------------------------------
@@ -474,6 +639,43 @@ async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
     await asyncio.wait([task])
     await made.aclose()
     assert task.cancelled() and len(server.sent("/abort_request")) == 1 and answer.over
+
+
+async def test_closing_ends_what_is_open_and_what_comes_after() -> None:
+    answer, waiting = Endless(sse([event([107], 1)], done=False)), Endless()
+    server = OddServer({"/abort_request": answer.abort})
+    server.decoding = [stream(answer), stream(waiting)]
+    made = backend(server)
+    idle = made.decode(DecodeRequest("a", 0, (11,), 50, Sampling()))
+    await anext(idle)
+    task = asyncio.create_task(decode(made))
+    await waiting.reading.wait()
+    await made.aclose()
+    with pytest.raises(BackendError):
+        await task
+    with pytest.raises(BackendError):
+        await anext(idle)
+    assert len(server.sent("/abort_request")) == 2 and answer.over and waiting.over
+    for work in (made.encode("x"), decode(made), made.check()):
+        with pytest.raises(BackendError):
+            await work
+
+
+async def test_closing_ends_a_connect_that_hangs() -> None:
+    asked = asyncio.Event()
+
+    class Silent(OddServer):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    made = backend(Silent())
+    task = asyncio.create_task(made.connect())
+    await asked.wait()
+    await made.aclose()
+    with pytest.raises(BackendError):
+        await task
 
 
 async def test_a_finished_request_is_not_aborted() -> None:

@@ -109,7 +109,7 @@ def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: Rea
     documents.write_text(json.dumps(record) + "\n")
     command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url, "--out", str(out)]
     done = subprocess.run(
-        [*command, "--documents", str(documents), "--methods", "pasta", "sglang frontend"],
+        [*command, "--documents", str(documents), "--methods", "pasta", "--methods", "sglang frontend"],
         capture_output=True,
         text=True,
         check=False,

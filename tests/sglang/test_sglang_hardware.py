@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from pasta_async.evals.hardware.__main__ import main
+from commands_run import run
+
+from pasta_async.evals.hardware import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,9 +33,22 @@ def test_one_run_gives_one_table_and_is_gone_on_with(
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [*("--backend", server.url, "--model", str(server.model), "--documents", str(documents))]
     command += [
-        *("--out", str(out), "--passes", "1", "--at-once", "1", "2", "--answers", "2", "--context", "32")
+        *(
+            "--out",
+            str(out),
+            "--passes",
+            "1",
+            "--at-once",
+            "1",
+            "--at-once",
+            "2",
+            "--answers",
+            "2",
+            "--context",
+            "32",
+        )
     ]
-    main(command)
+    run(main, "", *command)
     told = capsys.readouterr().out
     assert (out / "table.md").read_text() == told
     found = dict(line.strip("| ").split(" | ") for line in told.split("\n\n")[0].splitlines()[2:])
@@ -51,7 +66,7 @@ def test_one_run_gives_one_table_and_is_gone_on_with(
 
     files = ("speed.jsonl", "load.jsonl", "steps.jsonl", "fork_modes.jsonl")
     kept = {name: [r for r in _rows(out / name) if "environment" not in r] for name in files}
-    main(command)  # nothing is left to measure
+    run(main, "", *command)  # nothing is left to measure
     assert kept == {name: [r for r in _rows(out / name) if "environment" not in r] for name in files}
     assert server.running() == 0
 

@@ -236,7 +236,7 @@ async def test_cancelling_and_closing_leave_nothing_running(
 
 
 async def test_a_wrong_address_is_named(server: RealServer) -> None:
-    nobody = SGLangBackend("http://127.0.0.1:1", retries=0)
+    nobody = SGLangBackend("http://127.0.0.1:1")
     with pytest.raises(BackendConnectError, match=r"nothing answers at http://127\.0\.0\.1:1"):
         await nobody.connect()
     await nobody.aclose()

@@ -23,9 +23,8 @@ from pasta_async.protocol import DecodeRequest
 from pasta_async.sampling import Sampling
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop, run
-from pasta_async.training.trainer.base_model import BaseModel, shard
-from pasta_async.training.trainer.export import export_model
 from pasta_async.training.trainer.metrics import Metrics, check_tracker
+from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
@@ -118,18 +117,21 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> Non
         finetune(settings(tmp_path, steps=2))
 
 
-def test_sigterm_writes_a_checkpoint_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_writes_a_checkpoint_and_leaves(
+    sent: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = loop.Loop.update
 
     def interrupted(self: loop.Loop) -> dict[str, float]:
         if self.step == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), sent)
         return update(self)
 
     monkeypatch.setattr(loop.Loop, "update", interrupted)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(sent)
     assert not finetune(settings(tmp_path))
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(sent) == before
     assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0000002"]
     monkeypatch.undo()
     assert finetune(settings(tmp_path))

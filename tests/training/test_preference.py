@@ -26,16 +26,15 @@ from pasta_async.training.preference.pairs import Pair
 from pasta_async.training.preference.samples import Score, read_samples
 from pasta_async.training.sample import SampleSettings, sample
 from pasta_async.training.trainer import reference
-from pasta_async.training.trainer.base_model import BaseModel
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.tree import pack_row
+from pasta_async.training.trainer.model import BaseModel
+from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.training.preference.samples import Sample
-    from pasta_async.training.trainer.tree import Row
+    from pasta_async.training.trainer.rows import Row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

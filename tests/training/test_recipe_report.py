@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async.evals.frontier.models import Measured, best, dominated_by
-from pasta_async.evals.frontier.report import main
+from pasta_async.evals.frontier.report import Measured, best, dominated_by, main
 from pasta_async.training.recipe import find_recipe, read_recipe
 from pasta_async.training.steps import Plan
 

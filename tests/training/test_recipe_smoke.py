@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(1200)
 """A dozen processes that import torch, on a machine that may be busy."""
 
-MEASURED = ["evaluation/stage1/noisy", "evaluation/round2/lambda4"]
+MEASURED = ["evaluation/stage1/noisy", "evaluation/round1/lambda4"]
 
 
 def set_each(*values: str) -> Sequence[str]:
@@ -45,7 +45,7 @@ def state(out: Path, step: str) -> dict[str, Any]:
 
 def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
     """The run and its step are killed in the middle of stage 1; then the same command goes on."""
-    saving = set_each("stage1.variants.noisy.train={epochs=3, save_every=1}")
+    saving = set_each("stage2.rounds=1", "stage1.variants.noisy.train={epochs=3, save_every=1}")
     only = [word for name in MEASURED for word in ("--only", name)]
     command = ["smoke", "--out", str(tmp_path), *only, *saving]
     first = run(*command)
@@ -64,7 +64,7 @@ def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
         assert json.loads((tmp_path / name / "result.json").read_text())["all"]["prompts"] == 5
     report = (tmp_path / "report/tables.md").read_text()
     assert "| stage 1: noisy |" in report
-    assert "| round 2, λ = 4 |" in report
+    assert "| round 1, λ = 4 |" in report
 
 
 def llama(folder: Path) -> Path:

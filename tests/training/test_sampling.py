@@ -30,9 +30,8 @@ from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.preference.recording import Recording, trie_of
 from pasta_async.training.preference.samples import read_samples
 from pasta_async.training.synthetic.records import draw_records
-from pasta_async.training.trainer.base_model import BaseModel
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.tree import Tree, pack_row
+from pasta_async.training.trainer.model import BaseModel
+from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:

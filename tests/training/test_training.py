@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from pasta_async.lang.views import views
-from pasta_async.training.data import Batches, collate
-from pasta_async.training.packing import pack_hidden, pack_plain, pack_views
-from pasta_async.training.pretrain import Config, Trainer, build_model, loss_of
+from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.pretrain import Batches, Config, Trainer, build_model, collate, loss_of
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import Codec, build_tokenizer
 
@@ -70,7 +69,8 @@ def test_no_forced_token_is_a_target() -> None:
 def test_hidden_chunks_are_in_no_context_of_main() -> None:
     example = sample("totals", 2, count_tokens=CODEC.count)
     prompt = CODEC.prompt(example.prompt, pasta=True)
-    hidden = pack_hidden(CODEC, prompt, example.document)
+    tags = (CODEC.special("<async>"), CODEC.special("</async>"))
+    hidden = pack_views(CODEC, prompt, example.document, tags)
     whole = pack_views(CODEC, prompt, example.document)
     assert [hidden.ids[i] for i in hidden.targets] == [whole.ids[i] for i in whole.targets]
 

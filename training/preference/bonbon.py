@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.trainer.task import Example
-from pasta_async.training.trainer.tree import Tree
+from pasta_async.training.trainer.rows import Example, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pasta_async.backends.wrapping import WrappingBackend
+from pasta_async.backends import WrappingBackend
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:

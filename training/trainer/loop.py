@@ -11,23 +11,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from pasta_async.errors import TrainingError
-from pasta_async.training.trainer.schedule import deal_rows, row_length
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.tree import pack_row
+from pasta_async.jobs import progress
+from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_examples
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from pasta_async.training.trainer.checkpoints import Checkpoints
     from pasta_async.training.trainer.metrics import Metrics
-    from pasta_async.training.trainer.processes import Processes
-    from pasta_async.training.trainer.schedule import Schedule
+    from pasta_async.training.trainer.processes import Checkpoints, Processes
+    from pasta_async.training.trainer.rows import Example
     from pasta_async.training.trainer.settings import TrainerSettings
-    from pasta_async.training.trainer.task import Example, Task
-    from pasta_async.training.trainer.tree import Row
+    from pasta_async.training.trainer.task import Schedule, Task
 
 __all__ = ["Loop", "make_optimizer"]
 
@@ -143,7 +139,8 @@ class Loop:
         """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
         sums = [0.0] * (1 + len(self.task.reported))
         for examples in rows:
-            scores = log_probabilities(self.model, self._packed(examples))
+            row = pack_examples(examples, self.settings.row_tokens, self.pad, self.processes.device)
+            scores = log_probabilities(self.model, row)
             if examples:
                 parts = scores.split([len(example.trees) for example in examples])
                 loss, reported = self.task.loss(parts, examples)
@@ -154,30 +151,21 @@ class Loop:
             (loss * (self.processes.world / weight)).backward()  # FSDP takes means over the processes
         return sums
 
-    def _packed(self, examples: Sequence[Example]) -> Row:
-        trees = [tree for example in examples for tree in example.trees]
-        few = self.processes.device.type == "cuda"
-        length = row_length(sum(map(len, trees)), self.settings.row_tokens, few)
-        return pack_row(trees, length, self.pad).to(self.processes.device)
-
     def run(self, checkpoints: Checkpoints, metrics: Metrics | None) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
 
-        SIGTERM to any process (as a scheduler sends it) writes a checkpoint and leaves.
+        SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
 
         Returns:
             Whether the end was reached (not so after `stop_at` or SIGTERM).
         """
         settings, last = self.settings, self.schedule.steps
         stop = min(last, settings.stop_at or last)
-        bar = tqdm(
-            total=stop, initial=self.step, unit="update", disable=not self.processes.first, mininterval=2
-        )
-        with self._stoppable(), bar:
+        shown = progress(stop, "updates", done=self.step, shown=self.processes.first)
+        with self._stoppable(), shown as advance:
             while self.step < stop and not self._leaving:
                 report = self.update()
-                bar.update()
-                bar.set_postfix(loss=f"{report['loss']:.4f}", refresh=False)
+                advance(note=f"loss {report['loss']:.4f}")
                 done = self.step == stop or self._leaving
                 if metrics is not None and (done or self.step % settings.log_every == 0):
                     metrics.write(report)
@@ -187,13 +175,14 @@ class Loop:
 
     @contextmanager
     def _stoppable(self) -> Generator[None]:
-        """Let SIGTERM set a flag, which the next update shares with all processes."""
+        """Let SIGTERM and Ctrl-C set a flag, which the next update shares with all processes."""
 
         def leave(number: int, frame: object) -> None:
             self._asked = True
 
-        before = signal.signal(signal.SIGTERM, leave)
+        before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)

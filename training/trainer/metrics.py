@@ -1,6 +1,6 @@
 """Metrics: a local file of JSON lines always, TensorBoard or Weights & Biases where wanted."""
 
-# torch and transformers leave some of their types open.
+# torch leaves some of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ class Metrics:
 
     def __init__(self, folder: Path, start: int, track: str, settings: Mapping[str, Any]) -> None:
         path = folder / "metrics.jsonl"
-        kept = [line for line in _lines(path) if line["step"] <= start]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        # Lines are of rising steps, so those behind the start, and one that a kill cut short, are at the end.
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= start]
+        path.write_text("".join(kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
         self._board: Any = None
         self._run: Any = None
@@ -46,12 +48,13 @@ class Metrics:
         """Write the values of an update; `step` is one of them."""
         self._file.write(json.dumps(values) + "\n")
         self._file.flush()
+        step = int(values["step"])
         rest = {name: value for name, value in values.items() if name != "step"}
         if self._board is not None:
             for name, value in rest.items():
-                self._board.add_scalar(name, value, int(values["step"]))
+                self._board.add_scalar(name, value, step)
         if self._run is not None:
-            self._run.log(rest, step=int(values["step"]))
+            self._run.log(rest, step=step)
 
     def close(self) -> None:
         """Close the file, and what else is open."""
@@ -71,23 +74,9 @@ def check_tracker(track: str) -> str:
     Raises:
         InvalidRequestError: What is asked for is not installed.
     """
+    installed = track == "none" or importlib.util.find_spec("tensorboard" if track == "auto" else track)
     if track == "auto":
-        return "tensorboard" if _installed("tensorboard") else "none"
-    if track != "none" and not _installed(track):
+        return "tensorboard" if installed else "none"
+    if not installed:
         raise InvalidRequestError(f"track {track} needs a package that is missing: pip install {track}")
     return track
-
-
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of the file; one that a kill cut short is dropped."""
-    lines: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines

@@ -8,37 +8,26 @@ import gc
 import json
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
-from pasta_async.training.trainer.base_model import shard
-from pasta_async.training.trainer.schedule import deal_rows, row_length
-from pasta_async.training.trainer.scores import log_probabilities
-from pasta_async.training.trainer.task import Task
-from pasta_async.training.trainer.tree import pack_row
+from pasta_async.jobs import progress
+from pasta_async.training.trainer.model import shard
+from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_examples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pasta_async.training.trainer.base_model import BaseModel
+    from pasta_async.training.trainer.model import BaseModel
     from pasta_async.training.trainer.processes import Processes
+    from pasta_async.training.trainer.task import Task
 
-__all__ = ["ComparedTask", "Reference"]
+__all__ = ["Reference"]
 
 _TOGETHER = 256
 """Examples of each process that are dealt to rows at once."""
-
-
-@runtime_checkable
-class ComparedTask(Task, Protocol):
-    """A task whose loss needs the log-probabilities of its trees under the weights at the start."""
-
-    def compare_with(self, reference: Mapping[int, tuple[float, ...]]) -> None:
-        """Take them, by the number of the example, one for each of its trees. Called before training."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +57,20 @@ class Reference:
             task: Whose examples.
             sizes: Tokens of each example that counts, by its number.
         """
-        key = [task.fingerprint, *self._weights()]
+        files = sorted(self.base.folder.glob("*.safetensors"))  # tells weights from others in that folder
+        key: list[object] = [
+            task.fingerprint,
+            *([one.name, one.stat().st_size, one.stat().st_mtime_ns] for one in files),
+        ]
         known = self.processes.share(self._read(key) if self.processes.first else {})
         if set(known) != set(sizes):
             known = self._compute(task, sizes)
             gc.collect()  # a sharded model refers to itself
             if self.processes.first:
-                self._write(key, known)
+                partial = self.file.with_name(f"{self.file.name}.partial")
+                partial.write_text(json.dumps({"of": key, "scores": known}) + "\n", encoding="utf-8")
+                partial.replace(self.file)
         return known
-
-    def _weights(self) -> list[object]:
-        """Tells weights from others that stood in the same folder."""
-        files = sorted(self.base.folder.glob("*.safetensors"))
-        return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
     def _read(self, key: list[object]) -> dict[int, tuple[float, ...]]:
         try:
@@ -91,24 +81,18 @@ class Reference:
             return {}
         return {int(number): tuple(scores) for number, scores in kept["scores"].items()}
 
-    def _write(self, key: list[object], scores: Mapping[int, tuple[float, ...]]) -> None:
-        partial = self.file.with_name(f"{self.file.name}.partial")
-        partial.write_text(json.dumps({"of": key, "scores": scores}) + "\n", encoding="utf-8")
-        partial.replace(self.file)
-
     def _compute(self, task: Task, sizes: Mapping[int, int]) -> dict[int, tuple[float, ...]]:
         processes = self.processes
         model = (self.base.loaded() if processes.first else self.base.empty()).eval()
         shard(model, processes, self.dtype, share=True)
         numbers, scores = list(sizes), dict[int, tuple[float, ...]]()
-        bar = tqdm(total=len(numbers), desc="reference", disable=not processes.first, mininterval=2)
-        with bar, torch.no_grad():
+        with progress(len(numbers), "reference", shown=processes.first) as advance, torch.no_grad():
             for start in range(0, len(numbers), _TOGETHER * processes.world):
                 part = numbers[start : start + _TOGETHER * processes.world]
-                dealt = deal_rows([sizes[n] for n in part], self.row_tokens, processes.world)
+                dealt = deal_rows([sizes[number] for number in part], self.row_tokens, processes.world)
                 for row in dealt[processes.rank :: processes.world]:
                     scores |= self._row(model, task, [part[place] for place in row])
-                bar.update(len(part))
+                advance(len(part))
         gathered: dict[int, tuple[float, ...]] = {}
         for found in processes.gather(scores):
             gathered |= found
@@ -117,9 +101,6 @@ class Reference:
     def _row(self, model: Any, task: Task, numbers: list[int]) -> dict[int, tuple[float, ...]]:
         """The examples of a row; of none, padding is computed, since the other processes wait for it."""
         examples = [task.example(number) for number in numbers]
-        device = self.processes.device
-        length = row_length(sum(map(len, examples)), self.row_tokens, few=device.type == "cuda")
-        trees = [tree for example in examples for tree in example.trees]
-        packed = pack_row(trees, length, self.pad).to(device)
+        packed = pack_examples(examples, self.row_tokens, self.pad, self.processes.device)
         found = iter(log_probabilities(model, packed).tolist())
         return {n: tuple(islice(found, len(e.trees))) for n, e in zip(numbers, examples, strict=True)}

@@ -4,35 +4,33 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.training.trainer.attention import choose_attention
-from pasta_async.training.trainer.base_model import REFUSAL, BaseModel, new_rows, shard
-from pasta_async.training.trainer.checkpoints import Checkpoints
-from pasta_async.training.trainer.export import export_model
+from pasta_async.jobs import progress
 from pasta_async.training.trainer.loop import Loop
-from pasta_async.training.trainer.memory import available_memory, check_memory, memory_needs
 from pasta_async.training.trainer.metrics import Metrics, check_tracker
-from pasta_async.training.trainer.processes import open_processes
-from pasta_async.training.trainer.reference import ComparedTask, Reference
-from pasta_async.training.trainer.schedule import Schedule
+from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, new_rows, shard
+from pasta_async.training.trainer.processes import Checkpoints, open_processes
+from pasta_async.training.trainer.reference import Reference
+from pasta_async.training.trainer.rows import choose_attention
+from pasta_async.training.trainer.task import ComparedTask, Schedule
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
     from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task
 
-__all__ = ["measure", "train"]
+__all__ = ["available_memory", "check_memory", "measure", "memory_needs", "train"]
 
 _FREE = {
     *("out", "device", "dtype", "attention", "recompute", "save_every", "keep", "log_every", "stop_at"),
@@ -97,6 +95,9 @@ def train(
         if finished:
             tokenizer, out = settings.out / "tokenizer", settings.out / "model"
             export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
+        if processes.first:
+            model = settings.out / "model"
+            print(f"the model is in {model}" if finished else "stopped; the same command goes on")
         return finished
 
 
@@ -166,17 +167,19 @@ def measure(
     wrong: list[str] = []
     long: list[str] = []
     numbers = range(processes.rank, len(task), processes.world)
-    for number in tqdm(numbers, desc="packing", disable=not processes.first, mininterval=2, leave=False):
-        try:
-            example = task.example(number)
-        except PastaError as error:
-            wrong.append(str(error))
-            continue
-        depth = max(int(tree.positions.max()) + 1 for tree in example.trees)
-        if len(example) > row_tokens or depth > positions:
-            long.append(f"example {number} has {len(example)} tokens packed, its longest view {depth}")
-        else:
-            sizes[number] = len(example)
+    with progress(len(numbers), "packing", shown=processes.first) as advance:
+        for number in numbers:
+            advance()
+            try:
+                example = task.example(number)
+            except PastaError as error:
+                wrong.append(str(error))
+                continue
+            depth = max(int(tree.positions.max()) + 1 for tree in example.trees)
+            if len(example) > row_tokens or depth > positions:
+                long.append(f"example {number} has {len(example)} tokens packed, its longest view {depth}")
+            else:
+                sizes[number] = len(example)
     parts = processes.gather((sizes, wrong, long))
     _refuse_examples([text for _, texts, _ in parts for text in texts], "cannot be used")
     too_long = [text for _, _, texts in parts for text in texts]
@@ -219,3 +222,62 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def memory_needs(
+    shape: ModelConfig, vocabulary: int, settings: TrainerSettings, world: int, bytes_each: int
+) -> dict[str, int]:
+    """Bytes a process needs at its peak, by purpose: a rough count, good to about a third.
+
+    Args:
+        shape: Of the base model.
+        vocabulary: Rows of the vocabulary with the tags.
+        settings: Of the run.
+        world: Processes that share the weights.
+        bytes_each: Of a number in the computation.
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
+    outside = vocabulary * shape.hidden * (1 if shape.tied else 2)
+    weights = shape.layers * layer + outside
+    adapted = settings.lora_rank * shape.layers * (4 * shape.hidden + 2 * queries + 2 * keys)
+    trained = adapted + settings.lora_rank * 3 * shape.layers * (shape.hidden + shape.intermediate)
+    trained = trained or weights
+    tokens = settings.row_tokens
+    kept = tokens * (6 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.intermediate) * bytes_each
+    stored = shape.layers * tokens * shape.hidden * bytes_each + kept
+    return {
+        "weights, gradients and optimizer": (4 * weights + 12 * trained) // world,
+        "unsharded layers": (2 * layer + outside) * (bytes_each + 4),
+        "activations": stored if settings.recompute else shape.layers * kept,
+        "logits": tokens * vocabulary * (bytes_each + 8),
+    }
+
+
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that a process can have on a device; None where that is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    values = dict(line.split(":") for line in lines)
+    return int(values["MemAvailable"].split()[0]) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def check_memory(needs: dict[str, int], available: int | None) -> None:
+    """Refuse a run that cannot fit.
+
+    Raises:
+        InvalidRequestError: With what needs how much, and what makes it smaller.
+    """
+    total = sum(needs.values())
+    if available is None or total <= available:
+        return
+    parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
+    raise InvalidRequestError(
+        f"a process needs about {total / 2**30:.1f} GiB and has {available / 2**30:.1f} ({parts}): use "
+        "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes; "
+        "--ignore-memory starts all the same"
+    )

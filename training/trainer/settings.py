@@ -1,21 +1,17 @@
-"""The settings that every stage has, and how a command line is made of them."""
+"""The settings that every training stage has."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, cast
+from typing import ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["TrainerSettings", "read_command_line"]
+__all__ = ["TrainerSettings"]
 
 
 class TrainerSettings(BaseModel):
-    """How to train. Every field is a flag of the command line."""
+    """How to train. Every field is an option of the command line."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,34 +59,3 @@ class TrainerSettings(BaseModel):
         if self.row_tokens % 16:
             raise ValueError(f"row_tokens must be a multiple of 16, not {self.row_tokens}")
         return self
-
-
-S = TypeVar("S", bound=BaseModel)
-
-
-def read_command_line(
-    settings: type[S], program: str, description: str | None, argv: Sequence[str] | None = None
-) -> S:
-    """Read settings from a command line: a flag for each field, its description as the help.
-
-    Leaves with status 2 and the reason when a value is missing or wrong.
-    """
-    parser = argparse.ArgumentParser(
-        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    for name, field in settings.model_fields.items():
-        required, options = field.is_required(), cast("dict[str, Any]", {})
-        if field.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif getattr(field.annotation, "__origin__", None) is tuple:
-            options |= {"nargs": "+", "action": "extend"}
-        default = "" if required else f" (default: {field.default})"
-        text = f"{field.description}{default}".replace("%", "%%")
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", required=required, default=argparse.SUPPRESS, help=text, **options
-        )
-    try:
-        return settings.model_validate(vars(parser.parse_args(argv)))
-    except ValidationError as error:
-        wrong = (f"--{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        parser.error("; ".join(wrong).replace("_", "-"))

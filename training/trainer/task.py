@@ -1,32 +1,21 @@
-"""What a training stage brings to the loop."""
+"""What a training stage brings to the loop, and the order in which its examples are taken."""
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
-    from pasta_async.training.trainer.tree import Tree
+    from pasta_async.training.trainer.rows import Example
 
-__all__ = ["Example", "Task"]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What a loss needs at once: its trees are never spread over two rows."""
-
-    trees: tuple[Tree, ...]
-    """One document, or several that are compared with each other."""
-    constants: tuple[float, ...] = ()
-    """What else the loss needs, such as log-probabilities of a reference model."""
-
-    def __len__(self) -> int:
-        """Tokens in a row."""
-        return sum(map(len, self.trees))
+__all__ = ["ComparedTask", "Schedule", "Task"]
 
 
 class Task(Protocol):
@@ -67,3 +56,50 @@ class Task(Protocol):
             The loss, and a sum for each name in `reported`.
         """
         ...
+
+
+@runtime_checkable
+class ComparedTask(Task, Protocol):
+    """A task whose loss needs the log-probabilities of its trees under the weights at the start."""
+
+    def compare_with(self, reference: Mapping[int, tuple[float, ...]]) -> None:
+        """Take them, by the number of the example, one for each of its trees. Called before training."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The order of the data: shuffled anew in each epoch, a function of seed and step alone."""
+
+    examples: int
+    batch: int
+    seed: int
+    steps: int
+    """Updates in all."""
+
+    @classmethod
+    def plan(cls, examples: int, batch: int, seed: int, epochs: float, steps: int) -> Schedule:
+        """A schedule of `steps` updates, or of `epochs` where steps is 0."""
+        return cls(examples, batch, seed, steps or max(1, round(epochs * math.ceil(examples / batch))))
+
+    @property
+    def epoch_steps(self) -> int:
+        """Updates of one epoch; the last one may have fewer examples."""
+        return math.ceil(self.examples / self.batch)
+
+    def examples_of(self, step: int) -> list[int]:
+        """The examples of an update, the first of which is step 0."""
+        epoch, place = divmod(step, self.epoch_steps)
+        return list(_order(self.examples, self.seed, epoch)[place * self.batch : (place + 1) * self.batch])
+
+    def rate(self, step: int, peak: float, warmup: int) -> float:
+        """The learning rate of an update: up to the peak over `warmup` updates, then linearly to zero."""
+        falling = (self.steps - step) / max(1, self.steps - warmup)
+        return peak * min(1.0, (step + 1) / max(1, warmup), falling)
+
+
+@lru_cache(maxsize=2)
+def _order(examples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(examples))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)

@@ -143,10 +143,13 @@
         this.prose.decoded(thread, delta);
         this.lanes[thread].add(delta);
       },
+      "thread.replaced"({ thread, text }) {
+        if (thread) this.prose.replaced(thread, text);
+        this.lanes[thread].replaced(text);
+      },
       "thread.done"({ thread, record }) {
         this.clock.done(record);
         this.lanes[thread].done(record);
-        if (record.finish_reason === "superseded") this.prose.replaced(thread, record.text);
         if (!thread) this.clock.wait(record.ended);
         this.tellHowMany();
       },

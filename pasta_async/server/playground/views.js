@@ -46,10 +46,14 @@ const views = (() => {
       return element;
     }
 
+    /** What it said is void: main writes the chunk itself, or the answer ends before. */
+    replaced(text) {
+      this.said.replaceChildren(text);
+    }
+
     done(record) {
       this.count.textContent = tokens(record.tokens);
       this.progress.value = 1;
-      if (record.finish_reason === "superseded") this.said.replaceChildren(record.text);
       const broken = record.finish_reason === "abort" || record.finish_reason === "error";
       this.state(broken ? "stopped" : "done", ENDED[record.finish_reason]);
     }
@@ -86,7 +90,7 @@ const views = (() => {
       part.text += delta;
     }
 
-    /** Main wrote this chunk itself: what its thread had is void. */
+    /** What a thread had is void: main writes the chunk itself, or the answer ends before. */
     replaced(thread, text) {
       const part = this.parts.find((each) => each.thread === thread);
       const seen = part.span.textContent;

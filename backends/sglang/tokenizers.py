@@ -1,0 +1,285 @@
+"""Text to ids and ids to text: by the server's tokenizer, or by the model's own where its folder is at hand.
+
+SGLang's `/tokenize` turns a special token that somebody typed into its id. `RemoteTokenizer` puts a marker
+inside every such string (`pasta_async.backends.guard`), has the text encoded, and takes the marker's ids out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
+from pasta_async.backends.sglang.events import LocalReader, RemoteReader, checked_token_ids
+from pasta_async.errors import (
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+    PromptTooLongError,
+)
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import TagIds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pasta_async.backends.sglang.transport import Server
+    from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.protocol import Message
+
+__all__ = ["LocalTokenizer", "RemoteTokenizer", "Tokenizer"]
+
+MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
+"""Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""
+
+ROUNDS = 8
+"""Times new special tokens may show up behind those that were cut: they overlap."""
+
+
+class LocalTokenizer:
+    """The tokenizer and the chat template in a model folder: no server is asked.
+
+    Args:
+        codec: The model's tokenizer.
+        context_length: Tokens that the model takes; what is far longer is refused before it is encoded.
+    """
+
+    def __init__(self, codec: TextCodec, context_length: int) -> None:
+        from pasta_async.backends.tokenization import AsyncTextCodec, Detokenizer
+
+        text = AsyncTextCodec(codec, context_length)
+        self.tags = codec.tags
+        self.encode, self.encode_chat, self.detokenize = text.encode, text.encode_chat, text.detokenize
+        self._detokenizer = lambda: Detokenizer(codec)
+
+    def reader(self, stop_ids: Sequence[int]) -> LocalReader:
+        """A reader for one request, which asked to stop at these ids."""
+        return LocalReader(self._detokenizer(), self.tags, stop_ids)
+
+
+class RemoteTokenizer:
+    """A server's `/tokenize` and `/detokenize`, which know its tokenizer and its chat template.
+
+    Args:
+        server: Where they are.
+        context_length: Tokens that the model takes; what is far longer is refused before all of it is sent.
+    """
+
+    def __init__(self, server: Server, context_length: int) -> None:
+        self._server = server
+        self._limit = context_length
+        self.tags: TagIds | None = None
+        self._before: list[int] = []
+        self._specials: dict[int, str] = {}  # special tokens met so far, with their written forms
+        self._lone: dict[int, str] = {}
+
+    async def learn(self) -> None:
+        """Find out what kind of tokenizer this is, and the tag ids. To be called first.
+
+        Tokenizers of the SentencePiece kind put a space before every text and drop it from every decoded one.
+        For these a line break stands before each text, and what belongs to it is cut off again.
+        """
+        [x] = await self.tokenize(["x"])
+        if await self.detokenize_all([x + x]) != ["xx"]:
+            [self._before] = await self.tokenize(["\n"])
+        ids = await self.tokenize(TAG_TOKENS)
+        if all(len(tag) == 1 for tag in ids) and tuple(await self.detokenize_all(ids)) == TAG_TOKENS:
+            self.tags = TagIds(*(tag[0] for tag in ids))
+            self._specials.update(zip(self.tags, TAG_TOKENS, strict=True))
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of text as data.
+
+        Raises:
+            InvalidRequestError: It is no valid Unicode, or the tokenizer cannot express it without special
+                tokens.
+            PromptTooLongError: It has far more tokens than the model takes.
+        """
+        await self._check_length(texts_in(text))
+        for marker in _markers([text] if text else []):
+            if guarded := await self._guard([text], marker, edges=False):
+                [ids], [marked] = guarded
+                found = ids if marked == text else await self._without_marker(ids, marker)
+                if found is not None:
+                    return found
+        if not text:
+            return []
+        raise _cannot_guard()
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Ids of messages by the chat template; what stands in them, in any field, is data.
+
+        Raises:
+            InvalidRequestError: A message is malformed or cannot be expressed as data, or the model has no
+                chat template and they are more than one user message.
+            PromptTooLongError: They have far more tokens than the model takes.
+            BackendStatusError: The template refused the messages.
+        """
+        check_messages(messages)
+        texts = texts_in(messages, template_kwargs)
+        await self._check_length(texts)
+        for marker in _markers(texts):
+            if guarded := await self._guard(texts, marker, edges=True):
+                marked = dict(zip(texts, guarded[1], strict=True))
+                said, kwargs = replace_texts([messages, dict(template_kwargs)], marked.__getitem__)
+                ids = await self.tokenize_chat(said, kwargs)
+                if ids is None:
+                    return await self._without_template(messages)
+                found = ids if guarded[1] == texts else await self._without_marker(ids, marker)
+                if found is not None:
+                    return found
+        raise _cannot_guard()
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept."""
+        [text] = await self.detokenize_all([ids])
+        return text
+
+    def reader(self, stop_ids: Sequence[int]) -> RemoteReader:
+        """A reader for one request, which asked to stop at these ids."""
+        return RemoteReader(self.tags, stop_ids, self._detokenize_for_reader)
+
+    # What the server does ---------------------------------------------------------------------------------
+
+    async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Ids of texts as the server reads them, special tokens too; `special` adds those around a text."""
+        before = [] if special else self._before
+        found = await self._tokenize(["\n" + text for text in texts] if before else texts, special)
+        if all(ids[: len(before)] == before for ids in found):
+            return [ids[len(before) :] for ids in found]
+        return await self._tokenize(texts, special)
+
+    async def _tokenize(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        body = {"prompt": list(texts), "add_special_tokens": special}
+        found = await self._ask("/tokenize", body, "tokens") if texts else []
+        if len(found) != len(texts):
+            raise BackendProtocolError(
+                f"{self._server.url}/tokenize answered {len(found)} of {len(texts)} texts"
+            )
+        return [self._checked(ids) for ids in found]
+
+    async def tokenize_chat(
+        self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
+    ) -> list[int] | None:
+        """Ids of messages by the server's chat template; None if it has none."""
+        kwargs = dict(template_kwargs) or None
+        body = {"messages": list(messages), "add_generation_prompt": True, "chat_template_kwargs": kwargs}
+        try:
+            return self._checked(await self._ask("/tokenize", body, "tokens"))
+        except BackendStatusError as error:
+            if "chat_template is not set" in str(error):
+                return None
+            raise
+
+    async def detokenize_all(self, ids: Iterable[Sequence[int]], *, skip_special: bool = False) -> list[str]:
+        """Texts of lists of ids."""
+        lists = [[*self._before, *one] for one in ids]
+        filled = [one for one in lists if one]  # an empty first list is read as no list at all
+        body = {"tokens": filled, "skip_special_tokens": skip_special}
+        found = await self._ask("/detokenize", body, "text") if filled else []
+        if len(found) != len(filled) or not all(isinstance(text, str) for text in found):
+            raise BackendProtocolError(f"{self._server.url}/detokenize answered {found!r:.200}")
+        texts = iter(cast("list[str]", found))
+        return [next(texts).removeprefix("\n" if self._before else "") if one else "" for one in lists]
+
+    async def _ask(self, path: str, body: Mapping[str, Any], name: str) -> list[Any]:
+        answer = await self._server.post(path, body)
+        value: Any = cast("dict[str, Any]", answer).get(name) if isinstance(answer, dict) else None
+        if not isinstance(value, list):
+            raise BackendProtocolError(f"{self._server.url}{path} answered {answer!r:.200}")
+        return cast("list[Any]", value)
+
+    def _checked(self, ids: Any) -> list[int]:
+        try:
+            return checked_token_ids(ids)
+        except ValueError as error:
+            raise BackendProtocolError(f"{self._server.url}/tokenize answered {error}") from error
+
+    async def _detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
+        """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""
+        if len(ids) != 1 or len(ids[0]) != 1:
+            return await self.detokenize_all(ids)
+        [[lone]] = ids
+        if lone not in self._lone:
+            [self._lone[lone]] = await self.detokenize_all(ids)
+        return [self._lone[lone]]
+
+    # What is data -----------------------------------------------------------------------------------------
+
+    async def _check_length(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            for beginning in beginnings(text, self._limit):
+                [ids] = await self.tokenize([beginning])
+                if len(ids) > self._limit + EDGE:
+                    raise PromptTooLongError(
+                        f"the text has more than the {self._limit} tokens that the model takes"
+                    )
+
+    async def _guard(
+        self, texts: list[str], marker: str, *, edges: bool
+    ) -> tuple[list[list[int]], list[str]] | None:
+        """Ids of texts with the marker inside every special token they spell, and these texts."""
+        for _ in range(ROUNDS):
+            marked = [mark(text, self._specials.values(), marker, edges=edges) for text in texts]
+            ids = await self.tokenize(marked)
+            if await self._is_data(ids, marked):
+                return ids, marked
+            await self._learn_specials({i for one in ids for i in one})
+        return None
+
+    async def _is_data(self, ids: list[list[int]], texts: list[str]) -> bool:
+        """Whether no id is a tag or special."""
+        if self.tags and not set(self.tags).isdisjoint(i for one in ids for i in one):
+            return False
+        bare = await self.detokenize_all(ids, skip_special=True)
+        # The texts differ without a special token where a tokenizer normalizes them.
+        return bare == texts or bare == await self.detokenize_all(ids)
+
+    async def _learn_specials(self, ids: set[int]) -> None:
+        unknown = [[i] for i in sorted(ids - self._specials.keys())]
+        full = await self.detokenize_all(unknown)
+        bare = await self.detokenize_all(unknown, skip_special=True)
+        texts = zip(unknown, full, bare, strict=True)
+        self._specials.update({one[0]: text for one, text, rest in texts if text and not rest})
+
+    async def _without_marker(self, ids: list[int], marker: str) -> list[int] | None:
+        """`ids` without those of the marker, or None where these cannot be told from the rest."""
+        alone, behind = await self.tokenize(["x", "x" + marker])
+        own = behind[len(alone) :]
+        if not own or behind[: len(alone)] != alone:
+            return None
+        found = list(_without(ids, own))
+        probe, with_marker, without = await self.detokenize_all([behind, ids, found])
+        exact = probe == "x" + marker and without == with_marker.replace(marker, "")
+        return found if exact else None
+
+    async def _without_template(self, messages: Sequence[Message]) -> list[int]:
+        content: Any = messages[0].get("content")
+        if len(messages) > 1 or messages[0].get("role") != "user" or not isinstance(content, str):
+            raise InvalidRequestError(
+                "the model has no chat template: it takes one message of the role user, in text"
+            )
+        [around] = await self.tokenize([""], special=True)
+        return [*around[:1], *await self.encode(content)]
+
+
+Tokenizer = RemoteTokenizer | LocalTokenizer
+"""The text side of a model."""
+
+
+def _cannot_guard() -> InvalidRequestError:
+    return InvalidRequestError("the model's tokenizer cannot express the text without its special tokens")
+
+
+def _markers(texts: Sequence[str]) -> Iterator[str]:
+    return (marker for marker in MARKERS if texts and not any(marker in text for text in texts))
+
+
+def _without(ids: list[int], part: list[int]) -> Iterator[int]:
+    """`ids` without each `part`."""
+    at = 0
+    while at < len(ids):
+        if ids[at : at + len(part)] == part:
+            at += len(part)
+        else:
+            yield ids[at]
+            at += 1

@@ -1,0 +1,376 @@
+"""Answers under load, forked and in sequence: latency, throughput, and goodput under a latency target.
+
+    python -m pasta_async.evals.load --backend local:F --documents documents.jsonl --at-once 1 --at-once 8
+    python -m pasta_async.evals.load --backend http://127.0.0.1:30000 --documents documents.jsonl --rates 2
+
+Closed loops keep so many answers under way (--at-once), open ones let them arrive at so many a second as a
+Poisson process, at the same times for each method (--rates). Answers are forced, as in
+pasta_async.evals.methods, and take the documents in turn. A batch of one leaves an engine's memory bandwidth
+idle, which is what parallel decoding uses; a full batch leaves nothing, and tags and prefills cost. This
+shows where the one turns into the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from itertools import accumulate, cycle, islice
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from pasta_async.cli.command import run_command
+from pasta_async.evals.commands import Count, DocumentSettings, Positive
+from pasta_async.evals.documents import documents_digest, read_documents
+from pasta_async.evals.engines import clock_of, cold_backend
+from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
+from pasta_async.evals.records import markdown_table, measurements, opened_journal
+from pasta_async.evals.statistics import geometric_mean, quantile
+from pasta_async.jobs import for_each, progress
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from pasta_async.evals.methods import Case, Engine, Method
+    from pasta_async.jobs import Journal
+
+__all__ = [
+    "Answered",
+    "Block",
+    "Figures",
+    "LoadSettings",
+    "Mode",
+    "default_target",
+    "drive",
+    "figures",
+    "describe_break_even",
+    "main",
+    "measure",
+    "pays_up_to",
+    "summarise",
+]
+
+Mode = Literal["open", "closed"]
+"""Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
+
+BASE = "sequential"
+UNITS: tuple[tuple[Mode, str], ...] = (("closed", "at once"), ("open", "a second"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One answer under load. Times are in seconds."""
+
+    prompt: int
+    """Its case's place in the list."""
+    arrived: float
+    """When it was asked for, since the block began."""
+    seconds: float
+    """From then until it was complete."""
+    first_token: float
+    """From then until its first token."""
+    tokens: int
+    """Decoded, tags and outlines counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Answers by one method at one load: a line of the results, as JSON."""
+
+    mode: Mode
+    level: float
+    """Arrivals a second (`open`), or answers at once (`closed`)."""
+    method: str
+    seconds: float
+    """From the first arrival until the last answer was complete."""
+    answers: tuple[Answered, ...]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Block:
+        """A block from its JSON object."""
+        answers = tuple(Answered(**answer) for answer in row["answers"])
+        return cls(row["mode"], row["level"], row["method"], row["seconds"], answers)
+
+
+async def drive(
+    engine: Engine, method: Method, cases: Sequence[Case], *, mode: Mode, level: float, seed: int = 0
+) -> Block:
+    """Write these cases' answers by a method under a load.
+
+    Everything is encoded before the first arrival. Arrivals of an open loop are a Poisson process: the same
+    seed gives the same times, for every method.
+
+    Args:
+        engine: What writes.
+        method: How.
+        cases: One for each answer, in order of arrival.
+        mode: How answers arrive.
+        level: Arrivals a second, or answers at once.
+        seed: Of the arrivals.
+
+    Cancelling it aborts all answers under way.
+    """
+    work = [await method.prepare(engine, case.fresh()) for case in cases]
+    began, clock = engine.clock.time(), engine.clock
+    answers = list[Answered]()
+
+    async def one(number: int) -> None:
+        track = Track(engine)
+        await work[number](track)
+        seconds = clock.time() - track.began
+        first = seconds if track.first_token is None else track.first_token
+        answers.append(Answered(cases[number].index, track.began - began, seconds, first, track.tokens))
+
+    if mode == "open":
+        await _arrive(one, _arrivals(len(cases), level, seed), engine)
+    else:
+        await for_each(range(len(cases)), one, int(level))
+    ended = max(answer.arrived + answer.seconds for answer in answers)
+    first = min(answer.arrived for answer in answers)
+    return Block(mode, level, method.name, ended - first, tuple(sorted(answers, key=_arrival)))
+
+
+def _arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """Seconds at which so many answers arrive."""
+    draw = random.Random(seed)
+    return [*accumulate(draw.expovariate(rate) for _ in range(count))]
+
+
+async def _arrive(one: Callable[[int], Awaitable[None]], times: Sequence[float], engine: Engine) -> None:
+    """Start each at its time."""
+    began = engine.clock.time()
+
+    async def at(number: int, seconds: float) -> None:
+        await engine.clock.sleep(began + seconds - engine.clock.time())
+        await one(number)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, seconds in enumerate(times):
+            tasks.create_task(at(number, seconds))
+
+
+def _arrival(answer: Answered) -> float:
+    return answer.arrived
+
+
+async def measure(
+    engine: Engine,
+    cases: Sequence[Case],
+    methods: Sequence[Method],
+    loads: Sequence[tuple[Mode, float]],
+    *,
+    answers: int,
+    seed: int = 0,
+    journal: Journal | None = None,
+) -> list[Block]:
+    """Write so many answers by each method under each load.
+
+    Args:
+        engine: What writes.
+        cases: Taken in turn.
+        methods: What is compared.
+        loads: Mode and level; see `drive`.
+        answers: For each load and method; at least twice as many as are at once.
+        seed: Of the arrivals.
+        journal: Keeps every block as it comes; those that it has already are not taken again.
+
+    Cancelling it aborts all answers under way.
+    """
+    blocks = [Block.of(row) for row in measurements(journal)]
+    known = {(block.mode, block.level, block.method) for block in blocks}
+    with progress(len(loads) * len(methods), "loads") as done:
+        for method in methods:
+            await play(engine, method, cases[0])
+        for mode, level in loads:
+            count = max(answers, 2 * int(level)) if mode == "closed" else answers
+            for method in methods:
+                if (mode, level, method.name) not in known:
+                    asked = [*islice(cycle(cases), count)]
+                    blocks.append(await drive(engine, method, asked, mode=mode, level=level, seed=seed))
+                    if journal:
+                        journal.append(asdict(blocks[-1]))
+                done()
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one block comes to: the points of the load curves. Times are in seconds, rates by the second."""
+
+    mode: Mode
+    level: float
+    method: str
+    answers: int
+    p50: float
+    """Latency: half of the answers were sooner."""
+    p90: float
+    p99: float
+    first_token: float
+    """Median."""
+    throughput: float
+    """Answers."""
+    goodput: float
+    """Answers whose latency met the target."""
+    tokens: float
+    """Decoded tokens, what a method needs besides the text counted."""
+    speedup: float | None
+    """Latency of the same answers in sequence / latency (geometric mean); None if they were not measured."""
+
+
+def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
+    """Figures of every block, by mode, level and method, under a latency target in seconds."""
+    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
+    order = sorted(blocks, key=lambda block: (block.mode, block.level))
+    return [_figures(block, bases.get((block.mode, block.level)), target) for block in order]
+
+
+def _figures(block: Block, base: Block | None, target: float) -> Figures:
+    latencies = [answer.seconds for answer in block.answers]
+    return Figures(
+        mode=block.mode,
+        level=block.level,
+        method=block.method,
+        answers=len(latencies),
+        p50=quantile(latencies, 0.5),
+        p90=quantile(latencies, 0.9),
+        p99=quantile(latencies, 0.99),
+        first_token=quantile([answer.first_token for answer in block.answers], 0.5),
+        throughput=len(latencies) / block.seconds,
+        goodput=sum(latency <= target for latency in latencies) / block.seconds,
+        tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
+        speedup=_speedup(block, base) if base else None,
+    )
+
+
+def _speedup(block: Block, base: Block) -> float:
+    ours, theirs = _by_prompt(block), _by_prompt(base)
+    return geometric_mean([theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs])
+
+
+def _by_prompt(block: Block) -> dict[int, float]:
+    latencies = defaultdict[int, list[float]](list)
+    for answer in block.answers:
+        latencies[answer.prompt].append(answer.seconds)
+    return {prompt: geometric_mean(values) for prompt, values in latencies.items()}
+
+
+def default_target(blocks: Sequence[Block]) -> float:
+    """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
+    base = [block for block in blocks if block.method == BASE] or blocks
+    lowest = min(base, key=lambda block: (block.mode, block.level))
+    return 2 * quantile([answer.seconds for answer in lowest.answers], 0.5)
+
+
+def pays_up_to(found: Sequence[Figures], method: str, mode: Mode) -> float | None:
+    """The highest level up to which a method's answers come sooner than in sequence; None if at none."""
+    level = None
+    for one in found:
+        if (one.method, one.mode) == (method, mode):
+            if one.speedup is None or one.speedup <= 1:
+                break
+            level = one.level
+    return level
+
+
+def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
+    """The figures as rows of a table."""
+    return [
+        {
+            "load": f"{one.level:g} a second" if one.mode == "open" else f"{one.level:g} at once",
+            "method": one.method,
+            "answers": one.answers,
+            "p50 s": one.p50,
+            "p90 s": one.p90,
+            "p99 s": one.p99,
+            "first token s": one.first_token,
+            "answers/s": one.throughput,
+            "goodput/s": one.goodput,
+            "tokens/s": one.tokens,
+            "sooner than in sequence": "-" if one.speedup is None else f"{one.speedup:.2f}",
+        }
+        for one in found
+    ]
+
+
+def describe_break_even(found: Sequence[Figures], method: str) -> str:
+    """Up to which load a method's answers come sooner than in sequence, and by how much there and beyond."""
+    parts = list[str]()
+    for mode, unit in UNITS:
+        own = [one for one in found if (one.method, one.mode) == (method, mode)]
+        end = pays_up_to(found, method, mode)
+        for one in own:
+            where = f"{one.speedup or 0.0:.2f} times as soon as in sequence with {one.level:g} {unit}"
+            if one.level == end:
+                parts.append(f"{where} ({one.answers} answers)")
+            elif end is None or one.level > end:
+                parts.append(f"{where}, where it no longer pays")
+                break
+    return f"{method}: {', '.join(parts)}"
+
+
+class LoadSettings(DocumentSettings):
+    """Which loads, by which methods."""
+
+    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
+    methods: tuple[str, ...] = Field(default=(BASE, "pasta"), description="what is compared")
+    at_once: tuple[Count, ...] = Field(
+        default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
+    )
+    rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
+    answers: int = Field(default=32, ge=1, description="for each load and method, at least")
+    target: float | None = Field(
+        default=None, gt=0, description="in seconds; default: twice the unloaded median"
+    )
+    seed: int = Field(default=0, description="of the arrivals")
+    out: Path | None = Field(
+        default=None, description="file for the raw figures; one that was broken off is gone on with"
+    )
+
+
+async def _measure(settings: LoadSettings) -> list[Block]:
+    documents = read_documents(settings.documents, settings.first)
+    measured = {
+        "benchmark": "load",
+        "backend": settings.backend,
+        "documents": documents_digest(documents),
+        "answers": settings.answers,
+        "seed": settings.seed,
+    }
+    at_once = settings.at_once or (() if settings.rates else (1, 4, 16, 64))
+    closed: list[tuple[Mode, float]] = [("closed", count) for count in at_once]
+    loads: list[tuple[Mode, float]] = [*closed, *(("open", rate) for rate in settings.rates)]
+    methods = [METHODS[name] for name in settings.methods]
+    with opened_journal(settings.out, measured) as journal:
+        async with (
+            cold_backend(settings.backend) as backend,
+            open_engine(backend, documents, url=settings.backend, clock=clock_of(backend)) as engine,
+        ):
+            return await measure(
+                engine,
+                cases_of(documents),
+                methods,
+                loads,
+                answers=settings.answers,
+                seed=settings.seed,
+                journal=journal,
+            )
+
+
+def _run(settings: LoadSettings) -> None:
+    blocks = asyncio.run(_measure(settings))
+    target = settings.target or default_target(blocks)
+    found = figures(blocks, target)
+    print(f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n")
+    print("\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print a table, keep the raw figures."""
+    run_command(LoadSettings, _run, program="load", description=__doc__, arguments=arguments, resumes=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Results from files, each told apart by what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.load import Block
+from pasta_async.evals.methods import Played
+from pasta_async.evals.report.plots import Point, Spread
+from pasta_async.evals.speed import Run, compare
+from pasta_async.evals.statistics import geometric_mean
+from pasta_async.lang import parse
+from pasta_async.results import Generation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pasta_async.evals.report.page import Timeline
+    from pasta_async.evals.statistics import Estimate
+
+__all__ = ["Results", "lengths_controlled", "points", "read_results", "spreads"]
+
+
+@dataclass(slots=True)
+class Results:
+    """What the files hold, by label."""
+
+    alpaca: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    task: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    speed: dict[str, list[Run]] = field(default_factory=dict[str, list[Run]])
+    methods: dict[str, list[Played]] = field(default_factory=dict[str, list[Played]])
+    load: dict[str, list[Block]] = field(default_factory=dict[str, list[Block]])
+    answers: dict[str, Timeline] = field(default_factory=dict[str, "Timeline"])
+    sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """A row of a table for each file: what was measured where and when (last, if it was gone on with)."""
+
+
+def read_results(names: Sequence[str]) -> Results:
+    """Read files, each named by its path or as ``LABEL=PATH``.
+
+    Raises:
+        InvalidRequestError: A file is no result, is broken off, or says the same as another one.
+    """
+    results = Results()
+    for name in names:
+        label, _, path = name.rpartition("=")
+        _read(results, label or _label(Path(path)), Path(path))
+    return results
+
+
+def _label(path: Path) -> str:
+    return path.parent.name if path.stem == "result" and path.parent.name else path.stem
+
+
+def _read(results: Results, label: str, path: Path) -> None:
+    rows = _rows(path)
+    head = rows[0]
+    if "answer" in head or "threads" in head:
+        kind, found = "answers", _answer(path, head)
+    elif (kind := str(head.get("benchmark"))) in ("alpaca", "task"):
+        found = head
+    elif kind in ("speed", "methods", "load"):
+        found = _measured(path, kind, rows[1:])
+    else:
+        raise InvalidRequestError(
+            f"{path} is no result of alpaca, task, speed, methods or load, and no answer"
+        )
+    kept: dict[str, Any] = getattr(results, kind)
+    if label in kept:
+        raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them with LABEL=PATH")
+    kept[label] = found
+    where: dict[str, Any] = ([row["environment"] for row in rows if "environment" in row] or [{}])[-1]
+    source = {"label": label, "file": path.name, "what": kind, "backend": str(head.get("backend", "-"))}
+    columns = {"when": "time", "processor": "cpu", "cores": "cores", "load before": "load"}
+    results.sources.append({**source, **{name: where.get(key, "-") for name, key in columns.items()}})
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines() if path.suffix == ".jsonl" else [text]
+        rows = [json.loads(line) for line in lines]
+    except (OSError, json.JSONDecodeError) as error:
+        raise InvalidRequestError(f"{path} cannot be read as JSON: {error}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise InvalidRequestError(f"{path} holds no results")
+    return rows
+
+
+def _measured(
+    path: Path, kind: str, rows: Sequence[dict[str, Any]]
+) -> list[Run] | list[Played] | list[Block]:
+    rows = [row for row in rows if "environment" not in row]
+    try:
+        if kind == "speed":
+            runs = [Run(**row) for row in rows]
+            compare(runs)
+            return runs
+        if kind == "methods":
+            played = [Played(**row) for row in rows]
+            _check_complete((one.prompt, one.number, one.method) for one in played)
+            return played
+        blocks = [Block.of(row) for row in rows]
+        _check_complete((one.mode, one.level, one.method) for one in blocks)
+        return blocks
+    except (TypeError, KeyError, ValueError) as error:
+        raise InvalidRequestError(
+            f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
+        ) from error
+
+
+def _check_complete(measured: Iterable[tuple[Any, Any, str]]) -> None:
+    methods = defaultdict[tuple[Any, Any], set[str]](set)
+    for one, other, method in measured:
+        methods[one, other].add(method)
+    if len({*map(frozenset, methods.values())}) > 1:
+        raise ValueError("not every method was measured everywhere")
+
+
+def _answer(path: Path, found: dict[str, Any]) -> Timeline:
+    try:
+        baseline = found.get("baseline")
+        return _generation(found.get("answer", found)), _generation(baseline) if baseline else None
+    except (ValidationError, KeyError) as error:
+        raise InvalidRequestError(
+            f"{path} is not what `pasta-async generate --json` prints: {error}"
+        ) from error
+
+
+def _generation(found: dict[str, Any]) -> Generation:
+    fields = {name: value for name, value in found.items() if name in Generation.model_fields}
+    return Generation.model_validate({**fields, "document": parse(found["document"])})
+
+
+def spreads(results: Results) -> list[Spread]:
+    """What was timed: every model under `speed`, every method under `methods`."""
+    found: list[Spread] = []
+    for label, runs in results.speed.items():
+        pairs = compare(runs)
+        found.append(Spread(label, tuple(p.theoretical for p in pairs), tuple(p.speedup for p in pairs)))
+    for label, played in results.methods.items():
+        several = len(results.methods) > 1
+        found += [
+            _spread(f"{name} ({label})" if several else name, name, played)
+            for name in dict.fromkeys(row.method for row in played)
+            if name != "sequential"
+        ]
+    return found
+
+
+def _spread(label: str, method: str, played: Sequence[Played]) -> Spread:
+    base, own = (_by_prompt(played, name) for name in ("sequential", method))
+    prompts = [prompt for prompt in own if prompt in base]
+    return Spread(
+        label,
+        tuple(base[prompt][0] / own[prompt][0] for prompt in prompts),
+        tuple(base[prompt][1] / own[prompt][1] for prompt in prompts),
+    )
+
+
+def _by_prompt(played: Sequence[Played], method: str) -> dict[int, tuple[float, float]]:
+    """Critical path and seconds of each prompt, over all passes."""
+    rows = [row for row in played if row.method == method]
+    return {
+        prompt: (
+            geometric_mean([row.critical_path for row in rows if row.prompt == prompt]),
+            geometric_mean([row.seconds for row in rows if row.prompt == prompt]),
+        )
+        for prompt in dict.fromkeys(row.prompt for row in rows)
+    }
+
+
+def points(results: Results, measure: str) -> list[Point]:
+    """A point for each result of `alpaca` or `task`; timed ones where something of that label was timed."""
+    timed = {spread.label: spread.speedup for spread in spreads(results)}
+    name = "length_controlled_win_rate" if lengths_controlled(results) else "win_rate"
+    found: list[Point] = []
+    for label, result in (results.task if measure == "task" else results.alpaca).items():
+        figures = result["all"] if measure == "task" else result
+        quality = figures["right"]["parallel"] if measure == "task" else figures[name]
+        speedup: Estimate = timed[label] if label in timed else figures["theoretical_speedup"]
+        found.append(Point(label, speedup, quality, label in timed))
+    return found
+
+
+def lengths_controlled(results: Results) -> bool:
+    """Whether the model for lengths could be fitted to every result; if not, the raw win rates stand."""
+    return all("value" in result["length_controlled_win_rate"] for result in results.alpaca.values())

@@ -1,0 +1,172 @@
+"""How one thread's tokens are read: its thinking block, its tags, its text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pasta_async.lang import Parser
+
+if TYPE_CHECKING:
+    from pasta_async.lang import Reading
+    from pasta_async.protocol import TagIds
+
+__all__ = ["THINK_OPEN", "Dialect", "Reader", "ThinkingFilter"]
+
+Dialect = Literal["ids", "text", "plain"]
+"""How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""
+
+THINK_OPEN = "<think>"
+_THINK_CLOSE = "</think>"
+
+
+class ThinkingFilter:
+    """Parts what stands in a thinking block, which may only open an answer, from the answer behind it.
+
+    Nothing in the block is read for tags, and its markers belong to neither part.
+    """
+
+    def __init__(self, *, inside: bool = False) -> None:
+        self.inside: bool = inside
+        self._held: str = ""  # may yet turn out to be a marker
+        self.passed: bool = False
+        """Whether no block can come any more, so that the filter can be left out."""
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The part of the text that is thinking, and the part behind it.
+
+        Text that may yet turn out to be a marker is held back and comes out with a later piece.
+        """
+        if self.passed:
+            return "", text
+        text, self._held = self._held + text, ""
+        if not self.inside:
+            seen = text.lstrip()
+            if not seen.startswith(THINK_OPEN):
+                if THINK_OPEN.startswith(seen):
+                    self._held, text = text, ""
+                else:
+                    self.passed = True
+                return "", text
+            self.inside, text = True, seen.removeprefix(THINK_OPEN)
+        thinking, marker, rest = text.partition(_THINK_CLOSE)
+        if marker:
+            self.passed = True
+        else:
+            end = len(thinking) - overlap(thinking, _THINK_CLOSE)
+            thinking, self._held = thinking[:end], thinking[end:]
+        return thinking, rest
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back when the stream ended: it was no marker."""
+        held, self._held = self._held, ""
+        return (held, "") if self.inside else ("", held)
+
+
+def overlap(text: str, other: str) -> int:
+    """Length of the longest end of `text` that begins `other`, without being all of it."""
+    for size in range(min(len(text), len(other) - 1), 0, -1):
+        if text.endswith(other[:size]):
+            return size
+    return 0
+
+
+class _Unit(NamedTuple):
+    """What was read at once."""
+
+    tokens: int
+    """Tokens of the thread up to its end."""
+    text: str
+    is_tag: bool
+
+
+class Reader:
+    """Reads what one thread writes, and remembers where its tokens end in it.
+
+    Args:
+        dialect: How tags are read.
+        tags: Ids of the tag tokens, if the model has them.
+        main: Whether this is the main thread; else its text stands inside a chunk.
+        thinking: Whether the answer begins inside a thinking block.
+    """
+
+    def __init__(self, dialect: Dialect, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
+        self._arguments = (dialect, tags, main, thinking)
+        self._dialect: Dialect = dialect
+        self._tags = tags if dialect == "ids" else None
+        self.parser: Parser = Parser(inside_chunk=not main, halt_at_sync=main)
+        self._thinking = ThinkingFilter(inside=thinking) if main else None
+        self._units: list[_Unit] = []
+        self._in_attributes = False  # between the tag ids of a promise
+        self.tokens: int = 0
+        """Tokens read, end-of-text not counted."""
+        self.text_tokens: int = 0
+        """Of these, tokens of text or thinking; all of them for a prompted model, whose tags are text."""
+        self.characters: int = 0
+        """Characters its parser was given."""
+        self.reasoning: list[str] = []
+        """What stood in a thinking block."""
+
+    def read(self, ids: tuple[int, ...], text: str) -> list[Reading]:
+        """Read newly decoded tokens; a tag id comes alone."""
+        is_tag = self._tags is not None and len(ids) == 1 and ids[0] in self._tags
+        return self._read(_Unit(self.tokens + len(ids), text, is_tag))
+
+    def close(self, *, cut: bool = False) -> list[Reading]:
+        """The thread is over: what was held back comes out, but half a tag if it was broken off (`cut`)."""
+        readings: list[Reading] = []
+        if self._thinking and not self._thinking.passed:
+            thought, text = self._thinking.flush()
+            self._add_reasoning(thought)
+            readings += self._parse(text, is_tag=False)
+        return readings + self.parser.close(cut=cut)
+
+    def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
+        """A closed reader that has read only the first so many tokens. Half a tag at the end is left out.
+
+        Args:
+            tokens: How many.
+            rest: What those of them say that were read at once with tokens behind them.
+            but: Characters at the end of the last unit that are left out.
+        """
+        dialect, tags, main, thinking = self._arguments
+        again = Reader(dialect, tags, main=main, thinking=thinking)
+        units = [unit for unit in self._units if unit.tokens <= tokens]
+        if units and but:
+            units[-1] = units[-1]._replace(text=units[-1].text[:-but])
+        if rest:
+            units.append(_Unit(tokens, rest, is_tag=False))
+        for unit in units:
+            again._read(unit)
+        again.close(cut=True)
+        return again
+
+    def known(self, tokens: int) -> int:
+        """The largest number of tokens, up to `tokens`, whose text is known to be complete."""
+        return max((unit.tokens for unit in self._units if unit.text and unit.tokens <= tokens), default=0)
+
+    def _read(self, unit: _Unit) -> list[Reading]:
+        self._units.append(unit)
+        new, self.tokens = unit.tokens - self.tokens, unit.tokens
+        if unit.is_tag and self._tags:
+            self._in_attributes = unit.text in (self._tags.written(i) for i in self._tags[:2])
+        elif not self._in_attributes:
+            self.text_tokens += new
+        if not self._thinking or self._thinking.passed:
+            return self._parse(unit.text, is_tag=unit.is_tag)
+        if unit.is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
+            _, held = self._thinking.flush()
+            self._thinking.passed = True
+            return self._parse(held, is_tag=False) + self._parse(unit.text, is_tag=True)
+        thought, text = self._thinking.split(unit.text)
+        self._add_reasoning(thought)
+        return self._parse(text, is_tag=False)
+
+    def _parse(self, text: str, *, is_tag: bool) -> list[Reading]:
+        self.characters += len(text)
+        if self._dialect == "text":
+            return self.parser.feed(text)
+        return self.parser.feed_tag(text) if is_tag else self.parser.feed_text(text)
+
+    def _add_reasoning(self, text: str) -> None:
+        if text:
+            self.reasoning.append(text)

@@ -1,0 +1,190 @@
+"""`run_command` and `ending`: how every command reads its line, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from pasta_async import BackendConnectError
+from pasta_async.cli.command import ending, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+
+
+class Copy(BaseModel):
+    """Settings with every kind of option."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    source: Path = Field(description="What is copied.")
+    times: int = Field(default=1, ge=1, description="How often.")
+    names: tuple[str, ...] = Field(default=(), description="Names of the copies.")
+    sizes: tuple[int, ...] = Field(default=(), description="Their sizes.")
+    limit: float | None = Field(default=None, description="Seconds.")
+    verify: bool = Field(default=True, description="Read them again.")
+    mode: Literal["fast", "safe"] = Field(default="safe", description="How.")
+
+
+def nothing(settings: Copy) -> None:
+    """Work that is done at once."""
+
+
+def code_of(work: Callable[[Copy], None], *line: str, resumes: bool = False) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        run_command(
+            Copy,
+            work,
+            program="copy",
+            description="Copies a file.",
+            positional=["source"],
+            arguments=line,
+            resumes=resumes,
+        )
+    return caught.value.code
+
+
+def read(*line: str) -> Copy:
+    found: list[Copy] = []
+    assert code_of(found.append, *line) == 0
+    return found[0]
+
+
+def test_defaults_and_what_is_given_by_its_place() -> None:
+    assert read("there") == Copy(source=Path("there"))
+
+
+def test_every_kind_of_option() -> None:
+    line = "there --times 3 --names a --names b --sizes 4 --sizes 5 --limit 2.5 --no-verify --mode fast"
+    expected = Copy(
+        source=Path("there"),
+        times=3,
+        names=("a", "b"),
+        sizes=(4, 5),
+        limit=2.5,
+        verify=False,
+        mode="fast",
+    )
+    assert read(*line.split()) == expected
+
+
+def test_the_help_has_every_field_and_what_it_means(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert code_of(nothing, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Copies a file." in shown
+    for name, field in Copy.model_fields.items():
+        assert (f"--{name}" in shown) == (name != "source")
+        assert field.description
+        assert field.description in shown
+    assert "--no-verify" in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ([], "SOURCE"),
+        (["there", "--times", "0"], "--times"),
+        (["there", "--times", "many"], "--times"),
+        (["there", "--sizes", "x"], "--sizes"),
+        (["there", "--mode", "slow"], "--mode"),
+        (["there", "--nonsense"], "--nonsense"),
+        (["there", "twice"], "twice"),
+    ],
+)
+def test_misuse_is_2_and_names_the_option(
+    line: list[str], names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[Copy] = []
+    assert code_of(done.append, *line) == 2
+    assert not done
+    assert names.lower() in capsys.readouterr().err.lower()
+
+
+def test_an_error_of_the_library_is_1_with_its_name() -> None:
+    def work(settings: Copy) -> None:
+        raise BackendConnectError("nothing answers")
+
+    code = code_of(work, "there")  # a text as the code: Python prints it on stderr and exits with 1
+    assert isinstance(code, str)
+    assert code.startswith("BackendConnectError: ")
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def work(settings: Copy) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_command(Copy, work, program="copy", description="", positional=["source"], arguments=["there"])
+
+
+def test_further_errors_can_be_reported() -> None:
+    with pytest.raises(SystemExit) as caught, ending(KeyError):
+        raise KeyError("there")
+    assert str(caught.value.code).startswith("KeyError: ")
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_ctrl_c_is_130_and_says_whether_the_same_command_goes_on(
+    resumes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(settings: Copy) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert code_of(work, "there", resumes=resumes) == 130
+    assert ("goes on" in capsys.readouterr().err) == resumes
+
+
+PROGRAM = """
+import signal
+from pydantic import BaseModel
+from pasta_async import InvalidRequestError
+from pasta_async.cli.command import run_command
+
+class Nothing(BaseModel):
+    fail: bool = False
+
+def work(settings):
+    if settings.fail:
+        raise InvalidRequestError("no")
+    print("ready", flush=True)
+    signal.pause()
+
+run_command(Nothing, work, program="wait", description="Waits.", resumes=True)
+"""
+
+
+def test_a_process_that_is_sent_ctrl_c() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_a_process_that_fails() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, "--fail"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "InvalidRequestError: no\n"

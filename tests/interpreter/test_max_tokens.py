@@ -1,0 +1,201 @@
+"""`max_tokens` cuts an answer in document order, where the same answer in sequence would be cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_async import Client, Limits, Sampling
+from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadReplaced
+from pasta_async.lang import parse
+from pasta_async.testing import Script, ScriptedBackend
+from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise
+from tests.interpreter.vocabularies import tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pasta_async import Generation
+    from pasta_async.lang import Document
+
+LONG = " ".join(f"{n} words." for n in range(20))
+WHOLE = f"Two parts. {promise('a', LONG, 60)} {promise('b', LONG, 60)}<sync/> In all, so it is."
+
+
+def kept(generation: Generation) -> object:
+    """What of an answer must not depend on timing."""
+    count = len(generation.document.promises)
+    threads = generation.threads[: count + 1]
+    return (
+        generation.text,
+        generation.reasoning,
+        generation.document,
+        [(p.chunk.closed_by if p.chunk else None) for p in generation.document.promises],
+        generation.finish_reason,
+        generation.critical_path,
+        generation.text_tokens,
+        generation.usage.completion_tokens - generation.usage.discarded_tokens,
+        [(t.text, t.tokens - t.discarded_tokens, t.finish_reason, t.closed_by) for t in threads],
+        [str(found) for found in generation.diagnostics],
+    )
+
+
+def check_cut(cut: Generation, whole: Generation, most: int) -> None:
+    """An answer that fits is whole; else it is the beginning of the whole one, with that many tokens."""
+    tokens = whole.usage.completion_tokens - whole.usage.discarded_tokens
+    if tokens <= most:
+        assert kept(cut) == kept(whole)
+    else:
+        assert cut.finish_reason == "length"
+        assert cut.usage.completion_tokens - cut.usage.discarded_tokens == most
+        assert whole.text.startswith(cut.text.rstrip("\ufffd"))  # a character may be cut, too
+    assert cut.text == cut.document.text
+    assert all(found.thread <= len(cut.document.promises) for found in cut.diagnostics)
+
+
+@pytest.mark.parametrize("most", [40, 100, 126, 200, 250])
+async def test_the_end_of_an_answer_does_not_depend_on_what_its_promises_may_take(most: int) -> None:
+    """Reserving 4 x estimate + 64 tokens for each promise ended this answer after a third of it."""
+    whole = await answer(ScriptedBackend(WHOLE))
+    assert 100 < whole.usage.completion_tokens < 200
+    cut = await answer(ScriptedBackend(WHOLE, latency=1.0), sampling=Sampling(max_tokens=most))
+    check_cut(cut, whole, most)
+    if most >= whole.usage.completion_tokens:
+        assert cut.text.endswith("In all, so it is.")
+
+
+TIMING: dict[str, Any] = {
+    "latencies": st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0])),
+    "piece": st.sampled_from([1, 2, 3, 7, 1000]),
+    "threads": st.sampled_from([1, 2, 16]),
+    "cap": st.sampled_from([None, 3, 8]),
+}
+
+
+async def check_timing(
+    make: Callable[..., ScriptedBackend],
+    most: int,
+    latencies: dict[int, float],
+    piece: int,
+    threads: int,
+    cap: int | None,
+) -> None:
+    sampling, limits = Sampling(max_tokens=most), Limits(chunk_tokens=cap or ROOMY.chunk_tokens, timeout=None)
+    whole = await answer(make(), sampling=ENDLESS, limits=limits)
+    sequence = await answer(make(), sampling=sampling, limits=limits, parallel=False)
+    check_cut(sequence, whole, most)
+    backend = make(latency=1.0, thread_latency=latencies, piece=piece)
+    cut = await answer(backend, sampling=sampling, limits=limits.model_copy(update={"max_threads": threads}))
+    assert kept(cut) == kept(sequence)
+    assert not backend.open
+
+
+@given(
+    document=documents(),
+    name=st.sampled_from(["words", "bytes", "merged"]),
+    most=st.integers(1, 90),
+    **TIMING,
+)
+@settings(max_examples=60)
+async def test_the_cut_is_that_of_the_answer_in_sequence(
+    document: Document, name: str, most: int, **timing: Any
+) -> None:
+    def make(**options: Any) -> ScriptedBackend:
+        return ScriptedBackend(document, tokenizer=tokenizer(name), **options)
+
+    await check_timing(make, most, **timing)
+
+
+_WORD = st.sampled_from(["Tea ", "is. ", "\n", ">", "- ", "and so on", "é🎉", '"/>.', " <b", "<think>"])
+_PROMISE = st.builds(promise, st.just("a b"), st.lists(_WORD, max_size=4).map("".join))
+_INLINE = st.builds("{}{}<async>{}</async>".format, st.just(promise("in")), st.sampled_from(["", " "]), _WORD)
+_MAIN = st.lists(_WORD | _PROMISE | _INLINE | st.just("<sync/>"), max_size=12).map("".join)
+
+
+@given(
+    written=_MAIN,
+    name=st.sampled_from(["plain words", "plain merged", "plain pieces"]),
+    most=st.integers(1, 90),
+    **TIMING,
+)
+@settings(max_examples=60)
+async def test_the_same_for_a_model_that_writes_its_tags_as_text(
+    written: str, name: str, most: int, **timing: Any
+) -> None:
+    def make(**options: Any) -> ScriptedBackend:
+        return ScriptedBackend(Script.of(parse(written)), tokenizer=tokenizer(name), **options)
+
+    await check_timing(make, most, **timing)
+
+
+@pytest.mark.parametrize("most", range(1, 40))
+async def test_a_chunk_that_main_writes_itself_is_cut_like_any_other_text(most: int) -> None:
+    p, q = promise("tea"), promise("coffee")
+    script = Script(
+        [f"A. {p}{q} <async>Inline and long.</async> B."],
+        {1: "Tea is mild, and so on.</async>", 2: "Never seen at all.</async>"},
+    )
+
+    def make(**options: Any) -> ScriptedBackend:
+        return ScriptedBackend(script, tokenizer=tokenizer("plain words"), **options)
+
+    for latencies in ({}, {0: 9.0}, {1: 9.0}, {2: 9.0}):
+        for piece in (1, 4):
+            await check_timing(make, most, latencies, piece, 16, None)
+
+
+async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None:
+    script = f"{promise('a', 'one ' * 50)}{promise('b', 'two ' * 400)} three" + " four" * 400
+    backend = ScriptedBackend(script, latency=1.0)
+    generation = await answer(backend, sampling=Sampling(max_tokens=30))
+    assert generation.elapsed < 80
+    assert {request.thread for request in backend.aborted} >= {0, 2}
+    usage = generation.usage
+    assert usage.completion_tokens == sum(len(play.ids) for play in backend.played)
+    assert usage.completion_tokens - usage.discarded_tokens == 30
+    assert sum(record.discarded_tokens for record in generation.threads) == usage.discarded_tokens
+    assert [record.finish_reason for record in generation.threads] == ["length", "length", "abort"]
+    assert len(generation.document.promises) == 1
+
+
+@given(document=documents(), most=st.integers(1, 60), **TIMING)
+@settings(max_examples=25)
+async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, **timing: Any) -> None:
+    backend = ScriptedBackend(
+        document, latency=1.0, thread_latency=timing["latencies"], tokenizer=tokenizer("words")
+    )
+    text, threads = "", dict[int, str]()
+    async with (
+        Client(backend, clock=backend.clock) as client,
+        client.stream("Why?", sampling=Sampling(max_tokens=most)) as stream,
+    ):
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                text += event.delta
+            elif isinstance(event, ThreadDelta):
+                threads[event.thread] = threads.get(event.thread, "") + event.delta
+            elif isinstance(event, ThreadReplaced):
+                threads[event.thread] = event.text
+            assert not isinstance(event, ReasoningDelta)
+        generation = await stream.result()
+    assert text == generation.text
+    assert {n: said for n, said in threads.items() if said} == {
+        record.thread: record.text for record in generation.threads if record.text
+    }
+
+
+@pytest.mark.parametrize("total", [5, 30, 60])
+async def test_the_total_of_all_threads_is_a_limit_of_its_own(total: int) -> None:
+    backend = ScriptedBackend(RICH, latency=1.0)
+    generation = await answer(backend, limits=Limits(total_tokens=total))
+    assert generation.usage.completion_tokens <= total
+    assert generation.finish_reason == "length"
+    assert not backend.open
+
+
+async def test_a_total_that_is_not_reached_changes_nothing() -> None:
+    generation = await answer(ScriptedBackend(RICH), limits=Limits(total_tokens=1000))
+    assert kept(generation) == kept(await answer(ScriptedBackend(RICH)))

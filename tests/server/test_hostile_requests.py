@@ -1,0 +1,202 @@
+"""Requests that are too long, too deep, too many or not what they say: refused early, and cheaply."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
+
+from pasta_async.server import ServerSettings, create_app
+from pasta_async.server.middleware import HttpProtocol
+from pasta_async.server.requests import MAX_MESSAGES
+from pasta_async.testing import Fault, ScriptedBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pasta_async import Backend
+
+MODEL = "pasta-tiny"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class CountingBackend(WatchedBackend):
+    """Counts the texts that it encodes."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.encoded: list[str] = []
+
+    async def encode(self, text: str) -> list[int]:
+        self.encoded.append(text)
+        return await super().encode(text)
+
+
+def post(server: LiveServer, path: str, body: object) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    return httpx.post(f"{server.url}{path}", content=content, headers=headers, timeout=PATIENCE)
+
+
+def assert_refused(reply: httpx.Response, status: int = 400) -> None:
+    assert reply.status_code == status, reply.text[:300]
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_encoded_once_for_all_its_choices(stream: bool) -> None:
+    backend = CountingBackend(ScriptedBackend("Fine."))
+    with running(backend) as server:
+        body = {"model": "scripted", "prompt": ["One", "Two"], "n": 3, "stream": stream}
+        assert post(server, COMPLETIONS, body).status_code == 200
+    assert backend.encoded == ["One", "Two"]
+
+
+def test_a_text_that_is_refused_for_want_of_a_place_is_not_encoded() -> None:
+    stalling = ScriptedBackend("One two three.", faults=[Fault(0, 2, "stall", times=9)])
+    backend = CountingBackend(stalling)
+    with running(backend, max_answers=1, max_queue=0) as server, server.connect() as first:
+        body = {"model": "scripted", "prompt": "first"}
+        first.sendall(http_request(COMPLETIONS, json.dumps(body).encode()))
+        backend.wait(lambda e: e.open == 1)
+        assert post(server, COMPLETIONS, {**body, "prompt": "second"}).status_code == 429
+    assert backend.encoded == ["first"]
+
+
+@pytest.mark.parametrize(
+    "prompt", [[-1], [2**40], [2**70], [1.5], [True], ["12", 5], [[1], [-1]], [[]], [], "", ["a", ""], None]
+)
+def test_bad_prompts(server: LiveServer, prompt: object) -> None:
+    assert_refused(post(server, COMPLETIONS, {"model": MODEL, "prompt": prompt}))
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_lone_surrogate_is_no_text(server: LiveServer, path: str) -> None:
+    body = {"model": MODEL, "prompt": "\ud800", "messages": [{"role": "user", "content": "a\udfff"}]}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    assert_refused(post(server, path, body))
+
+
+@pytest.mark.parametrize("depth", [150, 1_000, 1_000_000])
+def test_deep_nesting(server: LiveServer, depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    messages = '"messages": [{"role": "user", "content": "x"}]'
+    for more in (f'"tools": [{{"x": {deep}}}]', f'"chat_template_kwargs": {{"x": {deep}}}', f'"x": {deep}'):
+        reply = post(server, CHAT, f'{{"model": "{MODEL}", "max_tokens": 1, {messages}, {more}}}'.encode())
+        assert reply.status_code in (200, 400)
+    assert_refused(post(server, CHAT, deep.encode()))
+
+
+def too_many() -> list[tuple[str, dict[str, Any]]]:
+    message = {"role": "user", "content": "x"}
+    parts = [{"type": "text", "text": "x"}] * (MAX_MESSAGES + 1)
+    return [
+        (CHAT, {"messages": [message] * (MAX_MESSAGES + 1)}),
+        (CHAT, {"messages": [{"role": "user", "content": parts}]}),
+        (CHAT, {"messages": [message], "stop": ["x"] * 300_000}),
+        (CHAT, {"messages": [5] * 300_000}),
+        (CHAT, {"messages": [message], "tools": [{}] * 300_000}),
+        (COMPLETIONS, {"prompt": ["x"] * 300_000}),
+        (COMPLETIONS, {"prompt": [[1]] * 300_000}),
+        (COMPLETIONS, {"prompt": [1, "x"] * 150_000}),
+    ]
+
+
+@pytest.mark.parametrize(("path", "body"), too_many(), ids=range(len(too_many())))
+def test_long_lists(server: LiveServer, path: str, body: dict[str, Any]) -> None:
+    assert_refused(post(server, path, {"model": MODEL, **body}))
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[LiveServer]:
+    """As `pasta-async serve` runs it, with small limits."""
+    app = create_app(ScriptedBackend("Fine."), ServerSettings(max_body_bytes=100_000))
+    with serving(app, http=HttpProtocol) as url:
+        yield LiveServer(url, app)
+
+
+def request_line_by_line(server: LiveServer, path: str, headers: dict[str, str]) -> tuple[int, Any]:
+    """A client that sends all before it reads anything."""
+    url = httpx.URL(server.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=PATIENCE)
+    connection.request("GET", path, headers=headers)
+    reply = connection.getresponse()
+    body = json.loads(reply.read())
+    connection.close()
+    return reply.status, body
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/" + "x" * 1_000_000, {}, 414),
+        ("/?" + "x" * 2_000_000, {}, 414),
+        ("/health", {"x-long": "x" * 1_000_000}, 431),
+        ("/health", {f"x-{n}": "x" * 10_000 for n in range(99)}, 431),
+    ],
+)
+def test_long_urls_and_headers(strict: LiveServer, path: str, headers: dict[str, str], status: int) -> None:
+    found, body = request_line_by_line(strict, path, headers)
+    assert found == status
+    assert body["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_no_http_is_answered_400(strict: LiveServer) -> None:
+    with strict.connect() as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("size", [100_001, 20_000_000])
+def test_long_bodies_are_answered_before_the_connection_is_closed(strict: LiveServer, size: int) -> None:
+    url = httpx.URL(strict.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=PATIENCE)
+    connection.request("POST", CHAT, body=b"x" * size, headers={"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    assert reply.status == 413
+    assert json.loads(reply.read())["error"]["code"] == "request_too_large"
+    connection.close()
+
+
+def memory(process: subprocess.Popen[str], name: str) -> float:
+    """MiB: `VmRSS` now, `VmHWM` at the most."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{process.pid}/status").read_text())
+    assert found
+    return int(found[1]) / 1024
+
+
+def test_big_bodies_cost_little_memory_and_it_comes_back() -> None:
+    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:", "--port", "0"]
+    message = {"role": "user", "content": "x"}
+    bodies = [
+        {"messages": [message] * 75_000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 90_000}]},
+        {"messages": [message], "metadata": {str(n): "" for n in range(200_000)}},
+        {"messages": [message] * 2000, "nonsense": [0] * 1_000_000},
+    ]
+    contents = [json.dumps({"model": "gpt", **body}).encode() for body in bodies]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process, httpx.Client() as client:
+        try:
+            assert process.stderr
+            url = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+            before = memory(process, "VmRSS")
+            headers = {"Content-Type": "application/json"}
+
+            def ask(content: bytes) -> int:
+                return client.post(url + CHAT, content=content, headers=headers, timeout=60).status_code
+
+            with ThreadPoolExecutor(8) as pool:
+                assert set(pool.map(ask, contents * 8)) <= {400, 404}
+            assert memory(process, "VmHWM") < before + 300
+            assert memory(process, "VmRSS") < before + 150
+        finally:
+            process.kill()

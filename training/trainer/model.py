@@ -1,0 +1,232 @@
+"""The model to train: loaded from a checkpoint folder, with tag tokens and adapters; sharded; exported."""
+
+# torch, transformers and peft leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from pasta_async.backends.local.checkpoint import load_weights, read_config
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import InvalidRequestError
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pasta_async.backends.local.checkpoint import ModelConfig
+    from pasta_async.training.trainer.processes import Processes
+
+__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "new_rows", "shard"]
+
+ROW_MULTIPLE = 64
+"""Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
+
+REFUSAL = "training does not support it"
+
+_ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """Makes the model of a run, empty or with the base weights.
+
+    Args:
+        folder: Checkpoint folder of a Llama, Qwen2 or Qwen3.
+        added: Ids of tag tokens that the folder's model does not know yet.
+        tag_ids: Ids of all six.
+        attention: transformers' name of the attention.
+        lora_rank: 0 for none.
+        lora_alpha: Scale of the adapters.
+    """
+
+    folder: Path
+    added: tuple[int, ...]
+    tag_ids: tuple[int, ...]
+    attention: str
+    lora_rank: int = 0
+    lora_alpha: float = 16.0
+
+    def shape(self) -> ModelConfig:
+        """The base model's shape, before the vocabulary grows.
+
+        Raises:
+            UnsupportedModelError: As `config`.
+        """
+        return read_config(self.folder, REFUSAL)
+
+    def config(self) -> Any:
+        """The config of transformers, with the rows of the vocabulary that the tags need.
+
+        Raises:
+            UnsupportedModelError: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
+        """
+        shape = self.shape()
+        config = AutoConfig.from_pretrained(self.folder)
+        config.vocab_size = new_rows(shape.vocab_size, self.tag_ids)
+        return config
+
+    def empty(self) -> Any:
+        """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
+        return self._finished(self._skeleton().to_empty(device="cpu"))
+
+    def loaded(self) -> Any:
+        """The model with the base weights, float32, on the CPU; tags start as the mean of their pieces.
+
+        Raises:
+            UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
+        """
+        shape = self.shape()
+        weights = load_weights(self.folder, shape, device=torch.device("cpu"), dtype=torch.float32)
+        pieces = self._pieces()
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in weights:
+                weights[name] = _grown(weights[name], new_rows(shape.vocab_size, self.tag_ids), pieces)
+        if shape.tied:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model = self._skeleton()
+        model.load_state_dict(weights, assign=True)
+        return self._finished(model)
+
+    def _skeleton(self) -> Any:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
+
+    def _pieces(self) -> dict[int, list[int]]:
+        """For each added tag the ids that its text had before."""
+        codec = TextCodec.from_folder(self.folder)
+        return {
+            token: codec.encode(tag)
+            for tag, token in zip(TAG_TOKENS, self.tag_ids, strict=True)
+            if token in self.added
+        }
+
+    def _finished(self, model: Any) -> Any:
+        model.tie_weights()
+        rotary = model.model.rotary_emb
+        model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
+        model.set_attn_implementation(self.attention)
+        model.config.use_cache = False
+        if self.lora_rank:
+            model = self._adapted(model)
+        return model.train()
+
+    def _adapted(self, model: Any) -> Any:
+        """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            raise InvalidRequestError("lora_rank needs peft: pip install 'pasta_async[train]'") from error
+        rows: dict[str, list[int]] = {"embed_tokens": list(self.tag_ids)}
+        if not model.config.tie_word_embeddings:
+            rows["lm_head"] = list(self.tag_ids)
+        adapters = LoraConfig(
+            r=self.lora_rank,
+            lora_alpha=self.lora_alpha,  # pyright: ignore[reportArgumentType] - it computes with any number
+            target_modules=_ADAPTED,
+            trainable_token_indices=rows,
+            task_type="CAUSAL_LM",
+        )
+        return get_peft_model(model, adapters)
+
+
+def new_rows(rows: int, tag_ids: Sequence[int]) -> int:
+    """Rows of the vocabulary with the tags: the same where they fit, else a multiple of `ROW_MULTIPLE`."""
+    needed = max(tag_ids) + 1
+    return rows if needed <= rows else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def _grown(weight: torch.Tensor, rows: int, pieces: dict[int, list[int]]) -> torch.Tensor:
+    """Add rows to [rows, hidden]: tags are the mean of their pieces, spare rows the mean of all rows.
+
+    The logit of a mean row is the mean of the logits, so that a spare row is never the best.
+    """
+    old = weight.shape[0]
+    grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(rows - old, -1)])
+    for token, ids in pieces.items():
+        grown[token] = weight[ids].mean(0)
+    return grown
+
+
+def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
+    """Shard a model over the processes (FSDP2) and move it to their devices.
+
+    Args:
+        model: Of the same shape in every process.
+        processes: The run's.
+        dtype: Of the computation; weights, gradients and optimizer stay float32.
+        share: Whether all take the weights of the first process; else a checkpoint will bring them.
+    """
+    weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in decoder(model).layers:
+        fully_shard(layer, mesh=processes.mesh, mp_policy=policy)
+    fully_shard(model, mesh=processes.mesh, mp_policy=policy)
+    if share:
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        whole = {name: value.detach() for name, value in weights.items()}
+        if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
+            raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
+
+
+def decoder(model: Any) -> Any:
+    """The stack of layers, below adapters and head."""
+    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model.model.model
+
+
+def export_model(
+    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, processes: Processes
+) -> None:
+    """Write the model, adapters merged, with its tokenizer. Every process must call it; the first one writes.
+
+    Args:
+        model: The sharded model.
+        base: What it was made from.
+        tokenizer: Folder of the tokenizer that it was trained with.
+        end: The id that ends an answer; it is added to the end-of-text ids of the base model.
+        out: The new folder; one that is there is replaced when the new one is complete.
+        dtype: Of the weights: bfloat16, float16 or float32.
+        processes: The run's.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(model, options=options)
+    if processes.first:
+        whole = base.empty()
+        whole.load_state_dict(weights)
+        if base.lora_rank:
+            whole = whole.merge_and_unload()
+        _write(whole.to(getattr(torch, dtype)), base.folder, tokenizer, end, out)
+    processes.wait()
+
+
+def _write(model: Any, folder: Path, tokenizer: Path, end: int, out: Path) -> None:
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(tokenizer, partial)
+    model.config.use_cache = True
+    model.generation_config = _generation(folder, model.config, end)
+    model.save_pretrained(partial)
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
+
+
+def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:
+    """The base model's, with the end of an answer first among the ids that end a text."""
+    file = folder / "generation_config.json"
+    generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
+    known = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    known = [] if known is None else [known] if isinstance(known, int) else list(known)
+    generation.eos_token_id = list(dict.fromkeys([end, *known]))
+    return generation
