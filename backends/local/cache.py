@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     """On a CPU from numpy, which leaves it to the system to zero pages as they are first used."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    pages: Any = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.as_tensor(pages).view(dtype).view(shape)
 
 
 class SlotPool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import warnings
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -133,12 +134,15 @@ class _Int8Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        scales = _row_scales(weight)[:, 0].double()
+        scales, untyped = _row_scales(weight), cast("Any", torch)
         zeros = torch.zeros(len(scales), dtype=torch.int64)
-        quantised: Any = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
+        rounded = (weight.float() / scales).round_().to(torch.int8)
+        with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
         self._bias = None if bias is None else bias.float()
         self._packed = _pack(quantised)
-        self._product: Any = torch.ops.quantized.linear_dynamic
+        self._product: Any = torch.ops.quantized.linear_dynamic.default
         self._reduce_range = not _has_vnni()  # older instructions add pairs in 16 bits, which could overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -169,6 +173,8 @@ def _pack(quantised: torch.Tensor) -> Any:
 def _int8_engine() -> str | None:
     """Torch's kernels to take, in the order of what was measured at 1 to 16 rows."""
     settings: Any = torch.backends.quantized
+    if not hasattr(torch, "_make_per_channel_quantized_tensor"):
+        return None
     return next((name for name in ("x86", "fbgemm", "onednn") if name in settings.supported_engines), None)
 
 
@@ -184,4 +190,4 @@ def _packed_product(weight: torch.Tensor) -> Callable[..., torch.Tensor] | None:
     )
     if not usable or not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
         return None
-    return ops._linear_pointwise
+    return ops._linear_pointwise.default

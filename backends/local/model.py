@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pasta_async.backends.local.linear import Embedding, Linear, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
     from pasta_async.backends.local.batch import Batch, Block
     from pasta_async.backends.local.cache import KVCache
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     Weights = MutableMapping[str, torch.Tensor]
 
 __all__ = ["CausalLM"]
+
+_lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 
 
 class CausalLM:
@@ -143,7 +145,7 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     """Rows of unit length: the norm's `sqrt(hidden)` and weights are in the matrix that follows."""
     exact = x.float()  # itself, but for half precision
-    return (exact / torch.linalg.vector_norm(exact, 2, -1, True).hypot(epsilon)).to(x.dtype)
+    return (exact / torch.hypot(_lengths(exact, 2, -1, True), epsilon)).to(x.dtype)
 
 
 def _epsilon(config: ModelConfig, device: torch.device) -> torch.Tensor:
@@ -183,6 +185,6 @@ def _rotations(config: ModelConfig, positions: int, device: torch.device) -> tor
 def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
     """Rotate `[rows, heads, head_dim]`, components in `_rotary_order`, in place."""
     exact = qk if qk.dtype == torch.float32 else qk.float()
-    torch.view_as_complex(exact.unflatten(-1, (-1, 2))).mul_(rotation)
+    torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)).mul_(rotation)
     if exact is not qk:
         qk.copy_(exact)
