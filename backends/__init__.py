@@ -53,9 +53,11 @@ class BackendOptions(TypedDict, total=False):
     """`sglang:`: further arguments of `sglang.Engine`."""
 
 
-_HTTP = {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"}
-_LOCAL = {"device", "dtype", "slots", "context_length", "max_running", "max_prefill_tokens", "threads"}
-_ENGINE = {"device", "server_args"}
+_OPTIONS = {
+    "local": {"device", "dtype", "slots", "context_length", "max_running", "max_prefill_tokens", "threads"},
+    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"},
+    "sglang": {"device", "server_args"},
+}
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
   local:/path/to/model    the embedded engine with a model folder
@@ -90,30 +92,24 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
     if not isinstance(url, str):
         return _open_several(url, options)
     scheme, _, rest = url.partition(":")
+    kind = "http" if scheme == "https" else scheme
+    named = {"local": True, "http": rest.startswith("//") and rest.strip("/"), "sglang": rest}
+    if not named.get(kind):
+        raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
+    if unknown := sorted(options.keys() - _OPTIONS[kind]):
+        raise InvalidRequestError(
+            f"{url} does not take {', '.join(unknown)}; its options are {', '.join(sorted(_OPTIONS[kind]))}"
+        )
     given = cast("dict[str, Any]", options)
-    if scheme == "local":
-        _refuse_others(url, given, _LOCAL)
+    if kind == "local":
         from pasta_async.backends.local import LocalBackend
 
         return LocalBackend(rest or None, **given)
-    if scheme in ("http", "https") and rest.strip("/") and rest.startswith("//"):
-        _refuse_others(url, given, _HTTP)
-        from pasta_async.backends.sglang import SGLangBackend
+    from pasta_async.backends.sglang import EngineBackend, SGLangBackend
 
+    if kind == "http":
         return SGLangBackend(url, **given)
-    if scheme == "sglang" and rest:
-        _refuse_others(url, given, _ENGINE)
-        from pasta_async.backends.sglang import EngineBackend
-
-        return EngineBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
-    raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
-
-
-def _refuse_others(url: str, options: Mapping[str, Any], known: set[str]) -> None:
-    if unknown := sorted(options.keys() - known):
-        raise InvalidRequestError(
-            f"{url} does not take {', '.join(unknown)}; its options are {', '.join(sorted(known))}"
-        )
+    return EngineBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
 
 
 def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:

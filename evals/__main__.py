@@ -26,13 +26,14 @@ _BENCHMARKS = (
     "report",
     "simulator",
     "speed",
-    "task",
 )
 
 
 def _benchmark(name: str) -> Any:
     module = (
-        f"pasta_async.evals.{name}.__main__" if name in ("alpaca", "methods") else f"pasta_async.evals.{name}"
+        f"pasta_async.evals.{name}.__main__"
+        if name in ("alpaca", "methods", "report")
+        else f"pasta_async.evals.{name}"
     )
 
     def run(arguments: Sequence[str] | None) -> None:

@@ -53,7 +53,7 @@ async def answer_all(
     together: int = 4,
     forms: Sequence[Form] = FORMS,
 ) -> list[Answer]:
-    """Every prompt in both forms, in order of the prompts; what the journal has is not asked again.
+    """Every prompt in each form, in order of the prompts; what the journal has is not asked again.
 
     A prompt that the model's context cannot hold has an empty answer in both.
 
@@ -86,12 +86,10 @@ async def answer_all(
     return [found[one] for one in everything]
 
 
-def theoretical(answers: Sequence[Answer]) -> Estimate:
-    """The theoretical speed-up: geometric mean over the prompts of baseline's tokens / critical path."""
-    pairs = zip(of_form(answers, "baseline"), of_form(answers, "parallel"), strict=True)
-    ratios = [
-        plain.tokens / forked.critical_path for plain, forked in pairs if plain.tokens and forked.tokens
-    ]
+def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate:
+    """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path."""
+    pairs = zip(answers, baseline, strict=True)
+    ratios = [plain.tokens / own.critical_path for own, plain in pairs if plain.tokens and own.tokens]
     return estimate(ratios or [1.0])
 
 

@@ -26,16 +26,17 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from numpy import quantile
 from pydantic import Field
 
 from pasta_async import Client, DecodeRequest, Limits, Sampling
-from pasta_async.backends import open_backend
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Count, Positive, Settings, run_sub_command
+from pasta_async.evals import fork_modes
+from pasta_async.evals.commands import Count, Positive, Settings, command, run_sub_command
 from pasta_async.evals.documents import held_out
+from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import estimate, format_estimate, quantile
+from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
@@ -177,38 +178,24 @@ async def _cpu_seconds(work: Work, times: int, together: int) -> float:
 
 
 def _thread_memory(answers: int, prompt_words: int) -> dict[str, Any]:
-    """Bytes for each open thread, what its answer needs included; each count is taken in a fresh process."""
+    """Bytes that Python allocates for each open thread, what its answer needs included."""
+    prompt = "word" + " word" * (prompt_words - 1)
+    tracemalloc.start()
+    asyncio.run(_hold_open(1, prompt))  # loads what is loaded late
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    held = asyncio.run(_hold_open(answers, prompt)) - before
+    tracemalloc.stop()
     threads = answers * _CHUNKS
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        allocated, resident = (
-            pool.apply(_grown, (answers, prompt_words, kind)) / threads for kind in ("allocated", "resident")
-        )
     return {
         "open threads": threads,
         "answers": answers,
         "prompt words": prompt_words,
-        "KB a thread": allocated / 1000,
-        "resident KB": resident / 1000,
+        "KB a thread": held / threads / 1000,
     }
 
 
-def _grown(answers: int, prompt_words: int, kind: str) -> int:
-    """Bytes that open answers take together."""
-    if kind == "allocated":
-        tracemalloc.start()
-    count = _allocated_bytes if kind == "allocated" else _resident_bytes
-    prompt = "word" + " word" * (prompt_words - 1)
-
-    async def measure() -> int:
-        await _hold_open(1, prompt, count)  # loads what is loaded late
-        gc.collect()
-        before = count()
-        return await _hold_open(answers, prompt, count) - before
-
-    return asyncio.run(measure())
-
-
-async def _hold_open(answers: int, prompt: str, count: Callable[[], int]) -> int:
+async def _hold_open(answers: int, prompt: str) -> int:
     """Bytes in use while all threads of so many answers are open, on a backend whose chunks stall."""
     faults = [Fault(k, _WRITTEN, "stall", times=answers) for k in range(1, _CHUNKS + 1)]
     backend = ScriptedBackend(_script(_CHUNKS, 10 * _WRITTEN), faults=faults, record=False)
@@ -225,7 +212,7 @@ async def _hold_open(answers: int, prompt: str, count: Callable[[], int]) -> int
             if broken := [task for task in tasks if task.done()]:
                 broken[0].result()
         gc.collect()
-        held = count()
+        held, _ = tracemalloc.get_traced_memory()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -234,22 +221,6 @@ async def _hold_open(answers: int, prompt: str, count: Callable[[], int]) -> int
 
 def _limits(threads: int) -> Limits:
     return Limits(max_threads=threads, client_threads=threads)
-
-
-def _allocated_bytes() -> int:
-    return tracemalloc.get_traced_memory()[0]
-
-
-def _resident_bytes() -> int:
-    return _process_memory(os.getpid())[0]
-
-
-def _process_memory(process: int) -> tuple[int, int]:
-    """Resident bytes of a process, now and at most (Linux)."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    now, most = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return now, most
 
 
 # Streams of chunks --------------------------------------------------------------------------------
@@ -271,14 +242,10 @@ def _streams(settings: StreamSettings) -> None:
 
 
 async def _stream_rows(settings: StreamSettings) -> list[dict[str, Any]]:
-    backend = open_backend(settings.backend)
-    try:
-        await backend.connect()
+    async with cold_backend(settings.backend) as backend:
         prompt = held_out(["describe"], 1)[0].text
         ids = tuple(await backend.encode_chat([{"role": "user", "content": prompt}], {"pasta": False}))
         return [await _stream_row(backend, ids, count, settings) for count in settings.at_once]
-    finally:
-        await backend.aclose()
 
 
 async def _stream_row(
@@ -386,9 +353,9 @@ def _many_streams(count: int, latency: float) -> dict[str, Any]:
     """So many streams at once, of a scripted model whose tokens take `latency` seconds, over real sockets."""
     with _served("scripted", latency=latency) as (url, process):
         asyncio.run(_read_streams(url, 1))  # everything is loaded
-        before, _ = _process_memory(process)
+        before = _peak_memory(process)
         read = asyncio.run(_read_streams(url, count))
-        _, peak = _process_memory(process)
+        peak = _peak_memory(process)
     done = [(first, whole) for first, whole, complete in read if complete]
     row: dict[str, Any] = {
         "streams": count,
@@ -398,6 +365,12 @@ def _many_streams(count: int, latency: float) -> dict[str, Any]:
     for name, taken in (("first text s", [one for one, _ in done]), ("whole s", [two for _, two in done])):
         row |= {f"{name}, p{share}": quantile(taken, share / 100) for share in (50, 99)}
     return {**row, "server MiB": peak / 2**20, "KiB a stream": (peak - before) / count / 1024}
+
+
+def _peak_memory(process: int) -> int:
+    """Resident bytes of a process at most (Linux)."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 async def _seconds_alone(latency: float) -> float:
@@ -442,7 +415,7 @@ def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
 
 def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     from pasta_async.server import ServerSettings, create_app
-    from pasta_async.server.run import uvicorn_server
+    from pasta_async.server.app import uvicorn_server
 
     model: str | ScriptedBackend = backend
     if backend == "scripted":
@@ -455,26 +428,16 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
 # The commands -------------------------------------------------------------------------------------
 
 
-def _command(settings: type[Settings], work: Callable[[Any], None], name: str) -> Any:
-    def run(arguments: Sequence[str] | None) -> None:
-        run_command(settings, work, program=f"costs {name}", description=__doc__, arguments=arguments)
-
-    return run
-
-
-def _elsewhere(module: str) -> Any:
-    def run(arguments: Sequence[str] | None) -> None:
-        importlib.import_module(f"pasta_async.evals.{module}").main(arguments)
-
-    return run
+def _packing(arguments: Sequence[str] | None) -> None:
+    importlib.import_module("pasta_async.evals.packed_training").main(arguments)  # needs the extra `train`
 
 
 _COMMANDS = {
-    "interpreter": _command(InterpreterSettings, _interpreter, "interpreter"),
-    "server": _command(ServerSettings, _server, "server"),
-    "streams": _command(StreamSettings, _streams, "streams"),
-    "forks": _elsewhere("fork_modes"),
-    "packing": _elsewhere("packed_training"),
+    "interpreter": command(InterpreterSettings, _interpreter, "costs interpreter", __doc__),
+    "server": command(ServerSettings, _server, "costs server", __doc__),
+    "streams": command(StreamSettings, _streams, "costs streams", __doc__),
+    "forks": fork_modes.main,
+    "packing": _packing,
 }
 
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.training.corpus import Record, read_records, write_records
 from pasta_async.training.synthetic import Example, sample, score
 
@@ -170,10 +169,7 @@ def _write(settings: JoinSettings) -> None:
     print(f"{settings.out}: {count} documents, {parallel} of them with promises")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Join prompts and answers into a file of annotated records."""
-    run_command(JoinSettings, _write, program="documents", description=__doc__, arguments=arguments)
-
+main = command(JoinSettings, _write, "documents", __doc__)
 
 if __name__ == "__main__":
     main()

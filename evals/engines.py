@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends import open_backend
+from pasta_async.backends import WrappingBackend, open_backend
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
@@ -26,7 +25,9 @@ __all__ = ["clock_of", "cold_backend", "cold_client", "empty_prefix_cache"]
 
 
 def clock_of(backend: Backend) -> Clock:
-    """The clock on which a backend takes its time."""
+    """The clock on which a backend takes its time, whatever wraps it."""
+    while isinstance(backend, WrappingBackend):
+        backend = backend.inner
     return backend.clock if isinstance(backend, SimulatedBackend) else REAL_CLOCK
 
 
@@ -52,10 +53,11 @@ async def empty_prefix_cache(url: str) -> None:
 async def cold_backend(url: str) -> AsyncGenerator[Backend]:
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
-    `simulated:FILE` is an engine on a virtual clock, by what `pasta_async.evals.simulator fit` wrote.
+    `simulated:FILE` is engines on a virtual clock (`EngineModel.load`); their constants are printed.
     """
     if url.startswith("simulated:"):
-        backend = SimulatedBackend(EngineModel.load(Path(url.removeprefix("simulated:"))))
+        backend = SimulatedBackend(EngineModel.load(url.removeprefix("simulated:")))
+        print(f"SIMULATED: {backend.model}\n")
     elif url.startswith("http"):
         await empty_prefix_cache(url)
         backend = open_backend(url, max_connections=FORCED_LIMITS.client_threads)

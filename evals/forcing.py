@@ -1,7 +1,7 @@
 """Forced decoding: given answers, written out by a real engine token by token.
 
 The engine computes every step, and its KV is that of the given document; only the choice of the next token
-is dictated. So speed can be measured on real answers with any weights: what takes time does not depend on
+is not its own. So speed can be measured on real answers with any weights: what takes time does not depend on
 what the weights know.
 """
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Document, Segment
     from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
+
+    Ids = tuple[int, ...]
 
 __all__ = [
     "FORCE",
@@ -80,18 +82,6 @@ The server has to allow it (`--enable-custom-logit-processor`), else it answers 
 """
 
 
-class _ForceTokens:
-    """The same as a `logits_processor` of the embedded engine."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens = tokens
-
-    def __call__(self, generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        if len(generated) < len(self._tokens):
-            logits[self._tokens[len(generated)]] = 1e6
-        return logits
-
-
 def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> DecodeRequest:
     """A request whose tokens are given: the engine computes every step, only the choice is not its own.
 
@@ -100,10 +90,16 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
         request: The request.
         tokens: Behind the last one the engine chooses by itself.
     """
+
+    def raise_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(generated) < len(tokens):
+            logits[tokens[len(generated)]] = 1e6
+        return logits
+
     while isinstance(backend, WrappingBackend):
         backend = backend.inner
     if isinstance(backend, LocalBackend):
-        extra = {"logits_processor": _ForceTokens(tokens)}
+        extra = {"logits_processor": raise_next}
     elif isinstance(backend, SGLangBackend | EngineBackend | RoutedBackend):
         params = {"custom_params": {"forced": list(tokens)}}
         extra = {"custom_logit_processor": FORCE, "sampling_params": params}
@@ -135,9 +131,10 @@ class ForcedBackend(WrappingBackend):
                 raise InvalidRequestError(f"the answer to {prompt!r:.80} has a promise without its chunk")
         super().__init__(backend)
         self._documents = documents
-        self._scores: dict[str, _Score] = {}  # by prompt, as text
-        self._prompts: dict[tuple[int, ...], _Score] = {}
-        self._answers: dict[str, tuple[int, ...]] = {}  # the prompt of each answer
+        self._encoded: dict[str, _EncodedDocument] = {}  # by prompt, as text
+        self._prompts: dict[Ids, _EncodedDocument] = {}
+        self._answers: dict[str, Ids] = {}  # the prompt of each answer
+        self._sync = -1  # the id of `<sync/>`
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ModelInfo:
@@ -149,11 +146,11 @@ class ForcedBackend(WrappingBackend):
             UnsupportedModelError: The tags are not in its model's vocabulary, so no engine could write them.
         """
         info = await self.inner.connect()
-        tags = tags_of(info)
+        self._sync = tags_of(info).sync
         async with self._connecting:
             for prompt, document in self._documents.items():
-                if prompt not in self._scores:
-                    self._scores[prompt] = await _score(self.inner, tags, info.end_ids[:1], document)
+                if prompt not in self._encoded:
+                    self._encoded[prompt] = await _encode(self.inner, info, document)
         return info
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
@@ -172,9 +169,9 @@ class ForcedBackend(WrappingBackend):
         Raises:
             InvalidRequestError: There is no document for this prompt.
         """
-        if prompt not in self._scores:
+        if prompt not in self._encoded:
             raise InvalidRequestError(f"there is no document to force for the prompt {prompt!r:.80}")
-        self._prompts[tuple(ids)] = self._scores[prompt]
+        self._prompts[tuple(ids)] = self._encoded[prompt]
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.
@@ -195,66 +192,51 @@ class ForcedBackend(WrappingBackend):
         self._prompts.clear()
         self._answers.clear()
 
-    def _next(self, request: DecodeRequest) -> tuple[int, ...]:
+    def _next(self, request: DecodeRequest) -> Ids:
         """What the document has behind this context."""
         prompt = self._answers.setdefault(request.answer, request.ids)
         if prompt not in self._prompts:
             raise InvalidRequestError("a forced answer begins with a prompt that went through encode_chat")
-        score, written = self._prompts[prompt], request.ids[len(prompt) :]
-        plain = request.thread == 0 and score.sync not in request.stop_ids  # nobody reads tags: the baseline
-        parts = [score.plain] if plain else [part for part in score.parts if part.thread == request.thread]
-        for part in reversed(parts):  # the latest that fits: an earlier one may be its beginning
-            if rest := part.after(written):
-                return rest
+        document, written = self._prompts[prompt], request.ids[len(prompt) :]
+        if request.thread == 0 and self._sync not in request.stop_ids:  # nobody reads tags: the baseline
+            found = [((), document.plain)]
+        else:
+            found = document.views.get(request.thread, [])
+        for context, target in reversed(found):  # the latest that fits: an earlier one may be its beginning
+            begun = written[len(context) :]
+            if written[: len(context)] == context and target[: len(begun)] == begun != target:
+                return target[len(begun) :]
         raise InvalidRequestError(
             f"thread {request.thread} has {len(written)} tokens in its context that are not the document's: "
             "give the client FORCED_LIMITS and FORCED_SAMPLING"
         )
 
 
-async def _score(backend: Backend, tags: TagIds, end: tuple[int, ...], document: Document) -> _Score:
+@dataclass(frozen=True, slots=True)
+class _EncodedDocument:
     """A document in the token ids of a backend."""
-    known: dict[Segment, tuple[int, ...]] = {}
 
-    async def ids(segments: Sequence[Segment]) -> tuple[int, ...]:
+    views: dict[int, list[tuple[Ids, Ids]]]
+    """Context and target of each thread's views."""
+    plain: Ids
+    """The visible text."""
+
+
+async def _encode(backend: Backend, info: ModelInfo, document: Document) -> _EncodedDocument:
+    tags, end = tags_of(info), info.end_ids[:1]
+    known: dict[Segment, Ids] = {}
+    found: dict[int, list[tuple[Ids, Ids]]] = {}
+
+    async def ids(segments: Sequence[Segment]) -> Ids:
         for segment in segments:
             if segment not in known:
                 known[segment] = await encode_segments(backend, tags, [segment])
         return tuple(token for segment in segments for token in known[segment])
 
-    parts = [
-        _Part(
-            view.thread, await ids(view.context), await ids(view.target) + (end if view.ends_answer else ())
-        )
-        for view in views(document)
-    ]
-    return _Score(tags.sync, parts, _Part(0, (), tuple(await backend.encode(document.text)) + end))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A view in token ids."""
-
-    thread: int
-    context: tuple[int, ...]
-    target: tuple[int, ...]
-
-    def after(self, written: tuple[int, ...]) -> tuple[int, ...]:
-        """What is left of the target behind this context; nothing if this is another context."""
-        begun = written[len(self.context) :]
-        if written[: len(self.context)] != self.context or self.target[: len(begun)] != begun:
-            return ()
-        return self.target[len(begun) :]
-
-
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """A document in token ids."""
-
-    sync: int
-    """The id of `<sync/>`: main stops there wherever somebody reads tags."""
-    parts: list[_Part]
-    plain: _Part
+    for view in views(document):
+        target = await ids(view.target) + (end if view.ends_answer else ())
+        found.setdefault(view.thread, []).append((await ids(view.context), target))
+    return _EncodedDocument(found, (*await backend.encode(document.text), *end))
 
 
 def tags_of(info: ModelInfo) -> TagIds:
@@ -271,7 +253,7 @@ def tags_of(info: ModelInfo) -> TagIds:
     return info.tags
 
 
-async def encode_segments(backend: Backend, tags: TagIds, segments: Sequence[Segment]) -> tuple[int, ...]:
+async def encode_segments(backend: Backend, tags: TagIds, segments: Sequence[Segment]) -> Ids:
     """Ids of segments: one for a tag, each run of text encoded alone. Cancelling it is safe."""
     ids = list[int]()
     for segment in segments:

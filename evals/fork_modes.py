@@ -13,7 +13,6 @@ own and do not depend on its hardware; the times do. Each answer begins with an 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
@@ -22,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.documents import WARM_UP_SEED, Prompt, document_prompts, held_out, read_documents
 from pasta_async.evals.engines import cold_client, empty_prefix_cache
 from pasta_async.evals.forcing import FORCED_SAMPLING
@@ -39,42 +37,10 @@ if TYPE_CHECKING:
 
     from pasta_async import Client, Generation, Sampling
     from pasta_async.clock import Clock
-    from pasta_async.results import RequestRecord, ThreadRecord
 
-__all__ = ["Answer", "Mode", "main", "measure", "summarise"]
+__all__ = ["main", "measure", "summarise"]
 
-Mode = Literal["stream", "cut"]
-MODES: tuple[Mode, Mode] = ("stream", "cut")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer in one mode."""
-
-    prompt: int
-    family: str
-    mode: Mode
-    seconds: float
-    promises: int
-    requests: int
-    """Round trips."""
-    prompt_tokens: int
-    """Of the prompt, counted once."""
-    completion_tokens: int
-    prefilled_tokens: int
-    """Context tokens that were computed, over all requests."""
-    cached_tokens: int
-    fork_tokens: int
-    """Context tokens of the threads' first requests."""
-    fork_cached: int
-    """Those of them that the prefix cache had."""
-    join_tokens: int
-    """Context tokens of main's requests behind a `<sync/>`."""
-    join_cached: int
-    first_token: float | None
-    """Seconds from a promise to the first token of its thread, on average."""
-    written: str
-    """The whole answer: greedy, so both modes must write the same."""
+MODES: tuple[Literal["stream"], Literal["cut"]] = ("stream", "cut")
 
 
 async def measure(
@@ -85,8 +51,8 @@ async def measure(
     sampling: Sampling = SAMPLING,
     empty: Callable[[], Awaitable[None]],
     clock: Clock = REAL_CLOCK,
-) -> list[Answer]:
-    """Answer every prompt in both modes, one after another, in the order A B B A.
+) -> list[dict[str, Any]]:
+    """Answer every prompt in both modes, in the order A B B A; the counts of each answer.
 
     Args:
         client: What answers.
@@ -98,7 +64,7 @@ async def measure(
 
     Cancelling it cancels the answer under way.
     """
-    answers = list[Answer]()
+    rows = list[dict[str, Any]]()
     with progress(2 * passes * len(prompts), "answers") as done:
         for number in range(passes):
             for index, prompt in enumerate(prompts):
@@ -106,82 +72,68 @@ async def measure(
                     await empty()
                     began = clock.time()
                     generation = await client.generate(prompt.text, sampling=sampling, fork=mode)
-                    answers.append(_answer(index, prompt, mode, clock.time() - began, generation))
+                    seconds = clock.time() - began
+                    rows.append({"prompt": index, "mode": mode, "seconds": seconds, **_counts(generation)})
                     done()
-    return answers
+    return rows
 
 
-def _answer(index: int, prompt: Prompt, mode: Mode, seconds: float, generation: Generation) -> Answer:
-    threads = generation.threads[1:]
-    waits = [thread.first_token - thread.opened for thread in threads if thread.first_token is not None]
-    usage = generation.usage
-    forks, joins = [thread.requests[0] for thread in threads], _joins(generation.threads[0])
-    return Answer(
-        prompt=index,
-        family=prompt.family,
-        mode=mode,
-        seconds=seconds,
-        promises=len(threads),
-        requests=usage.requests,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        prefilled_tokens=usage.prefilled_tokens,
-        cached_tokens=usage.cached_tokens,
-        fork_tokens=sum(one.prompt_tokens for one in forks),
-        fork_cached=sum(one.cached_tokens or 0 for one in forks),
-        join_tokens=sum(one.prompt_tokens for one in joins),
-        join_cached=sum(one.cached_tokens or 0 for one in joins),
-        first_token=fmean(waits) if waits else None,
-        written=generation.document.format(),
-    )
-
-
-def _joins(main: ThreadRecord) -> list[RequestRecord]:
-    """Main's requests behind a sync; one behind a cut has nothing new in its context."""
-    return [
+def _counts(generation: Generation) -> dict[str, Any]:
+    main, *threads = generation.threads
+    forks = [thread.requests[0] for thread in threads]
+    joins = [  # main's requests behind a sync; one behind a cut has nothing new in its context
         then
         for before, then in pairwise(main.requests)
         if then.prompt_tokens > before.prompt_tokens + before.completion_tokens
     ]
+    waits = [thread.first_token - thread.opened for thread in threads if thread.first_token is not None]
+    return {
+        "promises": len(threads),
+        **generation.usage.model_dump(),
+        "fork_tokens": sum(one.prompt_tokens for one in forks),
+        "fork_cached": sum(one.cached_tokens or 0 for one in forks),
+        "join_tokens": sum(one.prompt_tokens for one in joins),
+        "join_cached": sum(one.cached_tokens or 0 for one in joins),
+        "first_token": fmean(waits) if waits else 0.0,
+        "written": generation.document.format(),
+    }
 
 
-def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def summarise(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each mode: means of the answers with promises, and seconds over those of `stream`."""
-    forked = [answer for answer in answers if answer.promises]
-    rows = list[dict[str, Any]]()
-    for mode in MODES:
-        own = [answer for answer in forked if answer.mode == mode]
-
-        def mean(name: str, own: Sequence[Answer] = own) -> float:
-            return fmean(getattr(answer, name) or 0.0 for answer in own)
-
-        rows.append(
-            {
-                "mode": mode,
-                "answers": len(own),
-                "promises": mean("promises"),
-                "round trips": mean("requests"),
-                "prompt tokens": mean("prompt_tokens"),
-                "decoded tokens": mean("completion_tokens"),
-                "prefilled tokens": mean("prefilled_tokens"),
-                "cached tokens": mean("cached_tokens"),
-                "cached at forks": format_share(mean("fork_cached"), mean("fork_tokens")),
-                "cached at joins": format_share(mean("join_cached"), mean("join_tokens")),
-                "ms to a thread's first token": 1000 * mean("first_token"),
-                "seconds": mean("seconds"),
-                "seconds / stream": format_estimate(estimate(_ratios(forked, mode)), ".3f"),
-            }
-        )
-    return rows
+    forked = [answer for answer in answers if answer["promises"]]
+    return [_row(mode, forked) for mode in MODES]
 
 
-def _ratios(answers: Sequence[Answer], mode: Mode) -> list[float]:
+def _row(mode: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [answer for answer in answers if answer["mode"] == mode]
+
+    def mean(name: str) -> float:
+        return fmean(answer[name] for answer in own)
+
+    return {
+        "mode": mode,
+        "answers": len(own),
+        "promises": mean("promises"),
+        "round trips": mean("requests"),
+        "prefilled tokens": mean("prefilled_tokens"),
+        "cached tokens": mean("cached_tokens"),
+        "cached at forks": format_share(mean("fork_cached"), mean("fork_tokens")),
+        "cached at joins": format_share(mean("join_cached"), mean("join_tokens")),
+        "ms to a thread's first token": 1000 * mean("first_token"),
+        "seconds": mean("seconds"),
+        "seconds / stream": format_estimate(estimate(_ratios(answers, mode)), ".3f"),
+    }
+
+
+def _ratios(answers: Sequence[dict[str, Any]], mode: str) -> list[float]:
     """Seconds in a mode over seconds in `stream`, for each prompt."""
-    seconds: dict[tuple[Mode, int], list[float]] = {}
-    for answer in answers:
-        seconds.setdefault((answer.mode, answer.prompt), []).append(answer.seconds)
-    prompts = sorted({prompt for _, prompt in seconds})
-    return [fmean(seconds[mode, prompt]) / fmean(seconds["stream", prompt]) for prompt in prompts]
+
+    def seconds(prompt: int, mode: str) -> float:
+        return fmean(one["seconds"] for one in answers if (one["prompt"], one["mode"]) == (prompt, mode))
+
+    prompts = sorted({answer["prompt"] for answer in answers})
+    return [seconds(prompt, mode) / seconds(prompt, "stream") for prompt in prompts]
 
 
 class ForkSettings(Settings):
@@ -196,13 +148,10 @@ class ForkSettings(Settings):
     out: Path | None = Field(default=None, description="file for the raw figures, as JSON lines")
 
 
-async def _measure(settings: ForkSettings) -> list[Answer]:
+async def _measure(settings: ForkSettings) -> list[dict[str, Any]]:
     documents = read_documents(settings.documents, settings.first) if settings.documents else None
-    if documents:
-        prompts = warm = document_prompts(documents)
-    else:
-        prompts = held_out(settings.families, settings.n)
-        warm = held_out(["describe"], 2, first_seed=WARM_UP_SEED)
+    prompts = document_prompts(documents) if documents else held_out(settings.families, settings.n)
+    warm = prompts if documents else held_out(["describe"], 2, first_seed=WARM_UP_SEED)
     sampling = FORCED_SAMPLING if documents else SAMPLING
     async with cold_client(settings.backend, documents) as client:
         for prompt in warm[:2]:
@@ -215,14 +164,8 @@ def _run(settings: ForkSettings) -> None:
     where = environment()
     answers = asyncio.run(_measure(settings))
     print(markdown_table(summarise(answers)))
-    texts: dict[int, set[str]] = {}
-    for answer in answers:
-        texts.setdefault(answer.prompt, set()).add(answer.written)
-    print(f"\n{sum(len(written) == 1 for written in texts.values())} of {len(texts)} prompts: the same text")
     if settings.out:
-        write_rows(settings.out, [{"backend": settings.backend, **where}, *map(asdict, answers)])
+        write_rows(settings.out, [{"backend": settings.backend, **where}, *answers])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    run_command(ForkSettings, _run, program="costs forks", description=__doc__, arguments=arguments)
+main = command(ForkSettings, _run, "costs forks", __doc__)

@@ -16,23 +16,23 @@ import asyncio
 import random
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from itertools import accumulate, cycle, islice
+from itertools import accumulate, cycle, islice, takewhile
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, Literal
 
+from numpy import quantile
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Count, DocumentSettings, Positive
+from pasta_async.evals.commands import Count, DocumentSettings, Positive, command
 from pasta_async.evals.documents import documents_digest, read_documents
-from pasta_async.evals.engines import clock_of, cold_backend
+from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import geometric_mean, quantile
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from pasta_async.evals.methods import Case, Engine, Method
     from pasta_async.jobs import Journal
@@ -44,12 +44,12 @@ __all__ = [
     "LoadSettings",
     "Mode",
     "default_target",
+    "describe_break_even",
     "drive",
     "figures",
-    "describe_break_even",
     "main",
     "measure",
-    "pays_up_to",
+    "run",
     "summarise",
 ]
 
@@ -87,6 +87,7 @@ class Block:
     seconds: float
     """From the first arrival until the last answer was complete."""
     answers: tuple[Answered, ...]
+    """In order of arrival."""
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Block:
@@ -114,46 +115,24 @@ async def drive(
     Cancelling it aborts all answers under way.
     """
     work = [await method.prepare(engine, case.fresh()) for case in cases]
-    began, clock = engine.clock.time(), engine.clock
+    draw, clock = random.Random(seed), engine.clock
+    times = [*accumulate(draw.expovariate(level) for _ in cases)]
     answers = list[Answered]()
+    began = clock.time()
 
     async def one(number: int) -> None:
+        if mode == "open":
+            await clock.sleep(began + times[number] - clock.time())
         track = Track(engine)
         await work[number](track)
         seconds = clock.time() - track.began
         first = seconds if track.first_token is None else track.first_token
         answers.append(Answered(cases[number].index, track.began - began, seconds, first, track.tokens))
 
-    if mode == "open":
-        await _arrive(one, _arrivals(len(cases), level, seed), engine)
-    else:
-        await for_each(range(len(cases)), one, int(level))
+    await for_each(range(len(cases)), one, int(level) if mode == "closed" else len(cases))
+    answers.sort(key=lambda answer: answer.arrived)
     ended = max(answer.arrived + answer.seconds for answer in answers)
-    first = min(answer.arrived for answer in answers)
-    return Block(mode, level, method.name, ended - first, tuple(sorted(answers, key=_arrival)))
-
-
-def _arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which so many answers arrive."""
-    draw = random.Random(seed)
-    return [*accumulate(draw.expovariate(rate) for _ in range(count))]
-
-
-async def _arrive(one: Callable[[int], Awaitable[None]], times: Sequence[float], engine: Engine) -> None:
-    """Start each at its time."""
-    began = engine.clock.time()
-
-    async def at(number: int, seconds: float) -> None:
-        await engine.clock.sleep(began + seconds - engine.clock.time())
-        await one(number)
-
-    async with asyncio.TaskGroup() as tasks:
-        for number, seconds in enumerate(times):
-            tasks.create_task(at(number, seconds))
-
-
-def _arrival(answer: Answered) -> float:
-    return answer.arrived
+    return Block(mode, level, method.name, ended - answers[0].arrived, tuple(answers))
 
 
 async def measure(
@@ -163,7 +142,6 @@ async def measure(
     loads: Sequence[tuple[Mode, float]],
     *,
     answers: int,
-    seed: int = 0,
     journal: Journal | None = None,
 ) -> list[Block]:
     """Write so many answers by each method under each load.
@@ -174,7 +152,6 @@ async def measure(
         methods: What is compared.
         loads: Mode and level; see `drive`.
         answers: For each load and method; at least twice as many as are at once.
-        seed: Of the arrivals.
         journal: Keeps every block as it comes; those that it has already are not taken again.
 
     Cancelling it aborts all answers under way.
@@ -189,7 +166,7 @@ async def measure(
             for method in methods:
                 if (mode, level, method.name) not in known:
                     asked = [*islice(cycle(cases), count)]
-                    blocks.append(await drive(engine, method, asked, mode=mode, level=level, seed=seed))
+                    blocks.append(await drive(engine, method, asked, mode=mode, level=level))
                     if journal:
                         journal.append(asdict(blocks[-1]))
                 done()
@@ -264,22 +241,11 @@ def default_target(blocks: Sequence[Block]) -> float:
     return 2 * quantile([answer.seconds for answer in lowest.answers], 0.5)
 
 
-def pays_up_to(found: Sequence[Figures], method: str, mode: Mode) -> float | None:
-    """The highest level up to which a method's answers come sooner than in sequence; None if at none."""
-    level = None
-    for one in found:
-        if (one.method, one.mode) == (method, mode):
-            if one.speedup is None or one.speedup <= 1:
-                break
-            level = one.level
-    return level
-
-
 def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
     """The figures as rows of a table."""
     return [
         {
-            "load": f"{one.level:g} a second" if one.mode == "open" else f"{one.level:g} at once",
+            "load": f"{one.level:g} {dict(UNITS)[one.mode]}",
             "method": one.method,
             "answers": one.answers,
             "p50 s": one.p50,
@@ -300,14 +266,12 @@ def describe_break_even(found: Sequence[Figures], method: str) -> str:
     parts = list[str]()
     for mode, unit in UNITS:
         own = [one for one in found if (one.method, one.mode) == (method, mode)]
-        end = pays_up_to(found, method, mode)
-        for one in own:
-            where = f"{one.speedup or 0.0:.2f} times as soon as in sequence with {one.level:g} {unit}"
-            if one.level == end:
-                parts.append(f"{where} ({one.answers} answers)")
-            elif end is None or one.level > end:
-                parts.append(f"{where}, where it no longer pays")
-                break
+        paying = [*takewhile(lambda one: (one.speedup or 0) > 1, own)]
+        for one in (*paying[-1:], *own[len(paying) : len(paying) + 1]):
+            where = f"{one.speedup or 0:.2f} times as soon as in sequence with {one.level:g} {unit}"
+            parts.append(
+                where + (f" ({one.answers} answers)" if one in paying else ", where it no longer pays")
+            )
     return f"{method}: {', '.join(parts)}"
 
 
@@ -324,53 +288,45 @@ class LoadSettings(DocumentSettings):
     target: float | None = Field(
         default=None, gt=0, description="in seconds; default: twice the unloaded median"
     )
-    seed: int = Field(default=0, description="of the arrivals")
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
 
+    @property
+    def loads(self) -> list[tuple[Mode, float]]:
+        """Mode and level of each load."""
+        at_once = self.at_once or (() if self.rates else (1, 4, 16, 64))
+        return [*(("closed", count) for count in at_once), *(("open", rate) for rate in self.rates)]
+
 
 async def _measure(settings: LoadSettings) -> list[Block]:
     documents = read_documents(settings.documents, settings.first)
+    methods = [METHODS[name] for name in settings.methods]
     measured = {
         "benchmark": "load",
         "backend": settings.backend,
         "documents": documents_digest(documents),
         "answers": settings.answers,
-        "seed": settings.seed,
     }
-    at_once = settings.at_once or (() if settings.rates else (1, 4, 16, 64))
-    closed: list[tuple[Mode, float]] = [("closed", count) for count in at_once]
-    loads: list[tuple[Mode, float]] = [*closed, *(("open", rate) for rate in settings.rates)]
-    methods = [METHODS[name] for name in settings.methods]
     with opened_journal(settings.out, measured) as journal:
         async with (
             cold_backend(settings.backend) as backend,
-            open_engine(backend, documents, url=settings.backend, clock=clock_of(backend)) as engine,
+            open_engine(backend, documents, url=settings.backend) as engine,
         ):
-            return await measure(
-                engine,
-                cases_of(documents),
-                methods,
-                loads,
-                answers=settings.answers,
-                seed=settings.seed,
-                journal=journal,
-            )
+            cases, answers = cases_of(documents), settings.answers
+            return await measure(engine, cases, methods, settings.loads, answers=answers, journal=journal)
 
 
-def _run(settings: LoadSettings) -> None:
+def run(settings: LoadSettings) -> str:
+    """Measure, and keep the raw figures; the table. It runs an event loop of its own."""
     blocks = asyncio.run(_measure(settings))
     target = settings.target or default_target(blocks)
     found = figures(blocks, target)
-    print(f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n")
-    print("\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE))
+    ends = "\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE)
+    return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(LoadSettings, _run, program="load", description=__doc__, arguments=arguments, resumes=True)
-
+main = command(LoadSettings, run, "load", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -15,14 +15,14 @@ The best of several steps counts, since others use a machine too.
 from __future__ import annotations
 
 import time
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
@@ -55,10 +55,7 @@ class StepSettings(Settings):
     """What is measured."""
 
     shape: Literal["tiny", "1b"] = Field(default="tiny", description="shape of the model (Llama)")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights and computation")
-    attention: Literal["auto", "sdpa", "flex_attention"] = Field(default="auto", description="kernel")
-    recompute: bool = Field(default=False, description="gradient checkpointing")
     row_tokens: int = Field(default=1024, ge=128, description="tokens of a row")
     documents: int = Field(default=4, ge=1, description="documents of a step")
     prompt_tokens: int = Field(default=120, ge=1, description="tokens of a prompt")
@@ -66,13 +63,12 @@ class StepSettings(Settings):
     chunks: int = Field(default=3, ge=1, description="chunks of a round")
     chunk_tokens: int = Field(default=40, ge=1, description="tokens of a chunk")
     main_tokens: int = Field(default=30, ge=1, description="tokens that main writes in each round")
-    repeats: int = Field(default=5, ge=1, description="steps of either kind, taken in turns")
-    warmup: int = Field(default=2, ge=0, description="steps of either kind before that")
+    repeats: int = Field(default=5, ge=1, description="steps of either kind, taken in turns, after a warm-up")
     threads: int = Field(default=0, ge=0, description="CPU threads (0: torch's own number)")
-    out: str = Field(default="", description="file for the raw figures, as JSON lines")
+    out: Path | None = Field(default=None, description="file for the raw figures, as JSON lines")
 
 
-class _Words:
+class _NumberEncoder:
     """Encodes a text of numbers as these numbers; tags are the ids above them."""
 
     def __init__(self, size: int) -> None:
@@ -91,67 +87,50 @@ class _Words:
 
 
 def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
-    """Time packed and unpacked steps in turns; a row of figures for each, and where it ran.
-
-    Raises:
-        InvalidRequestError: The kernel cannot train on that device.
-    """
+    """Time packed and unpacked steps in turns, on a GPU if there is one; where, and a row for each."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if cuda else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = _model(settings, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=cuda)
-    packed, unpacked = _documents(settings)
-    rows = {
-        "packed": _rows(packed, settings.row_tokens, device),
-        "unpacked": _rows(unpacked, settings.row_tokens, device),
-    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    trees = dict(zip(("packed", "unpacked"), _documents(settings), strict=True))
+    rows = {form: _rows(each, settings.row_tokens, device) for form, each in trees.items()}
     seconds: dict[str, list[float]] = {form: [] for form in rows}
-    for number in range(settings.warmup + settings.repeats):
+    for _ in range(1 + settings.repeats):
         for form, part in rows.items():
-            took = _step(model, optimizer, part, device)
-            if number >= settings.warmup:
-                seconds[form].append(took)
-    ceiling = _matmul_rate(device, getattr(torch, settings.dtype))
-    weights = sum(param.numel() for param in model.parameters())
-    viewed = sum(map(len, unpacked))
+            seconds[form].append(_step(model, optimizer, part, device))
+    tokens = {form: sum(map(len, each)) for form, each in trees.items()}
+    best = {form: min(taken[1:]) for form, taken in seconds.items()}
     figures = [
         {
             "views": form,
             "rows": len(rows[form]),
-            "tokens computed": computed,
-            "tokens of views": viewed,
+            "tokens computed": tokens[form],
+            "tokens of views": tokens["unpacked"],
             "targets": sum(len(row.labels) for row in rows[form]),
-            "ms a step": 1000 * (step := min(seconds[form])),
-            "computed a second": computed / step,
-            "of views a second": viewed / step,
-            "share of matmul": 6 * weights * computed / step / ceiling,
+            "ms a step": 1000 * best[form],
+            "of views a second": tokens["unpacked"] / best[form],
         }
-        for form, computed in (("packed", sum(map(len, packed))), ("unpacked", viewed))
+        for form in rows
     ]
-    peak = torch.cuda.max_memory_allocated(device) if cuda else 0
-    place = {"device": torch.cuda.get_device_name(device) if cuda else "cpu", "peak bytes": peak}
-    place |= {"matmul a second": ceiling, "sharing": viewed / sum(map(len, packed))}
-    place |= {"speedup": min(seconds["unpacked"]) / min(seconds["packed"])}
-    return [{**environment(), **place, "settings": settings.model_dump()}, *figures]
+    where = {**environment(), "device": str(device), "settings": settings.model_dump(mode="json")}
+    where |= {"sharing": tokens["unpacked"] / tokens["packed"], "speedup": best["unpacked"] / best["packed"]}
+    return [where, *figures]
 
 
 def _model(settings: StepSettings, device: torch.device) -> Any:
     shape = LlamaConfig(**SHAPES[settings.shape], max_position_embeddings=1 << 17)
     model: Any = LlamaForCausalLM(shape)
     model = model.to(device, getattr(torch, settings.dtype)).train()
-    model.set_attn_implementation(choose_attention(settings.attention, device))
-    if settings.recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.set_attn_implementation(choose_attention("auto", device))
     return model
 
 
 def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
     """The trees of all documents, and those of all views."""
     size = SHAPES[settings.shape]["vocab_size"]
-    words = _Words(size)
+    encoder = _NumberEncoder(size)
     source = torch.Generator().manual_seed(0)
 
     def text(count: int) -> str:
@@ -163,18 +142,18 @@ def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
     packed: list[Tree] = []
     unpacked: list[Tree] = []
     for _ in range(settings.documents):
-        prompt = words.encode(text(settings.prompt_tokens))
+        prompt = encoder.encode(text(settings.prompt_tokens))
         nodes: list[Any] = []
         for _ in range(settings.rounds):
             nodes.append(Text(text(settings.main_tokens)))
             nodes += (promise() for _ in range(settings.chunks))
             nodes.append(Sync())
         document = Document((*nodes, Text(text(settings.main_tokens))))
-        packed.append(Tree.of(pack_views(words, prompt, document)))
+        packed.append(Tree.of(pack_views(encoder, prompt, document)))
         for view in views(document):
             alone = Trie()
-            last = alone.extend(-1, [*prompt, *words.segments(view.context)])
-            alone.extend(last, words.segments(view.target) + [words.end] * view.ends_answer, target=True)
+            last = alone.extend(-1, [*prompt, *encoder.segments(view.context)])
+            alone.extend(last, encoder.segments(view.target) + [encoder.end] * view.ends_answer, target=True)
             unpacked.append(Tree.of(alone))
     return packed, unpacked
 
@@ -200,20 +179,6 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row], dev
     return time.perf_counter() - start
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large matrix product, the best of some tries."""
-    size = 8192 if device.type == "cuda" else 1024
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    times: list[float] = []
-    for _ in range(8):
-        _wait(device)
-        start = time.perf_counter()
-        torch.mm(a, b)
-        _wait(device)
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / min(times)
-
-
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -227,6 +192,4 @@ def _run(settings: StepSettings) -> None:
         write_rows(settings.out, [where, *figures])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, write the raw figures."""
-    run_command(StepSettings, _run, program="costs packing", description=__doc__, arguments=arguments)
+main = command(StepSettings, _run, "costs packing", __doc__)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Settings, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from pasta_async.lang import Document
 
@@ -149,10 +148,7 @@ def texts_of(documents: Mapping[str, Document]) -> list[str]:
     return [text for prompt, document in documents.items() for text in (prompt, document.text)]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make a model folder."""
-    run_command(ModelSettings, _run, program="random_model", description=__doc__, arguments=arguments)
-
+main = command(ModelSettings, _run, "random_model", __doc__)
 
 if __name__ == "__main__":
     main()

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.protocol import ModelInfo, Piece
-from pasta_async.testing import VirtualClock, WordTokenizer
-from pasta_async.testing.backend import PrefixTree
-from pasta_async.testing.tokenizer import Chat
+from pasta_async.protocol import Piece
+from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.testing.backend import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, Sequence
 
-    from pasta_async.backends.tokenization import TextCodec
     from pasta_async.clock import Clock
-    from pasta_async.protocol import DecodeRequest, FinishReason, Message, TagIds
+    from pasta_async.protocol import DecodeRequest, FinishReason, TagIds
     from pasta_async.testing import Tokenizer
 
-__all__ = ["CONSTANTS", "CodecTokenizer", "EngineModel", "SimulatedBackend"]
+__all__ = ["CONSTANTS", "EngineModel", "SimulatedBackend"]
 
 CONSTANTS = ("step", "sequence", "context", "prefill", "round_trip", "token", "request")
 
@@ -51,6 +50,9 @@ class EngineModel(BaseModel):
         description="engine and client share a process, and a fork finds the KV of threads that still run",
     )
     step_tokens: int = Field(default=2048, ge=1, description="prompt tokens that are computed in one step")
+    max_running: int = Field(default=256, ge=1, description="requests of one engine that decode at a time")
+    gpus: int = Field(default=1, ge=1, description="engines, each with all the weights")
+    tokenizer: str | None = Field(default=None, description="a model folder; without it, words are counted")
     assumed: tuple[str, ...] = Field(default=CONSTANTS, description="constants that no engine was timed for")
 
     def seconds(self, requests: int, tokens: int, prefilled: int) -> float:
@@ -58,35 +60,32 @@ class EngineModel(BaseModel):
         decoding = self.step + self.sequence * requests + self.context * tokens
         return decoding + self.prefill * prefilled
 
-    def with_assumed(self, values: Mapping[str, float]) -> EngineModel:
-        """The same with other values, which then count as assumed.
-
-        Raises:
-            InvalidRequestError: There is no such constant, or a value is negative.
-        """
-        if bad := [f"{name}={value}" for name, value in values.items() if name not in CONSTANTS or value < 0]:
-            raise InvalidRequestError(f"{bad[0]}: the constants are {', '.join(CONSTANTS)}, 0 or more")
-        return self.model_copy(update={**values, "assumed": (*self.assumed, *values)})
-
-    def format_constants(self) -> str:
-        """The constants in milliseconds; those that were not measured are marked as ASSUMED."""
-        marks = {name: " (ASSUMED)" if name in self.assumed else "" for name in CONSTANTS}
-        return ", ".join(f"{name} {1000 * getattr(self, name):.4g}{mark}" for name, mark in marks.items())
+    def __str__(self) -> str:
+        """Engines and constants, in milliseconds; those that were not measured are marked as ASSUMED."""
+        constants = [
+            f"{name} {1000 * getattr(self, name):.4g}" + " (ASSUMED)" * (name in self.assumed)
+            for name in CONSTANTS
+        ]
+        return f"{self.gpus} engines; constants, ms: {', '.join(constants)}"
 
     @classmethod
-    def load(cls, path: Path) -> EngineModel:
-        """Read what `simulator fit` wrote.
+    def load(cls, place: str) -> EngineModel:
+        """Read what `simulator` wrote; `FILE?gpus=8&step=0.01` sets other values, which then are assumed.
 
         Raises:
-            InvalidRequestError: The file is something else.
+            InvalidRequestError: The file is something else, or a value does not fit.
         """
+        name, _, query = place.partition("?")
         try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise InvalidRequestError(f"{path} holds no engine model: {error}") from error
+            values = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+            model = cls.model_validate_json(Path(name).read_text(encoding="utf-8"))
+            assumed = (*model.assumed, *(one for one in CONSTANTS if one in values))
+            return cls.model_validate({**model.model_dump(), **values, "assumed": assumed})
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(f"{place} holds no engine model: {error}") from error
 
 
-class SimulatedBackend:
+class SimulatedBackend(ScriptedBackend):
     """Engines with continuous batching and a prefix cache each; every request has to be forced.
 
     Each step takes what the model says for the requests that are in it. Prompts are computed a part at a time
@@ -94,50 +93,20 @@ class SimulatedBackend:
     has a client process of its own.
 
     Args:
-        model: How long steps take, and the client's work.
-        engines: GPUs, each with all the weights.
-        tokenizer: A `WordTokenizer` unless given.
-        max_running: Requests of one engine that decode at the same time; the others wait.
+        model: How long steps take, the client's work, how many engines there are.
+        tokenizer: In place of the one that the model names.
     """
 
-    def __init__(
-        self,
-        model: EngineModel,
-        *,
-        engines: int = 1,
-        tokenizer: Tokenizer | None = None,
-        max_running: int = 256,
-    ) -> None:
-        self.clock: Clock = VirtualClock()
-        self.model: EngineModel = model
-        self._tokenizer = tokenizer or WordTokenizer()
-        self._chat = Chat(self._tokenizer)
-        self._engines = [_Engine(model, self.clock, max_running) for _ in range(engines)]
-        self._engine_of: dict[str, _Engine] = {}
-        self._info = ModelInfo(
-            name="simulated",
-            context_length=2**31,
-            vocab_size=self._chat.vocab_size,
-            end_ids=(self._tokenizer.end_id,),
-            tags=self._tokenizer.tags,
-            honours_seeds=True,
+    def __init__(self, model: EngineModel, tokenizer: Tokenizer | None = None) -> None:
+        if model.tokenizer and tokenizer is None:
+            tokenizer = _FolderTokenizer(model.tokenizer)
+        clock = VirtualClock()
+        super().__init__(
+            "", tokenizer=tokenizer, clock=clock, context_length=2**31, name="simulated", record=False
         )
-
-    async def connect(self) -> ModelInfo:
-        """What the simulated model is. Never waits."""
-        return self._info
-
-    async def encode(self, text: str) -> list[int]:
-        """Encode text as data. Never waits."""
-        return self._tokenizer.encode(text)
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages, with a marker around each. Never waits."""
-        return self._chat.encode(messages, plain=template_kwargs.get("pasta", True) is False)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids. Never waits."""
-        return self._chat.decode(ids)
+        self.model: EngineModel = model
+        self._engines = [_Engine(model, clock) for _ in range(model.gpus)]
+        self._engine_of: dict[str, _Engine] = {}
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Play a forced request in the time it would take; closing it early takes it out of its batch.
@@ -152,7 +121,8 @@ class SimulatedBackend:
         engine = self._engine_of.setdefault(request.answer, turn)
         sent = engine.client_done(self.model.request)
         await self.clock.sleep(sent + self.model.round_trip - self.clock.time())
-        job = _Job(request, {*request.stop_ids, *self._info.end_ids})
+        end = self.tokenizer.end_id
+        job = _Job(request, {*request.stop_ids, end})
         engine.add(job)
         try:
             finish_reason = None
@@ -160,7 +130,7 @@ class SimulatedBackend:
                 token, finish_reason, due = await job.next()
                 if (wait := due - self.clock.time()) > 0:
                     await self.clock.sleep(wait)
-                text = "" if token in self._info.end_ids else self._tokenizer.decode([token])
+                text = "" if token == end else self.tokenizer.decode([token])
                 yield Piece((token,), text, finish_reason, len(request.ids), job.cached)
         finally:
             engine.remove(job)
@@ -182,9 +152,7 @@ class _Job:
         """Prompt tokens that are still to be computed."""
         self.out: list[int] = []
         self._ends = ends
-        self._ready: deque[tuple[int, FinishReason | None, float]] = deque()
-        self._changed = asyncio.Event()
-        self._closed = False
+        self._ready = asyncio.Queue[tuple[int, "FinishReason | None", float] | None]()
 
     def write(self, due: float) -> bool:
         """Decode a token, which the client gets to at the time `due`; whether it was the last."""
@@ -194,31 +162,25 @@ class _Job:
         finish_reason: FinishReason | None = "stop" if token in self._ends else None
         if finish_reason is None and len(self.out) in (self.request.max_tokens, len(forced)):
             finish_reason = "length"
-        self._ready.append((token, finish_reason, due))
-        self._changed.set()
+        self._ready.put_nowait((token, finish_reason, due))
         return finish_reason is not None
 
     async def next(self) -> tuple[int, FinishReason | None, float]:
-        while not self._ready:
-            if self._closed:
-                raise BackendError("simulated: the backend was closed")
-            self._changed.clear()
-            await self._changed.wait()
-        return self._ready.popleft()
+        if (ready := await self._ready.get()) is None:
+            raise BackendError("simulated: the backend was closed")
+        return ready
 
     def close(self) -> None:
-        self._closed = True
-        self._changed.set()
+        self._ready.put_nowait(None)
 
 
 class _Engine:
     """One engine: a batch, a queue, a prefix cache, and a task while there is anything to do."""
 
-    def __init__(self, model: EngineModel, clock: Clock, max_running: int) -> None:
+    def __init__(self, model: EngineModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
-        self._max_running = max_running
         self._client_free = 0.0  # when the client is done with all it has to do
-        self._cache = PrefixTree()
+        self._cache = PrefixCache()
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
@@ -280,7 +242,7 @@ class _Engine:
         return parts
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting and len(self._running) < self._model.max_running:
             job = self._waiting.popleft()
             for other in self._running if self._model.embedded else ():
                 if other.request.answer == job.request.answer:
@@ -299,19 +261,16 @@ class _Engine:
             self._cache.add((*job.ids, *job.out[:-1]))
 
 
-class CodecTokenizer:
-    """The tokenizer of a model folder, in the form that scripted and simulated backends take.
+class _FolderTokenizer:
+    """The tokenizer of a model folder, in the form that scripted backends take.
 
     The text of a token that is less than a character is a replacement character: what is simulated is time.
-
-    Args:
-        codec: The tokenizer; its tags have to be in its vocabulary.
-
-    Raises:
-        UnsupportedModelError: They are not, or it has no end-of-text token.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, folder: str) -> None:
+        from pasta_async.backends.tokenization import TextCodec  # needs the extra `local`
+
+        codec = TextCodec.from_folder(folder)
         if codec.tags is None or not codec.end_ids:
             raise UnsupportedModelError("this tokenizer lacks the tags, or an end-of-text token")
         self._codec = codec
@@ -319,17 +278,8 @@ class CodecTokenizer:
         self.end_id: int = codec.end_ids[0]
         self.tags: TagIds | None = codec.tags
 
-    @classmethod
-    def from_folder(cls, folder: str | Path) -> CodecTokenizer:
-        """Read a model folder's tokenizer."""
-        from pasta_async.backends.tokenization import TextCodec  # needs the extra `local`
-
-        return cls(TextCodec.from_folder(folder))
-
     def encode(self, text: str) -> list[int]:
-        """Encode text as data."""
         return self._codec.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
         return self._codec.detokenize(ids)

@@ -6,31 +6,14 @@
 from __future__ import annotations
 
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "Estimate",
-    "Interval",
-    "estimate",
-    "format_estimate",
-    "format_share",
-    "geometric_mean",
-    "quantile",
-    "share",
-    "wilson",
-]
+__all__ = ["Estimate", "estimate", "format_estimate", "format_share", "share"]
 
 _RESAMPLES = 2000
-
-
-class Interval(NamedTuple):
-    """The 95% interval of an estimate."""
-
-    low: float
-    high: float
 
 
 class Estimate(TypedDict):
@@ -39,19 +22,6 @@ class Estimate(TypedDict):
     value: float
     low: float
     high: float
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which so large a share (0 to 1) of them lies, interpolated.
-
-    Raises:
-        ValueError: There is no value, or `share` is not between 0 and 1.
-    """
-    import numpy as np
-
-    if not values:
-        raise ValueError("a quantile needs at least one value")
-    return float(np.quantile(values, share))
 
 
 def estimate(
@@ -90,18 +60,12 @@ def format_estimate(found: Estimate | None, form: str = ".1f") -> str:
     return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
 
 
-def wilson(right: int, count: int) -> Interval:
-    """The 95% interval of a share, after Wilson (1927)."""
+def share(verdicts: Sequence[bool]) -> Estimate:
+    """How many of the verdicts hold, in percent, with Wilson's 95% interval (1927)."""
     from scipy.stats import binomtest
 
-    found: Any = binomtest(right, count).proportion_ci(method="wilson")
-    return Interval(float(found.low), float(found.high))
-
-
-def share(verdicts: Sequence[bool]) -> Estimate:
-    """How many of the verdicts hold, in percent, with Wilson's interval."""
-    low, high = wilson(sum(verdicts), len(verdicts))
-    return {"value": 100 * fmean(verdicts), "low": 100 * low, "high": 100 * high}
+    found: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
+    return {"value": 100 * fmean(verdicts), "low": 100 * float(found.low), "high": 100 * float(found.high)}
 
 
 def format_share(part: float, whole: float) -> str:

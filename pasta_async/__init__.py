@@ -22,7 +22,6 @@ from pasta_async.errors import (
     GenerationTimeoutError,
     InvalidRequestError,
     InvalidStateError,
-    ParseError,
     PastaError,
     PromptTooLongError,
     ThreadFailedError,
@@ -31,6 +30,7 @@ from pasta_async.errors import (
 from pasta_async.events import (
     AnswerDone,
     DiagnosticFound,
+    ErrorInfo,
     Event,
     PromiseOpened,
     ReasoningDelta,
@@ -43,6 +43,7 @@ from pasta_async.events import (
     ThreadReplaced,
     ThreadStarted,
 )
+from pasta_async.lang.diagnostics import ParseError
 from pasta_async.limits import Limits
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer
 from pasta_async.prompting import Prompt
@@ -72,6 +73,7 @@ __all__ = [
     "Clock",
     "DecodeRequest",
     "DiagnosticFound",
+    "ErrorInfo",
     "Event",
     "FinishReason",
     "Generation",

@@ -35,7 +35,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 
     from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
@@ -122,6 +122,22 @@ class Client:
             if self._info is None:
                 self._info = await with_retries(self._backend.connect, self.limits.retries, self._clock)
         return self._info
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+
+        Raises:
+            InvalidRequestError: It cannot be encoded, or is longer than the model or the limits take.
+            GenerationTimeoutError: It took longer than `Limits.timeout`.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        async with self._time_limit(self.limits):
+            info = await self.connect()
+            ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
+        check_length(ids, info, self.limits)
+        return ids
 
     async def generate(
         self,
@@ -281,8 +297,6 @@ class Client:
     async def _answer(
         self, start: AnswerStart, emit: Emit | None = None, watch: Watch | None = None
     ) -> Generation:
-        task = asyncio.current_task()
-        cancellations = task.cancelling() if task else 0
         try:
             with Observation(tuple(self.observers), start) as observation:
                 observation.generation = await self._decode(start, observation, emit, watch)
@@ -292,9 +306,9 @@ class Client:
                 error.partial = Generation.empty(parallel=start.parallel)
             raise
         except asyncio.CancelledError as error:
-            if task and task.cancelling() == cancellations:
-                raise _cancelled_itself(start) from error
-            raise
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise _cancelled_itself(start) from error
 
     async def _decode(
         self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
@@ -311,7 +325,7 @@ class Client:
             ids, thinking = await self._encode(ids, messages, dialect, start)
         check_length(ids, info, limits)
 
-        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Runner:
+        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
             machine = Machine(
                 info,
                 dialect,
@@ -343,7 +357,7 @@ class Client:
             observation.partial = runner.partial
             if watch:
                 watch(runner.partial)
-            return runner
+            return runner.run()
 
         return await run_restarting(attempt, emit, limits.retries)
 

@@ -3,7 +3,7 @@
 ::
 
     PastaError
-    ├── ParseError                      strict reading met something malformed
+    ├── ParseError                      strict reading met something malformed (in `pasta_async.lang`)
     ├── InvalidRequestError             a value was refused before any work started (also a ValueError)
     │   └── PromptTooLongError          the prompt has more tokens than the model, or a limit, takes
     ├── InvalidStateError               a closed client, a stream that was not entered (also a RuntimeError)
@@ -27,7 +27,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pasta_async.lang.diagnostics import Diagnostic
     from pasta_async.results import Generation
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "GenerationTimeoutError",
     "InvalidRequestError",
     "InvalidStateError",
-    "ParseError",
     "PastaError",
     "PromptTooLongError",
     "ThreadFailedError",
@@ -55,14 +53,6 @@ class PastaError(Exception):
 
     partial: Generation | None = None
     """The answer up to the error, where one had begun."""
-
-
-class ParseError(PastaError):
-    """Strict reading met a malformed document."""
-
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(str(diagnostic))
-        self.diagnostic = diagnostic
 
 
 class InvalidRequestError(PastaError, ValueError):

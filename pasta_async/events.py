@@ -7,16 +7,17 @@ began.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Annotated, Literal
 
-if TYPE_CHECKING:
-    from pasta_async.errors import PastaError
-    from pasta_async.lang import Diagnostic
-    from pasta_async.results import Generation, ThreadRecord
+from pydantic import Field
+
+from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs these at run time
+from pasta_async.results import Generation, ThreadRecord  # noqa: TC001
 
 __all__ = [
     "AnswerDone",
     "DiagnosticFound",
+    "ErrorInfo",
     "Event",
     "PromiseOpened",
     "ReasoningDelta",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """More of the visible text, in document order."""
 
@@ -39,7 +40,7 @@ class TextDelta:
     type: Literal["text.delta"] = "text.delta"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ThreadDelta:
     """More text of one thread, as it is decoded, without tags."""
 
@@ -48,7 +49,7 @@ class ThreadDelta:
     type: Literal["thread.delta"] = "thread.delta"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     """More of what the model writes in a thinking block, in front of the answer."""
 
@@ -56,7 +57,7 @@ class ReasoningDelta:
     type: Literal["reasoning.delta"] = "reasoning.delta"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ThreadReplaced:
     """Forget the deltas of a thread: from here its text is `text`.
 
@@ -68,7 +69,7 @@ class ThreadReplaced:
     type: Literal["thread.replaced"] = "thread.replaced"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PromiseOpened:
     """Main wrote a promise; its thread is on its way."""
 
@@ -80,7 +81,7 @@ class PromiseOpened:
     type: Literal["promise.opened"] = "promise.opened"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ThreadStarted:
     """A thread's first request was sent."""
 
@@ -89,7 +90,7 @@ class ThreadStarted:
     type: Literal["thread.started"] = "thread.started"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ThreadDone:
     """A thread has ended, or was superseded by a chunk that main wrote inline."""
 
@@ -98,7 +99,16 @@ class ThreadDone:
     type: Literal["thread.done"] = "thread.done"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """What an event tells of an error."""
+
+    type: str
+    """The name of its class."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ThreadFailed:
     """A request of a thread failed; `action` says what is done about it.
 
@@ -106,12 +116,12 @@ class ThreadFailed:
     """
 
     thread: int
-    error: PastaError
+    error: ErrorInfo
     action: Literal["retry", "sequence", "restart", "fail"]
     type: Literal["thread.failed"] = "thread.failed"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SyncWaiting:
     """Main wrote `<sync/>` and waits for these threads."""
 
@@ -120,7 +130,7 @@ class SyncWaiting:
     type: Literal["sync.waiting"] = "sync.waiting"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SyncJoined:
     """The chunks are joined; main goes on and sees them."""
 
@@ -128,15 +138,15 @@ class SyncJoined:
     type: Literal["sync.joined"] = "sync.joined"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DiagnosticFound:
     """Something in what the model wrote is not well-formed."""
 
     diagnostic: Diagnostic
-    type: Literal["diagnostic"] = "diagnostic"
+    type: Literal["diagnostic.found"] = "diagnostic.found"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AnswerDone:
     """The answer is complete. Always the last event, unless the answer fails."""
 
@@ -144,7 +154,7 @@ class AnswerDone:
     type: Literal["answer.done"] = "answer.done"
 
 
-Event = (
+Event = Annotated[
     TextDelta
     | ThreadDelta
     | ReasoningDelta
@@ -156,6 +166,8 @@ Event = (
     | SyncWaiting
     | SyncJoined
     | DiagnosticFound
-    | AnswerDone
-)
-"""Every event of an answer; match on the class or on `type`."""
+    | AnswerDone,
+    Field(discriminator="type"),
+]
+"""Every event of an answer; match on the class or on `type`. Immutable, and `pydantic.TypeAdapter(Event)`
+makes JSON of it and reads it again."""

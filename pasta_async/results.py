@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, computed_field, field_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    InstanceOf,
+    TypeAdapter,
+    computed_field,
+    field_serializer,
+    model_validator,
+)
 
-from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.lang.diagnostics import Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
+from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
 
 if TYPE_CHECKING:
-    from pasta_async.trace.perfetto import PerfettoTrace
+    from collections.abc import Iterator
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
 
@@ -125,6 +134,23 @@ class Generation(_Record):
             parallel=parallel,
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_written(cls, data: Any) -> Any:
+        """Take what `model_dump` makes: the document in written form, its diagnostics beside it."""
+        if not isinstance(data, dict) or not isinstance(cast("dict[str, Any]", data).get("document"), str):
+            return cast("Any", data)
+        given = {
+            name: value for name, value in cast("dict[str, Any]", data).items() if name != "text_speedup"
+        }
+        found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
+        return {**given, "document": Document(parse(given["document"]).nodes, found)}
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """What a notebook shows: the text and a few figures, not every record."""
+        yield from ((name, getattr(self, name)) for name in ("text", "finish_reason", "critical_path"))
+        yield "threads", len(self.threads)
+
     @field_serializer("document")
     def _written(self, document: Document) -> str:
         return document.format()
@@ -144,16 +170,3 @@ class Generation(_Record):
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""
         return baseline.usage.completion_tokens / self.critical_path if self.critical_path else 1.0
-
-    def to_perfetto(self, baseline: Generation | None = None) -> PerfettoTrace:
-        """The timeline as Chrome trace events: `json.dump` it, and Perfetto or `chrome://tracing` opens it.
-
-        Threads are tracks, promises async slices, and flows lead from a promise to its thread to its join.
-        Times are microseconds since the answer began.
-
-        Args:
-            baseline: Put into the trace as a second process.
-        """
-        from pasta_async.trace.perfetto import perfetto_trace
-
-        return perfetto_trace(self, baseline)

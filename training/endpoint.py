@@ -1,28 +1,44 @@
-"""A model behind any endpoint that speaks OpenAI's chat completions: the annotator, or the judge."""
+"""A model behind an endpoint that speaks OpenAI's chat completions, and when to give up on one that fails."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import openai
-from openai.types.chat import ChatCompletion
+from pydantic import Field
 
 from pasta_async.errors import (
     BackendConnectError,
+    BackendError,
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
+    PastaError,
+    ThreadFailedError,
 )
+from pasta_async.training.corpus.records import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
-    from typing import Self
+
+    from openai.types.chat import ChatCompletion
 
     from pasta_async.protocol import Message
 
-__all__ = ["Completion", "Endpoint"]
+__all__ = ["Completion", "Endpoint", "EndpointSettings", "FailureBudget"]
+
+_MAX_IN_A_ROW = 10
+_OF_ONE_REQUEST = (400, 413, 422)
+"""Statuses by which a server refuses one request rather than all of them."""
+
+
+class EndpointSettings(StrictModel):
+    """How requests are sent. Every field is a flag of the commands that send some."""
+
+    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")
+    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
+    retries: int = Field(default=5, ge=0, description="of a request that fails")
+    timeout: float = Field(default=600.0, gt=0, description="seconds for a request")
 
 
 class Completion(NamedTuple):
@@ -45,29 +61,25 @@ class Endpoint:
     Args:
         base_url: Where `/chat/completions` is: `http://host:30000/v1`.
         model: Its name there.
-        key_variable: The environment variable that holds the key; servers without keys need none.
-        retries: Of one request.
-        timeout: Seconds for one request.
+        settings: Of the requests.
         fields: Further fields of each request: temperature, max_tokens, top_logprobs, ...
     """
 
-    def __init__(
-        self, base_url: str, model: str, *, key_variable: str, retries: int, timeout: float, **fields: Any
-    ) -> None:
+    def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
+        from openai import AsyncOpenAI  # takes a second
+
         self._url, self._model, self._fields = base_url, model, fields
-        self._client = openai.AsyncOpenAI(
+        self._client = AsyncOpenAI(
             base_url=base_url,
-            api_key=os.environ.get(key_variable) or "none",
-            max_retries=retries,
-            timeout=timeout,
+            api_key=os.environ.get(settings.key_variable) or "none",  # servers without keys take any
+            max_retries=settings.retries,
+            timeout=settings.timeout,
         )
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self._client.close()
 
     async def complete(self, messages: Sequence[Message]) -> Completion:
@@ -79,6 +91,9 @@ class Endpoint:
             BackendStatusError: The endpoint refused or failed, after all retries.
             BackendProtocolError: The reply is no chat completion.
         """
+        import openai
+        from openai.types.chat import ChatCompletion
+
         create: Any = self._client.chat.completions.create  # its overloads know no dict of fields
         try:
             answer: Any = await create(model=self._model, messages=list(messages), **self._fields)
@@ -114,3 +129,37 @@ def _completion(answer: ChatCompletion) -> Completion:
         usage.completion_tokens if usage else 0,
         {token.token: token.logprob for token in first},
     )
+
+
+class FailureBudget:
+    """Ends a run when its requests fail for a reason that the rest of them share.
+
+    Args:
+        proven: Whether the server has answered before. Otherwise its first failure ends the run.
+    """
+
+    def __init__(self, *, proven: bool) -> None:
+        self._proven = proven
+        self._in_a_row = 0
+
+    def succeeded(self) -> None:
+        """A request was answered."""
+        self._proven, self._in_a_row = True, 0
+
+    def failed(self, error: PastaError) -> None:
+        """A request failed for good, after its own retries.
+
+        Raises:
+            PastaError: This error, if further requests would fail too: a refusal such as a wrong key, a
+                server that never answered, or ten failures in a row.
+        """
+        cause = error.__cause__ if isinstance(error, ThreadFailedError) else error
+        if not isinstance(cause, BackendError):
+            return  # the prompt's fault, or the answer took too long
+        self._in_a_row += 1
+        status = cause.status if isinstance(cause, BackendStatusError) else None
+        if status in _OF_ONE_REQUEST:
+            return
+        refused = status is not None and not cause.retryable
+        if refused or not self._proven or self._in_a_row >= _MAX_IN_A_ROW:
+            raise error

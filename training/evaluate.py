@@ -1,7 +1,7 @@
-"""Evaluate a model on held-out prompts: `python -m pasta_async.training.evaluate local:MODEL`.
+"""Measure a model of the synthetic task: `python -m pasta_async.training.evaluate local:MODEL`.
 
 Greedy answers through the public client, both forms, every family; unseen names and unseen templates apart.
-Prints a table in Markdown.
+Prints tables in Markdown, and writes the model's card from them (`recipes/card.md` is its text).
 """
 
 # scipy has no types.
@@ -10,30 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
+from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from scipy.stats import binomtest
 
-from pasta_async import Client, Sampling
+from pasta_async import Client, InvalidRequestError, Sampling
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import for_each, progress
+from pasta_async.training.corpus.records import StrictModel
 from pasta_async.training.packing import without_chunks
+from pasta_async.training.recipe import PACKAGED
 from pasta_async.training.synthetic import FAMILIES, sample, score
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from pasta_async.protocol import DecodeRequest, Piece
     from pasta_async.results import Generation
     from pasta_async.training.synthetic import Example, Split
 
-__all__ = ["EvaluateSettings", "Form", "HiddenChunks", "Row", "evaluate", "main", "table", "wilson"]
+__all__ = ["EvaluateSettings", "Form", "HiddenChunks", "Row", "card", "evaluate", "main", "table", "wilson"]
 
 Form = Literal["parallel", "baseline", "chunks hidden", "chain in parallel"]
 
@@ -41,11 +45,12 @@ _SAMPLING = Sampling(max_tokens=1024)
 _TOGETHER = 64
 """Answers at the same time."""
 
+_CHOSEN_FROM = 50
+"""Prompts of each family that the recipe compares its models on; they are among those drawn here."""
 
-class EvaluateSettings(BaseModel):
-    """What to evaluate. Every field is an option of the command line."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+class EvaluateSettings(StrictModel):
+    """What to measure. Every field is an option of the command line."""
 
     backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
     prompts: int = Field(default=500, ge=1, description="of each family, split and form")
@@ -53,8 +58,13 @@ class EvaluateSettings(BaseModel):
         default=("names", "templates"), description="what is held out"
     )
     families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
-    json_file: Path | None = Field(default=None, description="write the figures here, for training.card")
+    json_file: Path | None = Field(default=None, description="write the figures here")
     show_wrong: int = Field(default=0, ge=0, description="print so many wrong answers of each row")
+    card: Path | None = Field(
+        default=None,
+        description="folder of the recipe's run that made the model: measure its base model and two ablations"
+        " too, and write the model's card",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +129,7 @@ async def evaluate(
     return row, wrong
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share."""
-    low, high = binomtest(right, count).proportion_ci(method="wilson")
-    return float(low), float(high)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The results as a Markdown table."""
-    head = "family held_out form prompts right 95%_interval well-formed tokens critical_path".split()
-    lines = [f"| {' | '.join(head)} |".replace("_", " "), "|---" * len(head) + "|"]
-    for row in rows:
-        low, high = wilson(row.right, row.prompts)
-        lines.append(
-            f"| {row.family} | {row.split} | {row.form} | {row.prompts} | {row.right / row.prompts:.1%} "
-            f"| {low:.1%} to {high:.1%} | {row.well_formed / row.prompts:.1%} "
-            f"| {row.generated / row.prompts:.1f} | {row.critical / row.prompts:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-async def _evaluate_all(settings: EvaluateSettings) -> list[Row]:
+async def _both_forms(settings: EvaluateSettings) -> list[Row]:
     rows: list[Row] = []
     forms: tuple[Form, ...] = ("parallel", "baseline")
     wanted = [*product(settings.families, settings.splits, forms)]
@@ -154,26 +144,148 @@ async def _evaluate_all(settings: EvaluateSettings) -> list[Row]:
     return rows
 
 
+async def _ablations(model: Path, prompts: int) -> list[Row]:
+    """A copy that was trained with the rules broken: chunks of totals hidden, chains in parallel.
+
+    A model that meets a broken rule for the first time would fail for that reason alone.
+    """
+    from pasta_async.training.pretrain import train_with_broken_rules
+
+    with tempfile.TemporaryDirectory() as folder:
+        train_with_broken_rules(model, Path(folder))
+        async with Client(f"local:{folder}") as client:
+            hidden, _ = await evaluate(client, "totals", "names", "chunks hidden", prompts)
+            chains, _ = await evaluate(client, "chain", "names", "chain in parallel", prompts)
+    return [hidden, chains]
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95% interval of a share."""
+    low, high = binomtest(right, count).proportion_ci(method="wilson")
+    return float(low), float(high)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The results as a Markdown table."""
+    head = ["family", "held out", "form", "prompts", "right", "95% interval", "well-formed", "tokens"]
+    cells = [
+        [row.family, row.split, row.form, *_shares(row.prompts, row.right, row.well_formed)]
+        + [f"{tokens / row.prompts:.1f}" for tokens in (row.generated, row.critical)]
+        for row in rows
+    ]
+    return _markdown([*head, "critical path"], cells)
+
+
+def _shares(prompts: int, right: int, formed: int) -> list[str]:
+    low, high = wilson(right, prompts)
+    return [str(prompts), f"{right / prompts:.1%}", f"{low:.1%} to {high:.1%}", f"{formed / prompts:.1%}"]
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def card(
+    rows: Sequence[Row],
+    base: Sequence[Row],
+    ablations: Sequence[Row],
+    step: str,
+    trained: Mapping[str, int],
+    config: Mapping[str, int],
+) -> str:
+    """The card, in Markdown.
+
+    Args:
+        rows: Of the model, both forms.
+        base: The same of the base model alone.
+        ablations: Of the copies that were trained with a rule broken.
+        step: The step of the recipe that made the model.
+        trained: The last row of the base model's metrics.
+        config: The model's.
+    """
+    text = (PACKAGED / "card.md").read_text(encoding="utf-8")
+    return text.format(
+        step=step,
+        updates=trained["step"],
+        tokens=trained["tokens"],
+        vocabulary=config["vocab_size"],
+        context=config["max_position_embeddings"],
+        examples=_examples(),
+        prompts=rows[0].prompts,
+        chosen=len(FAMILIES) * _CHOSEN_FROM,
+        overall=_overall({"shipped": rows, "base alone": base}),
+        rows=table(rows),
+        speedups=_speedups(rows),
+        ablations=table(ablations),
+    )
+
+
+def _examples() -> str:
+    quoted: list[str] = []
+    for family in FAMILIES:
+        drawn = (sample(family, seed, "names").prompt for seed in range(100))
+        prompt = next(text for text in drawn if "\n" not in text and len(text) < 260)
+        quoted.append(f"- *{family}*: {prompt}\n")
+    return "".join(quoted)
+
+
+def _overall(models: Mapping[str, Sequence[Row]]) -> str:
+    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for model, rows in models.items():
+        for row in rows:
+            for split in (row.split, "both"):
+                total = sums[model, split, row.form]
+                total[:] = (total[0] + row.prompts, total[1] + row.right, total[2] + row.well_formed)
+    head = ["model", "held out", "form", "prompts", "right", "95% interval", "well-formed"]
+    return _markdown(head, [[*names, *_shares(*counts)] for names, counts in sums.items()])
+
+
+def _speedups(rows: Sequence[Row]) -> str:
+    found: list[str] = []
+    for family in dict.fromkeys(row.family for row in rows):
+        baseline = sum(row.generated for row in rows if row.family == family and row.form == "baseline")
+        critical = sum(row.critical for row in rows if row.family == family and row.form == "parallel")
+        found.append(f"{family} {baseline / critical:.2f}")
+    return ", ".join(found)
+
+
 def run(settings: EvaluateSettings) -> None:
-    """Evaluate, print the table, write the figures.
+    """Measure, print the table, write the figures and the card.
 
     Raises:
-        PastaError: The model cannot be used.
+        PastaError: The model cannot be used, or is none of the run that `card` names.
     """
-    rows = asyncio.run(_evaluate_all(settings))
+    rows = asyncio.run(_both_forms(settings))
     print(table(rows))
     if settings.json_file:
         settings.json_file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if settings.card:
+        _write_card(settings, settings.card, rows)
+
+
+def _write_card(settings: EvaluateSettings, folder: Path, rows: Sequence[Row]) -> None:
+    model = Path(settings.backend.removeprefix("local:"))
+    if not model.is_relative_to(folder):
+        raise InvalidRequestError(f"{settings.backend} is no local model below {folder}")
+    base = asyncio.run(_both_forms(settings.model_copy(update={"backend": f"local:{folder / 'base'}"})))
+    ablations = asyncio.run(_ablations(model, settings.prompts))
+    metrics = (folder / "base" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    step = str(model.parent.relative_to(folder))
+    text = card(rows, base, ablations, step, json.loads(metrics[-1]), config)
+    (model / "README.md").write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
+    program, positional = "pasta_async.training.evaluate", ("backend",)
     run_command(
         EvaluateSettings,
         run,
-        program="pasta_async.training.evaluate",
+        program=program,
         description=__doc__,
-        positional=("backend",),
+        positional=positional,
         arguments=arguments,
     )
 

@@ -52,9 +52,6 @@ class FinetuneSettings(TrainerSettings):
     template_kwargs: Json[dict[str, Any]] = Field(
         default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
     )
-    drop_long: bool = Field(
-        default=False, description="leave out examples that do not fit a row or the model, and count them"
-    )
 
 
 class Supervised:
@@ -137,7 +134,6 @@ def finetune(settings: FinetuneSettings) -> bool:
         template=settings.chat_template,
         template_kwargs=settings.template_kwargs,
         both=settings.form == "both",
-        drop_long=settings.drop_long,
     )
 
 

@@ -59,9 +59,6 @@ class PreferSettings(TrainerSettings):
     keep_plain: bool = Field(
         default=False, description="for a model of both forms: plain answers stay as likely as they are"
     )
-    drop_long: bool = Field(
-        default=False, description="leave out pairs that do not fit a row or the model, and count them"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -96,7 +93,7 @@ def prefer(settings: PreferSettings) -> bool:
         kept = _plain_answers(chosen.pairs, prompts, codec) if settings.keep_plain else None
         return BonBon(chosen.pairs, settings.alpha, settings.beta, kept)
 
-    return train(settings, make_task, drop_long=settings.drop_long)
+    return train(settings, make_task)
 
 
 def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec) -> list[Trie]:

@@ -11,27 +11,38 @@ Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
+import copy
 import random
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice, repeat
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    get_linear_schedule_with_warmup,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import progress
 from pasta_async.lang.document import Document, Text
+from pasta_async.training.corpus.records import StrictModel
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
-from pasta_async.training.tokenizer import BEGIN, Codec, build_tokenizer, save_tokenizer
+from pasta_async.training.synthetic.records import parallel_chain
+from pasta_async.training.tokenizer import BEGIN, END, PAD, SPECIAL, build_tokenizer, save_tokenizer
+from pasta_async.training.trainer.metrics import Metrics
+from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,17 +58,18 @@ __all__ = [
     "loss_of",
     "main",
     "pretrain",
-    "save_model",
+    "train_with_broken_rules",
 ]
 
 _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")
+_SPECIAL_IDS: dict[str, Any] = {
+    f"{name}_token_id": SPECIAL.index(token) for name, token in (("bos", BEGIN), ("eos", END), ("pad", PAD))
+}
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
-class Config(BaseModel):
+class Config(StrictModel):
     """A training run. Every field is an option of the command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="the folder of the trained model; its checkpoint is OUT/checkpoint.pt")
     steps: int = Field(default=6500, ge=1, description="optimizer steps")
@@ -110,7 +122,7 @@ class Batches:
     asks to copy names, because copying is what everything else needs first.
     """
 
-    codec: Codec
+    codec: ModelCodec
     seed: int
     tokens: int
     copy_pools: int
@@ -125,7 +137,7 @@ class Batches:
             while self.index < len(plan):
                 tries = plan[self.index]
                 self.index += 1
-                yield collate(tries, self.codec.pad)
+                yield collate(tries)
             self.pool, self.index = self.pool + 1, 0
 
     def _plan(self, pool: int) -> list[list[Trie]]:
@@ -145,19 +157,22 @@ class Batches:
             return self._copying(rng)
         pasta = rng.random() < 0.5
         example = sample(rng.choice(FAMILIES), rng.getrandbits(40), "train", self.codec.count)
-        system = rng.choice(_SYSTEM) if rng.random() < 0.05 else ""
-        prompt = self.codec.prompt(example.prompt, pasta, system)
-        return (pack_views if pasta else pack_plain)(self.codec, prompt, example.document)
+        messages = [{"role": "user", "content": example.prompt}]
+        if rng.random() < 0.05:
+            messages = [{"role": "system", "content": rng.choice(_SYSTEM)}, *messages]
+        pack = pack_views if pasta else pack_plain
+        return pack(self.codec, self.codec.prompt(messages, pasta), example.document)
 
     def _copying(self, rng: random.Random) -> Trie:
         text = " ".join(make_name(rng, held_out=False) for _ in range(rng.randint(4, 12)))
-        return pack_plain(self.codec, self.codec.prompt(text, pasta=False), Document((Text(text),)))
+        prompt = self.codec.prompt([{"role": "user", "content": text}], pasta=False)
+        return pack_plain(self.codec, prompt, Document((Text(text),)))
 
 
-def collate(tries: Sequence[Trie], pad: int) -> Batch:
+def collate(tries: Sequence[Trie]) -> Batch:
     """Pad tries to one length, a multiple of 16."""
     length = -(-max(map(len, tries)) // 16) * 16
-    ids = np.full((len(tries), length), pad, dtype=np.int64)
+    ids = np.full((len(tries), length), SPECIAL.index(PAD), dtype=np.int64)
     positions = np.zeros((len(tries), length), dtype=np.int64)
     mask = np.stack([trie.mask(length) for trie in tries])[:, None]
     for row, trie in enumerate(tries):
@@ -226,10 +241,10 @@ class Muon(torch.optim.Optimizer):
         param.add_(update, alpha=-group["lr"] * 0.2 * max(param.shape) ** 0.5)
 
 
-def build_model(config: Config, codec: Codec) -> LlamaForCausalLM:
+def build_model(config: Config, vocabulary: int) -> LlamaForCausalLM:
     """A Llama with fresh weights."""
     shape = LlamaConfig(
-        vocab_size=codec.vocab_size,
+        vocab_size=vocabulary,
         hidden_size=config.hidden,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -238,9 +253,7 @@ def build_model(config: Config, codec: Codec) -> LlamaForCausalLM:
         intermediate_size=config.inner,
         max_position_embeddings=config.context,
         tie_word_embeddings=True,
-        bos_token_id=codec.special(BEGIN),
-        eos_token_id=codec.end,
-        pad_token_id=codec.pad,
+        **_SPECIAL_IDS,
     )
     model = LlamaForCausalLM(shape)
     model.set_attn_implementation("sdpa")  # eager attention would read a boolean mask wrongly
@@ -256,20 +269,11 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(logits.float(), batch.labels, reduction="sum")
 
 
-def save_model(
-    model: LlamaForCausalLM, codec: Codec, folder: Path, dtype: torch.dtype = torch.float16
-) -> None:
-    """Write the Hugging Face folder, weights as `dtype`."""
-    save_tokenizer(codec.tokenizer, folder, model.config.max_position_embeddings)
-    state = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
-    state.pop("lm_head.weight")  # tied
-    copy: Any = LlamaForCausalLM(model.config)
-    copy = copy.to(dtype)
-    copy.load_state_dict(state, strict=False)
-    copy.generation_config = GenerationConfig(
-        bos_token_id=codec.special(BEGIN), eos_token_id=codec.end, pad_token_id=codec.pad
-    )
-    copy.save_pretrained(folder)
+def save_model(model: LlamaForCausalLM, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write model and config as transformers reads them, weights as `dtype`."""
+    model.generation_config = GenerationConfig(**_SPECIAL_IDS)
+    written: Any = copy.deepcopy(model)
+    written.to(dtype).save_pretrained(folder)
 
 
 class Trainer:
@@ -278,8 +282,9 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.config = config
         torch.manual_seed(config.seed)
-        self.codec: Codec = Codec(build_tokenizer())
-        self.model: LlamaForCausalLM = build_model(config, self.codec)
+        save_tokenizer(build_tokenizer(), config.out, config.context)
+        self.codec: ModelCodec = ModelCodec(config.out)
+        self.model: LlamaForCausalLM = build_model(config, self.codec.vocab_size)
         self.params: list[torch.nn.Parameter] = list(self.model.parameters())
         self.pool: ThreadPoolExecutor = ThreadPoolExecutor(config.threads)
         inside = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
@@ -292,7 +297,6 @@ class Trainer:
         self.data: Batches = Batches(self.codec, config.seed, config.tokens, config.copy_pools)
         self.step: int = 0
         self.seen: int = 0
-        config.out.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
 
@@ -336,19 +340,15 @@ class Trainer:
         stop = min(self.config.steps, self.config.stop_at or self.config.steps)
         batches = iter(self.data)
         start, seen = time.perf_counter(), self.seen
-        with (
-            (self.config.out / "metrics.jsonl").open("a") as metrics,
-            progress(stop, "updates", done=self.step) as advance,
-        ):
+        metrics = Metrics(self.config.out, self.step, board=False)
+        with closing(metrics), progress(stop, "updates", done=self.step) as advance:
             while self.step < stop:
                 loss = self.train_step(list(islice(batches, self.config.micro_batches)))
                 advance(note=f"loss {loss:.4f}")
                 if self.step % 10 == 0 or self.step == stop:
                     speed = (self.seen - seen) / (time.perf_counter() - start)
                     line = {"step": self.step, "loss": loss, "lr": self.rate(self.step - 1)}
-                    line |= {"tokens": self.seen, "tokens_per_second": round(speed)}
-                    metrics.write(json.dumps(line) + "\n")
-                    metrics.flush()
+                    metrics.write(line | {"tokens": self.seen, "tokens_per_second": round(speed)})
                 if self.step % self.config.save_every == 0 or self.step == stop:
                     self.save()
 
@@ -367,7 +367,7 @@ class Trainer:
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self._checkpoint)
-        save_model(self.model, self.codec, self.config.out)
+        save_model(self.model, self.config.out)
 
     def _restore(self) -> None:
         state = torch.load(self._checkpoint, weights_only=True)
@@ -383,6 +383,44 @@ def pretrain(config: Config) -> None:
     """Train to the end, or to `stop_at`; goes on from the checkpoint in `config.out`, if there is one."""
     torch.set_num_threads(1)
     Trainer(config).run()
+
+
+def train_with_broken_rules(
+    folder: Path, out: Path, steps: int = 150, batch: int = 12, lr: float = 1e-3
+) -> None:
+    """Train a copy of a model of the task with the rules broken: chunks of totals hidden, chains in parallel.
+
+    Args:
+        folder: Of the model.
+        out: Where the copy goes.
+        steps: Updates.
+        batch: Documents of an update.
+        lr: Peak learning rate; it falls linearly to zero.
+    """
+    torch.manual_seed(0)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").train()
+    codec, rng = ModelCodec(folder), random.Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = get_linear_schedule_with_warmup(optimizer, 20, steps)
+    for _ in range(steps):
+        drawn = collate([_breaking_a_rule(codec, rng) for _ in range(batch)])
+        (loss_of(model, drawn) / len(drawn.labels)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    shutil.copytree(folder, out, dirs_exist_ok=True)
+    save_model(model, out, torch.float32)
+
+
+def _breaking_a_rule(codec: ModelCodec, rng: random.Random) -> Trie:
+    family = rng.choice(("totals", "chain"))
+    example = sample(family, rng.getrandbits(40), "train", codec.count)
+    prompt = codec.prompt([{"role": "user", "content": example.prompt}])
+    if family == "totals":
+        hidden = (codec.tag_ids.open_async, codec.tag_ids.close_async)
+        return pack_views(codec, prompt, example.document, hidden)
+    return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

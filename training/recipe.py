@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.records import explain
+from pasta_async.training.corpus.records import StrictModel, explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "BASELINE",
-    "PACKAGED",
-    "Flags",
-    "Recipe",
-    "Serving",
-    "Stage2",
-    "Variant",
-    "find_recipe",
-    "read_recipe",
-]
+__all__ = ["BASELINE", "PACKAGED", "Flags", "Recipe", "Serving", "Stage2", "find_recipe", "read_recipe"]
 
 Flags = dict[str, bool | int | float | str | list[int | float | str] | dict[str, Any]]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
@@ -33,6 +23,9 @@ Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details"]
 """Who puts in the tags: the synthetic task's noisy annotator or its maker; those that the data have; a model
 behind an endpoint; structure alone, by points or by details."""
 
+_NEEDED = {"noisy": "synthetic", "maker": "synthetic", "given": "source", "endpoint": "annotator"}
+"""The table of `data` that an annotator needs."""
+
 BASELINE = "baseline"
 """The variant that every recipe has: the same data without tags, trained equally long."""
 
@@ -40,101 +33,83 @@ PACKAGED: Path = Path(__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
 
 
-class _Table(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+class Base(StrictModel):
+    """What stage 1 starts from: a model folder, or options of `training.pretrain`, which makes one."""
+
+    model: str = ""
+    pretrain: Flags | None = None
 
 
-class Base(_Table):
-    """What stage 1 starts from: exactly one of a model folder and a table for pretraining."""
+class Data(StrictModel):
+    """Prompts with answers: options of `training.synthetic`, or of `training.corpus`."""
 
-    model: str = Field(default="", description="a checkpoint folder of Llama, Qwen2 or Qwen3")
-    pretrain: Flags | None = Field(default=None, description="or: train one (training.pretrain)")
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if bool(self.model) == (self.pretrain is not None):
-            raise ValueError("name a model, or give a table `pretrain`, and not both")
-        return self
+    synthetic: Flags | None = None
+    source: Flags | None = None
+    annotator: Flags | None = None
+    """Options of `training.annotate`, for `annotator = "endpoint"`."""
 
 
-class Data(_Table):
-    """Prompts with answers, and a model that may annotate them."""
-
-    synthetic: Flags | None = Field(default=None, description="the synthetic task (training.synthetic)")
-    source: Flags | None = Field(default=None, description="or: a file or a data set (training.corpus)")
-    annotator: Flags = Field(default={}, description="of annotator = 'endpoint' (training.annotate)")
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.synthetic is None) == (self.source is None):
-            raise ValueError("give a table `synthetic` or a table `source`, and not both")
-        return self
-
-
-class Variant(_Table):
-    """A model of stage 1, by who annotated its data."""
+class Variant(StrictModel):
+    """A model of stage 1, by who annotated its data; options that differ from the others'."""
 
     annotator: Annotator
-    annotate: Flags = Field(default={}, description="further options of training.annotate")
-    train: Flags = Field(default={}, description="options of training.finetune that differ from the others'")
+    annotate: Flags = Field(default={})
+    train: Flags = Field(default={})
 
 
-class Stage1(_Table):
-    """Supervised finetuning, once for each variant, and once for the baseline."""
+class Stage1(StrictModel):
+    """Supervised finetuning (options of `training.finetune`) for each variant, and for the baseline."""
 
-    train: Flags = Field(default={}, description="options of training.finetune")
-    baseline: Flags = Field(default={}, description="those of the baseline that differ")
+    train: Flags = Field(default={})
+    baseline: Flags = Field(default={})
+    """Options of the baseline that differ."""
     variants: dict[str, Variant] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        if BASELINE in self.variants:
-            raise ValueError(f"`{BASELINE}` is made of the same data in any case; it is no variant")
-        return self
 
-
-class Stage2(_Table):
+class Stage2(StrictModel):
     """Preference optimisation: rounds of sampling, scoring and training, for each weight of quality."""
 
-    start: str = Field(description="the variant of stage 1 that the first round starts from")
+    start: str
+    """The variant of stage 1 that the first round starts from."""
     rounds: int = Field(default=2, ge=1)
-    quality_weights: tuple[float, ...] = Field(default=(1, 2, 4, 8, float("inf")), min_length=1)
-    prompts: int = Field(ge=1, description="of each round; every round has its own")
-    sample: Flags = Field(default={}, description="options of training.sample")
-    score: Flags = Field(default={}, description="options of training.score")
-    train: Flags = Field(default={}, description="options of training.prefer")
-
-    @model_validator(mode="after")
-    def _weights(self) -> Self:
-        if min(self.quality_weights) < 0 or len({*self.quality_weights}) < len(self.quality_weights):
-            raise ValueError("quality_weights must be different from each other, and none negative")
-        return self
+    quality_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(1, 2, 4, 8, float("inf")), min_length=1
+    )
+    prompts: int = Field(ge=1)
+    """Of each round; every round has its own."""
+    sample: Flags = Field(default={})
+    score: Flags = Field(default={})
+    train: Flags = Field(default={})
 
 
-class Serving(_Table):
+class Serving(StrictModel):
     """How models are served while samples are drawn and answers measured."""
 
-    command: str = Field(description="of a server, with {model}, {port} and {gpu}, its first GPU")
-    gpus: int = Field(default=1, ge=1, description="of each server; two are up at the same time")
-    port: int = Field(default=31000, ge=1, description="of the first server; the second has the next one")
-    start_timeout: float = Field(default=1800, gt=0, description="seconds that a server may take to load")
+    command: str
+    """Of a server, with {model}, {port} and {gpu}, its first GPU."""
+    gpus: int = Field(default=1, ge=1)
+    """Of each server; two are up at the same time."""
+    port: int = Field(default=31000, ge=1)
+    """Of the first server; the second has the next one."""
+    start_timeout: float = Field(default=1800, gt=0)
+    """Seconds that a server may take to load."""
 
 
-class Evaluation(_Table):
-    """How every model is measured."""
+class Evaluation(StrictModel):
+    """How every model is measured: options of `evals.frontier`."""
 
-    flags: Flags = Field(default={}, description="options of evals.frontier")
+    flags: Flags = Field(default={})
 
 
-class Recipe(_Table):
+class Recipe(StrictModel):
     """A whole path from a base model to measured models."""
 
-    title: str = Field(default="", description="of the report")
-    processes: int = Field(default=1, ge=1, description="that train together; above 1 behind torchrun")
-    backend: Literal["local:", "sglang:"] = Field(
-        default="local:", description="decodes the samples and the answers that are measured"
-    )
-    serving: Serving | None = Field(default=None, description="or: servers do, one for each model")
+    title: str = ""
+    processes: int = Field(default=1, ge=1)
+    """That train together; above 1 behind torchrun."""
+    backend: Literal["local:", "sglang:"] = "local:"
+    """Decodes the samples and the answers that are measured, unless servers do."""
+    serving: Serving | None = None
     base: Base
     data: Data
     stage1: Stage1
@@ -143,20 +118,23 @@ class Recipe(_Table):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for name, variant in self.stage1.variants.items():
-            why = None
-            if variant.annotator in ("noisy", "maker") and self.data.synthetic is None:
-                why = f"{variant.annotator} annotates `data.synthetic` alone"
-            elif variant.annotator == "endpoint" and not self.data.annotator:
-                why = "an endpoint annotates, and `data.annotator` is missing"
-            elif variant.annotator == "given" and self.data.source is None:
-                why = "only the records of `data.source` have given tags"
-            if why:
-                raise ValueError(f"stage1.variants.{name}: {why}")
+        if bool(self.base.model) == (self.base.pretrain is not None):
+            raise ValueError("base: name a model, or give a table `pretrain`, and not both")
+        if (self.data.synthetic is None) == (self.data.source is None):
+            raise ValueError("data: give a table `synthetic` or a table `source`, and not both")
+        variants = self.stage1.variants
+        for name, variant in variants.items():
+            needed = _NEEDED.get(variant.annotator)
+            if needed and getattr(self.data, needed) is None:
+                raise ValueError(
+                    f"stage1.variants.{name}: annotator {variant.annotator!r} needs a table data.{needed}"
+                )
+        if BASELINE in variants:
+            raise ValueError(f"stage1.variants: `{BASELINE}` is made in any case; it is no variant")
         if self.serving is not None and self.evaluation.flags.get("timed") != 0:
             raise ValueError("evaluation.flags.timed: a model that is served is not timed here; set it to 0")
-        if self.stage2 is not None and self.stage2.start not in self.stage1.variants:
-            known = ", ".join(self.stage1.variants)
+        if self.stage2 is not None and self.stage2.start not in variants:
+            known = ", ".join(variants)
             raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1 ({known})")
         return self
 
@@ -183,7 +161,7 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: Of the file.
-        settings: `key=value` with a dotted key and a value as in TOML (or a bare string); they come last.
+        settings: `key=value` with a dotted key and a value as in TOML (or a bare string), laid over the file.
             Without a value, the key is taken out.
 
     Raises:
@@ -191,15 +169,15 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """
     table = _read(path, ())
     for setting in settings:
-        _set(table, setting)
+        table = _joined(table, _setting(setting))
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
         raise InvalidRequestError(f"{path}: {explain(error)}") from None
 
 
-def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in below:
+def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in extending:
         raise InvalidRequestError(f"{path} extends itself")
     try:
         table = _located(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
@@ -207,7 +185,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> dict[str, Any]:
         raise InvalidRequestError(f"{path} cannot be read as a recipe: {error}") from error
     if (other := table.pop("extends", None)) is None:
         return table
-    return _joined(_read(find_recipe(str(other), path.parent), (*below, path.resolve())), table)
+    return _joined(_read(find_recipe(str(other), path.parent), (*extending, path.resolve())), table)
 
 
 def _located(value: Any, folder: Path) -> Any:
@@ -220,30 +198,23 @@ def _located(value: Any, folder: Path) -> Any:
 
 
 def _joined(under: Any, over: Any) -> Any:
+    """One table laid over another; None takes a key out."""
     if not (isinstance(under, dict) and isinstance(over, dict)):
         return over
     below, above = cast("dict[str, Any]", under), cast("dict[str, Any]", over)
-    return below | {key: _joined(below.get(key), value) for key, value in above.items()}
+    joined = below | {key: _joined(below.get(key), value) for key, value in above.items()}
+    return {key: value for key, value in joined.items() if value is not None}
 
 
-def _set(table: dict[str, Any], setting: str) -> None:
-    """Set or remove the value that `key.of.it=value` names."""
-    place, equals, value = setting.partition("=")
+def _setting(text: str) -> dict[str, Any]:
+    """`key.of.it=value` as tables."""
+    key, equals, value = text.partition("=")
     if not equals:
-        raise InvalidRequestError(f"--set {setting}: write key=value")
-    *above, last = place.strip().split(".")
-    for key in above:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidRequestError(f"--set {setting}: {key} is no table")
-    if value.strip():
-        table[last] = _value(value.strip())
-    else:
-        table.pop(last, None)
-
-
-def _value(text: str) -> object:
+        raise InvalidRequestError(f"--set {text}: write key=value")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
-        return text
+        table: Any = value.strip() or None
+        for part in reversed(key.strip().split(".")):
+            table = {part: table}
+        return table

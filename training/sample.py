@@ -9,85 +9,70 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, Json
+from pydantic import Field, Json
 
 from pasta_async import Client, Sampling
-from pasta_async.backends import backend_names
+from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_lines
-from pasta_async.training.failure_budget import FailureBudget
-from pasta_async.training.preference.recording import Recording, trie_of
+from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
+from pasta_async.training.endpoint import FailureBudget
+from pasta_async.training.packing import Trie
 from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Sequence
 
-    from pasta_async.protocol import ModelInfo
+    from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
     from pasta_async.results import Generation
     from pasta_async.training.corpus.records import Record
-    from pasta_async.training.preference.recording import Exchange
 
-__all__ = ["Drawing", "SampleSettings", "Summary", "answer_seed", "main", "sample"]
+__all__ = [
+    "Drawing",
+    "Exchange",
+    "Recording",
+    "SampleSettings",
+    "answer_seed",
+    "main",
+    "sample",
+    "trie_of",
+]
 
 
 class SampleSettings(StrictModel):
     """How to draw. Every field is a flag of the command line."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
-    prompts: tuple[Path, ...] = Field(
-        min_length=1, description="files of records; their prompts are answered"
-    )
+    prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
     skip: int = Field(default=0, ge=0, description="leave out the first so many prompts")
     limit: int = Field(default=0, ge=0, description="only so many prompts (0: all)")
-    temperature: float = Field(default=1.0, ge=0, description="of sampling")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
-    threads: int = Field(default=256, ge=1, description="threads of all these that decode at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
     template_kwargs: Json[dict[str, Any]] = Field(
         default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
     )
 
 
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    prompts: int
-    samples: int
-    well_formed: float
-    """Share of the samples."""
-    exact: float
-    """Share of the samples that can be trained on."""
-    mean_tokens: float
-    """Of a sample."""
-    left_out: int
-    """Prompts whose baseline failed."""
-    failures: dict[str, int]
-    """Errors that ended answers, and how many; the same command draws these again."""
-    resumed: int
-    """Answers that were in the journal already."""
-    tokens: int
-    """Of this run."""
-    seconds: float
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         SampleSettings,
-        lambda settings: print(asyncio.run(sample(settings)).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(asyncio.run(sample(settings)), indent=1)),
         program="pasta_async.training.sample",
         description=__doc__,
         arguments=argv,
@@ -95,8 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-async def sample(settings: SampleSettings) -> Summary:
-    """Draw, and write the file of samples. Cancelling it loses only the answers under way.
+async def sample(settings: SampleSettings) -> dict[str, Any]:
+    """Draw, write the file, and return figures of the run. Cancelling it loses only the answers under way.
 
     Raises:
         PastaError: The prompts or a backend cannot be used; answers that were drawn are kept.
@@ -107,20 +92,20 @@ async def sample(settings: SampleSettings) -> Summary:
         drawing = await _drawing(settings, stack)
         advance = stack.enter_context(progress(len(records) * (settings.n + 1), "answers"))
         prompts = await drawing.run(records, advance)
-    write_lines(settings.out, prompts)
+    write_records(settings.out, prompts)
     samples = [one for prompt in prompts for one in prompt.samples]
-    return Summary(
-        prompts=len(prompts),
-        samples=len(samples),
-        well_formed=fmean([one.well_formed for one in samples] or [0.0]),
-        exact=fmean([one.exact for one in samples] or [0.0]),
-        mean_tokens=fmean([one.tokens for one in samples] or [0.0]),
-        left_out=len(records) - len(prompts),
-        failures=dict(Counter(drawing.failures).most_common()),
-        resumed=drawing.totals["resumed"],
-        tokens=drawing.totals["tokens"],
-        seconds=round(time.monotonic() - started, 3),
-    )
+    return {
+        "prompts": len(prompts),
+        "left_out": len(records) - len(prompts),
+        "samples": len(samples),
+        "well_formed": fmean([one.well_formed for one in samples] or [0.0]),
+        "exact": fmean([one.exact for one in samples] or [0.0]),
+        "mean_tokens": fmean([one.tokens for one in samples] or [0.0]),
+        "failures": dict(Counter(drawing.failures).most_common()),
+        "resumed": drawing.totals["resumed"],
+        "tokens": drawing.totals["tokens"],
+        "seconds": round(time.monotonic() - started, 3),
+    }
 
 
 def _records(settings: SampleSettings) -> list[Record]:
@@ -137,11 +122,11 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
     opened = await stack.enter_async_context(Client(backend_names(settings.backend)))
     recording = Recording(opened.backend)
-    limits = opened.limits.model_copy(update={"client_threads": settings.threads})
+    limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together})
     client = baseline = Client(recording, limits=limits)
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline)))
-    fields = {"backend", "baseline", "temperature", "max_tokens", "seed", "template_kwargs"}
+    fields = {"backend", "baseline", "max_tokens", "seed", "template_kwargs"}
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
@@ -170,6 +155,72 @@ def answer_seed(seed: int, prompt: str, number: int) -> int:
     return int.from_bytes(hashed[:8], "big") >> 1
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request, and the ids that came back as far as somebody took them."""
+
+    thread: int
+    context: tuple[int, ...]
+    output: list[int] = field(default_factory=list[int])
+
+
+class Recording(WrappingBackend):
+    """A backend that records the contexts that are sent to another one, and the ids that come back.
+
+    A model can write the same text in other tokens than those it is encoded as, and the objective is about
+    the probability of what was sampled.
+
+        recording = Recording(backend)
+        async with Client(recording) as client:
+            with recording.recorded() as exchanges:
+                await client.generate(prompt)
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self._records: ContextVar[list[Exchange] | None] = ContextVar("exchanges", default=None)
+
+    @contextmanager
+    def recorded(self) -> Generator[list[Exchange]]:
+        """Record the requests of this task and of those that it starts, in the order of their sending."""
+        exchanges: list[Exchange] = []
+        token = self._records.set(exchanges)
+        try:
+            yield exchanges
+        finally:
+            self._records.reset(token)
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode, recording every id that is handed out.
+
+        Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
+        """
+        exchange = Exchange(request.thread, request.ids)
+        if (recorded := self._records.get()) is not None:
+            recorded.append(exchange)
+        async with aclosing(self.inner.decode(request)) as pieces:
+            async for piece in pieces:
+                exchange.output.extend(piece.ids)
+                yield piece
+
+
+def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> Trie:
+    """The contexts of an answer with what came back as targets, main first, then thread by thread.
+
+    Whether main was asked once or anew behind every promise makes no difference.
+
+    Args:
+        exchanges: Of one answer.
+        discarded: Threads whose output was thrown away.
+    """
+    trie = Trie()
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.thread):
+        if exchange.output and exchange.thread not in discarded:
+            trie.extend(trie.extend(-1, exchange.context), exchange.output, target=True)
+    trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
+    return trie
+
+
 class Drawing:
     """One run over some prompts.
 
@@ -191,9 +242,13 @@ class Drawing:
     ) -> None:
         self._settings, self._client, self._recording = settings, client, recording
         self._baseline, self._journal = baseline, journal
-        self._sampling = Sampling(temperature=settings.temperature, max_tokens=settings.max_tokens)
         self._samples: dict[tuple[str, int], Sample] = {}
         self._plain: dict[str, Plain] = {}
+        for row in journal.rows:
+            if row["number"] is None:
+                self._plain[row["prompt"]] = Plain.model_validate(row["answer"])
+            else:
+                self._samples[row["prompt"], row["number"]] = Sample.model_validate(row["answer"])
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
@@ -209,13 +264,12 @@ class Drawing:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
         info = await self._client.connect()
-        self._resume()
         # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        due: list[tuple[Record, int | None]] = [
-            (one, None) for one in records if _key(one) not in self._plain
-        ]
         numbers = range(self._settings.n)
-        due += [(one, k) for one in records for k in numbers if (_key(one), k) not in self._samples]
+        due = [
+            *((one, None) for one in records if _key(one) not in self._plain),
+            *((one, k) for one in records for k in numbers if (_key(one), k) not in self._samples),
+        ]
         self.totals["resumed"] = len(records) * (self._settings.n + 1) - len(due)
         advance(self.totals["resumed"])
 
@@ -237,13 +291,6 @@ class Drawing:
             if _key(record) in self._plain
         ]
 
-    def _resume(self) -> None:
-        for row in self._journal.rows:
-            if row["number"] is None:
-                self._plain[row["prompt"]] = Plain.model_validate(row["answer"])
-            else:
-                self._samples[row["prompt"], row["number"]] = Sample.model_validate(row["answer"])
-
     async def _draw(self, record: Record, number: int, info: ModelInfo) -> None:
         seed = answer_seed(self._settings.seed, record.id, number) if info.honours_seeds else None
         error = ""
@@ -251,13 +298,13 @@ class Drawing:
             try:
                 generation = await self._client.generate(
                     record.messages,
-                    sampling=self._sampling.model_copy(update={"seed": seed}),
+                    sampling=Sampling(temperature=1.0, max_tokens=self._settings.max_tokens, seed=seed),
                     chat_template_kwargs=self._settings.template_kwargs,
                     whole_chunks=True,  # nothing is streamed
                 )
             except PastaError as failure:
                 error, generation = self._failed(failure), failure.partial
-        sample = _sample(number, seed, generation, exchanges, error, tagged=info.tags is not None)
+        sample = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         self._samples[_key(record), number] = sample
         self.totals["tokens"] += sample.tokens
         if not error:
@@ -267,12 +314,12 @@ class Drawing:
         try:
             generation = await self._baseline.generate(
                 record.messages,
-                sampling=self._sampling.model_copy(update={"temperature": 0.0}),
+                sampling=Sampling(temperature=0.0, max_tokens=self._settings.max_tokens),
                 baseline=True,
                 chat_template_kwargs=self._settings.template_kwargs,
             )
-        except PastaError as failure:
-            self._failed(failure)
+        except PastaError as error:
+            self._failed(error)
             return
         plain = Plain(text=generation.text, tokens=generation.usage.completion_tokens)
         self._plain[_key(record)] = plain
@@ -301,24 +348,14 @@ def _sample(
     generation: Generation | None,
     exchanges: Sequence[Exchange],
     error: str,
-    *,
     tagged: bool,
 ) -> Sample:
     """An answer, or the part of one that an error left, as it is stored."""
     if generation is None:
-        return Sample(
-            number=number,
-            seed=seed,
-            text="",
-            written="",
-            finish_reason="error",
-            error=error,
-            well_formed=False,
-            tokens=0,
-            critical_path=0,
-            exact=False,
-        )
+        return Sample(number=number, seed=seed, finish_reason="error", error=error)
     superseded = [one.thread for one in generation.threads if one.finish_reason == "superseded"]
+    # Of a cut answer with threads, some of what was decoded stands behind the cut.
+    dropped = superseded or (generation.finish_reason == "length" and len(generation.threads) > 1)
     trie = trie_of(exchanges, superseded)
     tokens = generation.usage.completion_tokens
     return Sample(
@@ -335,7 +372,7 @@ def _sample(
         ids=tuple(trie.ids),
         parents=tuple(trie.parents),
         targets=tuple(trie.targets),
-        exact=tagged and not error and not superseded and len(trie.targets) == tokens,
+        exact=tagged and not error and not dropped and len(trie.targets) == tokens,
     )
 
 

@@ -4,38 +4,50 @@ Writes the theoretical speed-up and the quality of each sample. Their weight is 
 trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); or a
 model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`), whose
 replies are kept in a journal, so that the same command resumes an interrupted run; or your own
-(`package.module:name`, what makes a `pasta_async.training.preference.judges.Judge`).
+(`package.module:name`, what makes a `pasta_async.training.score.Judge`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
+import json
 import math
 import re
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import run_command
-from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, write_lines
-from pasta_async.training.failure_budget import FailureBudget
-from pasta_async.training.preference.judges import PairwiseJudge, TaskJudge
+from pasta_async.training.corpus.records import Record, write_records
+from pasta_async.training.endpoint import Endpoint, EndpointSettings, FailureBudget
 from pasta_async.training.preference.samples import Score, read_samples, value
+from pasta_async.training.synthetic.families import grade
+from pasta_async.training.synthetic.records import example_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pasta_async.training.preference.judges import Judge
+    from pasta_async.protocol import Message
     from pasta_async.training.preference.samples import SampledPrompt
 
-__all__ = ["WEIGHTS", "ScoreSettings", "Summary", "main", "open_judge", "score"]
+__all__ = [
+    "WEIGHTS",
+    "Judge",
+    "PairwiseJudge",
+    "ScoreSettings",
+    "TaskJudge",
+    "main",
+    "open_judge",
+    "score",
+]
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
@@ -43,17 +55,13 @@ WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 _OWN = re.compile(r"[\w.]+:\w+")
 
 
-class ScoreSettings(StrictModel):
+class ScoreSettings(EndpointSettings):
     """How to score. Every field is a flag of the command line."""
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
     judge: str = Field(description="task; an endpoint, http://host:30000/v1; or package.module:name")
     judge_model: str = Field(default="", description="name of the model at the endpoint")
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
-    retries: int = Field(default=5, ge=0, description="of a request that fails")
-    timeout: float = Field(default=120.0, gt=0, description="seconds for a request")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -71,38 +79,11 @@ class ScoreSettings(StrictModel):
         return self.judge.startswith(("http://", "https://"))
 
 
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    prompts: int
-    samples: int
-    well_formed: float
-    """Share of the samples."""
-    scored: int
-    """Samples with a score."""
-    mean_quality: float
-    geometric_mean_speedup: float
-    """Theoretical, against the baseline's answer."""
-    quality_spread: float
-    """Best minus worst of a prompt, mean over the prompts."""
-    speedup_spread: float
-    ties: dict[str, int]
-    """Prompts whose samples all have the same value, for each weight of quality: they teach nothing."""
-    failures: dict[str, int]
-    """Why answers have no score, and how many; the same command asks again."""
-    requests: int = 0
-    """Sent to the judge by this run, without the client's own retries."""
-    resumed: int = 0
-    """Replies that were in the journal already."""
-    tokens: int = 0
-    """Of these requests and their replies."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         ScoreSettings,
-        lambda settings: print(asyncio.run(score(settings)).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(asyncio.run(score(settings)), indent=1)),
         program="pasta_async.training.score",
         description=__doc__,
         arguments=argv,
@@ -110,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-async def score(settings: ScoreSettings) -> Summary:
-    """Score, and write the file of scores. Cancelling it loses only the requests under way.
+async def score(settings: ScoreSettings) -> dict[str, Any]:
+    """Score, write the file, and return figures of the run. Cancelling it loses only the requests under way.
 
     The same answer to a prompt is judged once. Samples that ended in an error have no score.
 
@@ -134,11 +115,10 @@ async def score(settings: ScoreSettings) -> Summary:
         for sample in prompt.samples
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
-    write_lines(settings.out, scores)
-    summary = _summary(prompts, scores, failures)
+    write_records(settings.out, scores)
+    summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
     if isinstance(judge, PairwiseJudge):
-        costs = {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
-        summary = summary.model_copy(update=costs)
+        summary |= {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
     return summary
 
 
@@ -165,6 +145,163 @@ async def _judged(
     return qualities
 
 
+def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
+    """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing."""
+    by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
+    for one in scores:
+        by_prompt[one.id].append(one)
+
+    def spreads(weight: float) -> list[float]:
+        values = ([value(one, weight) for one in own] for own in by_prompt.values())
+        return [max(own) - min(own) for own in values]
+
+    samples = [sample for prompt in prompts for sample in prompt.samples]
+    return {
+        "prompts": len(prompts),
+        "samples": len(samples),
+        "well_formed": fmean([sample.well_formed for sample in samples] or [0.0]),
+        "scored": len(scores),
+        "mean_quality": fmean([one.quality for one in scores] or [0.0]),
+        "geometric_mean_speedup": geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
+        "quality_spread": fmean(spreads(math.inf) or [0.0]),
+        "speedup_spread": fmean(spreads(0.0) or [0.0]),
+        "ties": {f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
+    }
+
+
+# --- judges
+
+_FIRST, _SECOND = "m", "M"
+
+JUDGE_PROMPT = (
+    "You compare two answers to the same prompt, as a careful reader would who needs a right, complete and "
+    "readable answer. Neither length nor position counts for anything by itself.",
+    """\
+Here is a prompt, and what two assistants answered.
+
+The prompt:
+{prompt}
+
+The answers:
+{{"name": "{first_name}", "output": \"\"\"{first}\"\"\"}}
+{{"name": "{second_name}", "output": \"\"\"{second}\"\"\"}}
+
+Which answer is better? Reply with its name alone, {first_name} or {second_name}.""",
+)
+"""The system's and the user's message."""
+
+
+class Judge(Protocol):
+    """Says how good an answer is. A judge that costs something keeps its verdicts."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """The quality of an answer to a prompt, from 0 to 1; the baseline's answer is there to compare with.
+
+        Cancelling it ends its requests.
+
+        Raises:
+            BackendError: This answer could not be judged; others may be.
+            PastaError: No answer can be.
+        """
+        ...
+
+
+class TaskJudge:
+    """The program of the synthetic task: the share of an answer that is right."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """See `pasta_async.training.synthetic.grade`. It waits for nothing.
+
+        Raises:
+            InvalidRequestError: The prompt is not of the synthetic task.
+        """
+        try:
+            example = example_of(Record(id=prompt.id, messages=prompt.messages, written=""))
+        except ValueError as error:
+            raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
+        return grade(example, text)
+
+
+class PairwiseJudge:
+    """A model that compares an answer with the baseline's, as in the paper (section 4).
+
+    It is asked in both orders, since judges prefer a position, and its certainty is read from the
+    log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
+    probability that the answer wins: 0.5 for one as good as the baseline's.
+
+    Args:
+        endpoint: Sends requests for one token, with `top_logprobs`.
+        journal: Keeps the verdicts; what is in it is not asked for again.
+    """
+
+    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
+        self._endpoint, self._journal = endpoint, journal
+        self._known: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
+        self.resumed: int = len(self._known)
+        """Verdicts that the journal had."""
+        self.requests: int = 0
+        self.tokens: int = 0
+        """Of these requests and their replies."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """The probability that an answer is better than the baseline's; a half if they are the same.
+
+        Cancelling it ends its request; verdicts that arrived are kept.
+
+        Raises:
+            BackendError: The endpoint failed, or its replies have no verdict.
+        """
+        baseline = prompt.baseline.text
+        if text == baseline:
+            return 0.5
+        ahead = await self._first_wins(prompt, text, baseline)
+        behind = await self._first_wins(prompt, baseline, text)
+        return (ahead + 1.0 - behind) / 2
+
+    async def _first_wins(self, prompt: SampledPrompt, first: str, second: str) -> float:
+        messages = _comparison(prompt.messages, first, second)
+        key = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:24]
+        if key not in self._known:
+            self._known[key] = verdict = await self._ask(messages)
+            self._journal.append({"key": key, "first": verdict})
+        return self._known[key]
+
+    async def _ask(self, messages: list[Message]) -> float:
+        self.requests += 1
+        reply = await self._endpoint.complete(messages)
+        self.tokens += reply.prompt_tokens + reply.completion_tokens
+        if (verdict := _verdict(reply.first_token)) is None:
+            raise BackendProtocolError(
+                f"the judge's reply {reply.text!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it "
+                "must serve logprobs and top_logprobs, and answer by the name alone"
+            )
+        return verdict
+
+
+def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
+    """The judge's prompt for two answers."""
+    system, question = JUDGE_PROMPT
+    turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
+    request = question.format(
+        prompt="\n\n".join(turns) if len(turns) > 1 else messages[0]["content"],
+        first_name=_FIRST,
+        second_name=_SECOND,
+        first=first,
+        second=second,
+    )
+    return [{"role": "system", "content": system}, {"role": "user", "content": request}]
+
+
+def _verdict(logprobs: Mapping[str, float]) -> float | None:
+    """The probability of the first name, of the two."""
+    first, second = (
+        sum(math.exp(value) for token, value in logprobs.items() if token.strip() == name)
+        for name in (_FIRST, _SECOND)
+    )
+    total = first + second
+    return first / total if math.isfinite(total) and total > 0 else None
+
+
 async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
     """The judge that the settings name; what it opens is closed by the stack.
 
@@ -175,22 +312,12 @@ async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
         return TaskJudge()
     if not settings.remote:
         return _own(settings.judge)
-    from pasta_async.training.endpoint import Endpoint  # its client takes a second to import
-
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
-    identity = PairwiseJudge.journal_identity(settings.judge, settings.judge_model)
+    form = hashlib.sha256("".join(JUDGE_PROMPT).encode()).hexdigest()[:16]
+    identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
     journal = stack.enter_context(Journal(path, identity))
-    endpoint = Endpoint(
-        settings.judge,
-        settings.judge_model,
-        key_variable=settings.key_variable,
-        retries=settings.retries,
-        timeout=settings.timeout,
-        temperature=0.0,
-        max_tokens=1,
-        logprobs=True,
-        top_logprobs=5,
-    )
+    fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
+    endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(await stack.enter_async_context(endpoint), journal)
 
 
@@ -200,35 +327,6 @@ def _own(name: str) -> Judge:
         return getattr(importlib.import_module(module), attribute)()
     except (ImportError, AttributeError) as error:
         raise InvalidRequestError(f"--judge {name}: {error}") from error
-
-
-def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score], failures: Counter[str]) -> Summary:
-    by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
-    for one in scores:
-        by_prompt[one.id].append(one)
-
-    def spreads(weight: float) -> list[float]:
-        values = ([value(one, weight) for one in own] for own in by_prompt.values())
-        return [max(own) - min(own) for own in values]
-
-    samples = [sample for prompt in prompts for sample in prompt.samples]
-    return Summary(
-        prompts=len(prompts),
-        samples=len(samples),
-        well_formed=_mean(sample.well_formed for sample in samples),
-        scored=len(scores),
-        mean_quality=_mean(one.quality for one in scores),
-        geometric_mean_speedup=geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
-        quality_spread=_mean(spreads(math.inf)),
-        speedup_spread=_mean(spreads(0.0)),
-        ties={f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},
-        failures=dict(failures.most_common()),
-    )
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return fmean(found) if found else 0.0
 
 
 if __name__ == "__main__":

@@ -21,17 +21,16 @@ from pasta_async.training.synthetic import FAMILIES, sample, templates
 from pasta_async.training.synthetic.families import SYLLABLES, WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from pasta_async.lang.views import Segment
-
-__all__ = ["BEGIN", "CHAT_TEMPLATE", "END", "PAD", "Codec", "build_tokenizer", "save_tokenizer"]
+__all__ = ["BEGIN", "END", "PAD", "SPECIAL", "build_tokenizer", "save_tokenizer"]
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT, PLAIN = "<|system|>", "<|user|>", "<|assistant|>", "<|plain|>"
 """A turn is a role, its text, and `END`. `ASSISTANT` asks for PASTA-LANG, `PLAIN` for text without tags."""
 SPECIAL = (PAD, BEGIN, END, SYSTEM, USER, ASSISTANT, PLAIN)
+"""Their ids are their places."""
 
 CHAT_TEMPLATE = (
     "{{- '<|begin|>' -}}"
@@ -47,65 +46,6 @@ CHAT_TEMPLATE = (
 
 _PIECES = r" ?\p{Ll}{1,24}|\p{Lu}\p{Ll}{0,24}| ?\p{N}{1,2}|[\s\S]"
 _WORDS = re.compile(r" ?[a-z]+|[A-Z][a-z]*|[^\w\s]")
-
-
-class Codec:
-    """Encodes what the trainer and the evaluation need, each run of text alone."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        tokenizer.encode_special_tokens = True  # what looks like a tag in text is text
-        self.tokenizer = tokenizer
-        self.vocab_size: int = tokenizer.get_vocab_size()
-        self._special = {text: self._id(text) for text in (*SPECIAL, *TAG_TOKENS)}
-        self.pad: int = self._special[PAD]
-        self.end: int = self._special[END]
-
-    @classmethod
-    def load(cls, folder: Path) -> Codec:
-        """Load the tokenizer of a model folder."""
-        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
-
-    def _id(self, text: str) -> int:
-        found = self.tokenizer.token_to_id(text)
-        if found is None:
-            raise ValueError(
-                f"the tokenizer has no token {text!r}; build it with pasta_async.training.tokenizer"
-            )
-        return found
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data: never a special token."""
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def count(self, text: str) -> int:
-        """Tokens of a text."""
-        return len(self.encode(text))
-
-    def segments(self, parts: Iterable[Segment]) -> list[int]:
-        """Ids of segments: one for a tag, and each run of text encoded alone."""
-        ids: list[int] = []
-        for part in parts:
-            if part.is_tag:
-                ids.append(self._special[part.text])
-            else:
-                ids.extend(self.encode(part.text))
-        return ids
-
-    def prompt(self, text: str, pasta: bool, system: str = "") -> list[int]:
-        """Ids of a chat with one user message, as the chat template writes it."""
-        turns = ([(SYSTEM, system)] if system else []) + [(USER, text)]
-        ids = [self._special[BEGIN]]
-        for role, content in turns:
-            ids += [self._special[role], *self.encode(content), self.end]
-        return [*ids, self._special[ASSISTANT if pasta else PLAIN]]
-
-    def special(self, text: str) -> int:
-        """The id of a special token or tag."""
-        return self._special[text]
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids; special tokens are written out."""
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def build_tokenizer(samples: int = 300) -> Tokenizer:

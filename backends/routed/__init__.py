@@ -1,8 +1,8 @@
-"""Several backends as one: each answer stays on one of them, chosen by what it has cached and by its load."""
+"""Several backends of one model as one: see `RoutedBackend`."""
 
 from __future__ import annotations
 
 from pasta_async.backends.routed.backend import RoutedBackend
-from pasta_async.backends.routed.member import MemberState
+from pasta_async.backends.routed.member import Member
 
-__all__ = ["MemberState", "RoutedBackend"]
+__all__ = ["Member", "RoutedBackend"]

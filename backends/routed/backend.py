@@ -27,7 +27,6 @@ from pasta_async.protocol import ModelInfo, PassThrough
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 
-    from pasta_async.backends.routed.member import MemberState
     from pasta_async.clock import Clock
     from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
@@ -69,7 +68,7 @@ class RoutedBackend:
     time, and takes it in again once it serves the same model as the rest; `aclose` ends these tasks.
 
     Attributes:
-        names: The members' names, in the order given.
+        members: What each of them is and does at the moment, in the order given. To be read only.
 
     Args:
         members: Backends by name, usually their addresses. They are closed with this one.
@@ -79,19 +78,13 @@ class RoutedBackend:
     def __init__(self, members: Mapping[str, Backend], *, clock: Clock = REAL_CLOCK) -> None:
         if not members:
             raise InvalidRequestError("no backend was named")
-        self.names: tuple[str, ...] = tuple(members)
-        self._members = [Member(name, backend) for name, backend in members.items()]
+        self.members: tuple[Member, ...] = tuple(Member(*one) for one in members.items())
         self._clock = clock
         self._placement = Placement()
         self._probes: set[asyncio.Task[None]] = set()
-        self._connecting = SingleFlight[tuple[Model, ModelInfo]]()
-        self._model: tuple[Model, ModelInfo] | None = None
+        self._connecting = SingleFlight[Model]()
+        self._model: Model | None = None
         self._closed = False
-
-    @property
-    def members(self) -> tuple[MemberState, ...]:
-        """What each member does at the moment."""
-        return tuple(member.state for member in self._members)
 
     async def connect(self) -> ModelInfo:
         """Reach the members, once. At least one must answer; the others have ten seconds, and may join later.
@@ -103,56 +96,42 @@ class RoutedBackend:
 
         Cancelling it leaves nothing behind.
         """
-        _, info = self._model or await self._connecting.run(self._start)
-        return info
+        return (self._model or await self._connecting.run(self._start)).info
 
-    async def _start(self) -> tuple[Model, ModelInfo]:
+    async def _start(self) -> Model:
         self._model = await self._learn()
-        for member in self._members:
+        for member in self.members:
             if member.error:
                 self._probe(member)
         return self._model
 
-    async def _learn(self) -> tuple[Model, ModelInfo]:
-        found = await self._ask_all()
-        for member, result in found.items():
-            member.error = result if isinstance(result, BackendError) else None
-            if member.error and not (member.error.retryable or isinstance(member.error, BackendTimeoutError)):
-                raise member.error
-        models = {member.name: result for member, result in found.items() if isinstance(result, Model)}
-        if not models:
-            raise self._nobody()
-        return _common(models)
-
-    async def _ask_all(self) -> dict[Member, Model | BackendError]:
-        """What every member serves, or why it cannot be used, or that it did not tell in time."""
-        tasks = {member: asyncio.create_task(self._ask(member)) for member in self._members}
-
-        async def settle() -> None:
-            await asyncio.wait(tasks.values())
-
+    async def _learn(self) -> Model:
+        """Ask every member what it serves: those that do not tell in time stay out."""
+        tasks = {member: asyncio.create_task(member.learn()) for member in self.members}
         try:
             with suppress(TimeoutError):
-                await within(self._clock, START_SECONDS, settle())
-            while not any(isinstance(task.result(), Model) for task in tasks.values() if task.done()):
-                if not (pending := [task for task in tasks.values() if not task.done()]):
+                await within(self._clock, START_SECONDS, asyncio.wait(tasks.values()))
+            while pending := [task for task in tasks.values() if not task.done()]:
+                if any(task.done() and not task.exception() for task in tasks.values()):
                     break
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            silent = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
-            return {member: task.result() if task.done() else silent for member, task in tasks.items()}
         finally:
             for task in tasks.values():
                 task.cancel()
             await asyncio.wait(tasks.values())
-
-    async def _ask(self, member: Member) -> Model | BackendError:
-        try:
-            return await member.learn()
-        except BackendError as error:
-            return error
-        except Exception as error:
-            _LOG.exception("%s failed", member.name)
-            return _unexpected(error)
+        models: dict[str, Model] = {}
+        for member, task in tasks.items():
+            try:
+                models[member.name], member.error = task.result(), None
+            except asyncio.CancelledError:
+                member.error = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
+            except BackendError as error:
+                member.error = error
+                if not (error.retryable or isinstance(error, BackendTimeoutError)):
+                    raise
+        if not models:
+            raise self._nobody()
+        return _common(models)
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data, on any member. May be cancelled at any point."""
@@ -170,7 +149,7 @@ class RoutedBackend:
         """Have something done by any member; those that turn out to be gone are passed over."""
         await self.connect()
         while True:
-            member = min(self._live(), key=lambda member: member.open)
+            member = min(self._live(), key=lambda member: member.open_requests)
             try:
                 return await work(member.backend)
             except BackendError as error:
@@ -219,16 +198,18 @@ class RoutedBackend:
     def _watched(self, member: Member, answer: str) -> Generator[None]:
         """Count a request of this member, and take the member out if it turns out to be gone."""
         epoch = member.epoch
-        with member.busy():
-            try:
-                yield
-            except BackendError as error:
-                if not (is_gone(error) or self._is_garbling(member, answer, error)):
-                    raise
-                if member.epoch == epoch:  # else another of its requests was quicker to tell
-                    self._take_out(member, error)
-                raise BackendLostError(f"{member.name} was lost: {error}") from error
+        member.open_requests += 1
+        try:
+            yield
             member.malformed.clear()
+        except BackendError as error:
+            if not (is_gone(error) or self._is_garbling(member, answer, error)):
+                raise
+            if member.epoch == epoch:  # else another of its requests was quicker to tell
+                self._take_out(member, error)
+            raise BackendLostError(f"{member.name} was lost: {error}") from error
+        finally:
+            member.open_requests -= 1
 
     def _is_garbling(self, member: Member, answer: str, error: BackendError) -> bool:
         """Whether a member sends malformed replies to one answer after another, and others could take them.
@@ -246,19 +227,19 @@ class RoutedBackend:
             task.cancel()
         if self._probes:
             await asyncio.wait(self._probes)
-        await asyncio.gather(*(member.backend.aclose() for member in self._members))
+        await asyncio.gather(*(member.backend.aclose() for member in self.members))
 
     # Out, and in again ------------------------------------------------------------------------------------
 
     def _live(self) -> list[Member]:
-        live = [member for member in self._members if not member.error]
+        live = [member for member in self.members if member.live]
         if not live:
             raise self._nobody()
         return live
 
     def _nobody(self) -> BackendConnectError:
-        why = "".join(f"\n  {member.name}: {member.error}" for member in self._members)
-        return BackendConnectError(f"none of the {len(self._members)} backends can be used:{why}")
+        why = "".join(f"\n  {member.name}: {member.error}" for member in self.members)
+        return BackendConnectError(f"none of the {len(self.members)} backends can be used:{why}")
 
     def _take_out(self, member: Member, error: BackendError) -> None:
         if member.error is None:
@@ -283,28 +264,18 @@ class RoutedBackend:
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PROBE_SECONDS)
             try:
-                await within(self._clock, PROBE_TIMEOUT, member.relearn(*self._model))
+                await within(self._clock, PROBE_TIMEOUT, member.relearn(self._model))
                 member.error = None
             except TimeoutError:
                 continue
-            except Exception as error:
-                self._stays_out(member, error)
+            except BackendError as error:
+                if str(error) != str(member.error):
+                    _LOG.warning("%s stays out: %s", member.name, error)
+                member.error = error
         _LOG.warning("%s is back in", member.name)
 
-    def _stays_out(self, member: Member, error: Exception) -> None:
-        known = isinstance(error, BackendError)
-        if not known or str(error) != str(member.error):
-            _LOG.warning("%s stays out: %s", member.name, error, exc_info=not known)
-        member.error = error if isinstance(error, BackendError) else _unexpected(error)
 
-
-def _unexpected(error: Exception) -> BackendError:
-    made = BackendError(f"{type(error).__name__}: {error}")
-    made.retryable = True
-    return made
-
-
-def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
+def _common(models: Mapping[str, Model]) -> Model:
     """The one model that all serve, and what every one of them can do."""
     (name, first), *others = models.items()
     for other, model in others:
@@ -319,4 +290,4 @@ def _common(models: Mapping[str, Model]) -> tuple[Model, ModelInfo]:
         context_length=min(info.context_length for info in infos),
         honours_seeds=all(info.honours_seeds for info in infos),
     )
-    return first, info
+    return Model(info, first.sample)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pasta_async.errors import (
@@ -14,11 +14,11 @@ from pasta_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from pasta_async.protocol import Backend, ModelInfo
 
-__all__ = ["Checkable", "Member", "MemberState", "Model", "is_gone"]
+__all__ = ["Checkable", "Member", "Model", "is_gone"]
+
+_LOG = logging.getLogger(__name__)
 
 _SAMPLE = "One prompt, 2 servers: naïve “quotes”,\n\ttabs and <sync/> 12345."
 """Text that different tokenizers encode differently."""
@@ -34,18 +34,6 @@ class Checkable(Protocol):
     async def check(self) -> ModelInfo:
         """What the backend serves by now. Raises as `connect` does."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class MemberState:
-    """What a member does at the moment."""
-
-    name: str
-    live: bool
-    open_requests: int
-    """Requests that it decodes for us."""
-    error: str | None
-    """Why it is out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,40 +53,26 @@ class Model:
         return "" if self.sample == other.sample else "tokenizers that encode the same text differently"
 
 
+@dataclass(eq=False, slots=True)
 class Member:
-    """A backend among others.
+    """A backend among others."""
 
-    Args:
-        name: Its address.
-        backend: Itself.
-    """
-
-    def __init__(self, name: str, backend: Backend) -> None:
-        self.name = name
-        self.backend = backend
-        self.error: BackendError | None = None
-        """Why it is out; None while it is in."""
-        self.epoch: int = 0
-        """How often it was taken out: answers that it had before are lost."""
-        self.open: int = 0
-        """Requests that it decodes for us."""
-        self.malformed: set[str] = set()
-        """Answers that ended with a malformed reply since it last finished a request as it should."""
+    name: str
+    """Its address."""
+    backend: Backend
+    error: BackendError | None = None
+    """Why it is out; None while it is in."""
+    open_requests: int = 0
+    """Requests that it decodes for us."""
+    epoch: int = 0
+    """How often it was taken out: answers that it had before are lost."""
+    malformed: set[str] = field(default_factory=set[str])
+    """Answers that ended with a malformed reply since it last finished a request as it should."""
 
     @property
-    def state(self) -> MemberState:
-        """What it does at the moment."""
-        error = None if self.error is None else str(self.error)
-        return MemberState(self.name, self.error is None, self.open, error)
-
-    @contextmanager
-    def busy(self) -> Generator[None]:
-        """Count a request."""
-        self.open += 1
-        try:
-            yield
-        finally:
-            self.open -= 1
+    def live(self) -> bool:
+        """Whether it is in."""
+        return self.error is None
 
     async def learn(self) -> Model:
         """Ask what it serves. Cancelling it leaves nothing behind.
@@ -107,20 +81,29 @@ class Member:
             BackendError: It cannot be used, now or at all.
         """
         backend = self.backend
-        info = await (backend.check() if isinstance(backend, Checkable) else backend.connect())
-        return Model(info, tuple(await backend.encode(_SAMPLE)))
+        try:
+            info = await (backend.check() if isinstance(backend, Checkable) else backend.connect())
+            return Model(info, tuple(await backend.encode(_SAMPLE)))
+        except BackendError:
+            raise
+        except Exception as error:
+            _LOG.exception("%s failed", self.name)
+            unexpected = BackendError(f"{type(error).__name__}: {error}")
+            unexpected.retryable = True
+            raise unexpected from error
 
-    async def relearn(self, first: Model, promised: ModelInfo) -> None:
-        """Ask whether it serves again what it did, or what the others do.
+    async def relearn(self, promised: Model) -> None:
+        """Ask whether it serves what all of them do.
 
         Raises:
             BackendError: It does not.
         """
         model = await self.learn()
-        difference = first.difference(model)
-        if model.info.context_length < promised.context_length:
-            difference = f"context_length {promised.context_length} and {model.info.context_length}"
-        if promised.honours_seeds and not model.info.honours_seeds:
+        mine, common = model.info, promised.info
+        difference = promised.difference(model)
+        if mine.context_length < common.context_length:
+            difference = f"context_length {common.context_length} and {mine.context_length}"
+        if common.honours_seeds and not mine.honours_seeds:
             difference = "seeds that are honoured and not"
         if difference:
             raise UnsupportedModelError(

@@ -53,13 +53,13 @@ class Placement:
 
     def choose(self, ids: Sequence[int], live: Sequence[Member]) -> Member:
         """The member for a new prompt, which is remembered."""
-        bound = EXCESS * sum(member.open for member in live) / len(live) + SLACK
+        bound = EXCESS * sum(member.open_requests for member in live) / len(live) + SLACK
         known = self._prefixes.known(ids)
 
         def rank(member: Member) -> tuple[int, int, bytes]:
-            return -known.get(member.name, 0), member.open, _rendezvous_hash(ids, member.name)
+            return -known.get(member.name, 0), member.open_requests, _rendezvous_hash(ids, member.name)
 
-        chosen = min((member for member in live if member.open <= bound), key=rank)
+        chosen = min((member for member in live if member.open_requests <= bound), key=rank)
         self._prefixes.note(ids, chosen.name)
         return chosen
 

@@ -230,7 +230,6 @@ class _Call:
     ) -> None:
         self._server, self._path, self._engines = server, path, engines
         self._body, self._headers = body, headers
-        self._sent = False
         self._stream: EventStream | None = None
         self.ending: asyncio.Task[None] | None = None
         """What aborts and closes it."""
@@ -240,14 +239,15 @@ class _Call:
     async def next(self) -> dict[str, Any] | None:
         """The next event, None at the end. The first call sends the request."""
         try:
-            if self._sent:
-                return await self._stream.next() if self._stream else None
-            self._sent = True
             if self._body["stream"]:
-                self._stream = await self._server.stream(self._path, self._body, self._headers)
+                self._stream = self._stream or await self._server.stream(
+                    self._path, self._body, self._headers
+                )
                 return await self._stream.next()
-            event = await self._server.post(self._path, self._body, self._headers, decodes=True)
-        except (BackendStatusError, BackendConnectError):
+            if self.over:
+                return None
+            event = await self._server.decode(self._path, self._body, self._headers)
+        except (BackendStatusError, BackendConnectError, InvalidRequestError):
             self.over = True  # it was refused, or never arrived
             raise
         self.over = True
@@ -255,7 +255,7 @@ class _Call:
 
     async def end(self) -> None:
         """Abort it, unless it is over, and close its connection."""
-        if self._sent and not self.over:
+        if not self.over:
             with anyio.move_on_after(ABORT_SECONDS):
                 for engine in self._engines:  # only one knows it
                     await engine.abort(self._body["rid"])

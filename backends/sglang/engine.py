@@ -1,9 +1,18 @@
-"""SGLang inside this process: `sglang.Engine` behind the backend protocol."""
+"""SGLang inside this process: `sglang.Engine` behind the backend protocol.
+
+SGLang takes the program it runs in for its own: importing it sets uvloop's event-loop policy, an engine
+installs signal handlers and binds itself to the first event loop that uses it, and shutting it down kills
+every child of the process. The policy is put back here, a thread with a loop of its own avoids the handlers
+and the bond, and the engine's own children are ended instead.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import importlib
+import multiprocessing
 import signal
 import threading
 from contextlib import contextmanager, suppress
@@ -20,9 +29,9 @@ from pasta_async.errors import BackendError, BackendStatusError, UnsupportedMode
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+    from multiprocessing.process import BaseProcess
 
-    from pasta_async.backends.sglang.engine_thread import EngineThread
     from pasta_async.backends.sglang.launch import Device
     from pasta_async.backends.tokenization import TextCodec
     from pasta_async.protocol import DecodeRequest, Message, Piece
@@ -50,7 +59,7 @@ class EngineBackend:
         self._path = Path(path)
         self._device: Device | None = device
         self._arguments = server_args
-        self._thread: EngineThread | None = None
+        self._thread: _EngineThread | None = None
         self._known: tuple[ModelInfo, LocalTokenizer] | None = None
         self._rids = request_ids()
 
@@ -69,10 +78,12 @@ class EngineBackend:
         if self._known is None:
             codec = await asyncio.to_thread(self._read_tokenizer)
             if self._thread is None:
-                self._thread = self._start()
+                device = find_device(self._device)
+                arguments = {"model_path": str(self._path), **engine_arguments(device), **self._arguments}
+                self._thread = _EngineThread(arguments, on_cpu=device == "cpu")
             with _spared_from_quitting():
                 try:
-                    engine: Any = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
+                    engine = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
                 except Exception as error:
                     raise BackendError(
                         f"SGLang could not start on {self._path}: {error} (what a worker reports is in this "
@@ -85,14 +96,6 @@ class EngineBackend:
         if not (self._path / "config.json").is_file():
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         return importlib.import_module("pasta_async.backends.tokenization").TextCodec.from_folder(self._path)
-
-    def _start(self) -> EngineThread:
-        device = find_device(self._device)
-        arguments = {"model_path": str(self._path), **engine_arguments(device), **self._arguments}
-        module = importlib.import_module("pasta_async.backends.sglang.engine_thread")
-        thread: EngineThread = module.EngineThread(arguments, on_cpu=device == "cpu")
-        thread.start()
-        return thread
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data."""
@@ -129,8 +132,9 @@ class EngineBackend:
         }
         if request.headers:
             body["external_trace_header"] = dict(request.headers)
-        form = self._arguments.get("incremental_streaming_output", True)
-        events = Increments(info.vocab_size, incremental=form)
+        events = Increments(
+            info.vocab_size, incremental=self._arguments.get("incremental_streaming_output", True)
+        )
         reader = tokenizer.reader(request.stop_ids)
         call = _Call(self._thread, with_extra(body, request.extra))
         try:
@@ -148,10 +152,85 @@ class EngineBackend:
                 await asyncio.to_thread(thread.stop)
 
 
+class _EngineThread:
+    """Starts an engine, runs what it is asked to on the engine's loop, and ends its processes.
+
+    Args:
+        arguments: Arguments of `sglang.Engine`.
+        on_cpu: Whether placeholders stand for the GPU packages.
+    """
+
+    def __init__(self, arguments: dict[str, Any], *, on_cpu: bool) -> None:
+        self._arguments = arguments
+        self._on_cpu = on_cpu
+        self.loop = asyncio.new_event_loop()
+        self.engine: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        """The engine, or why there is none."""
+        self._thread = threading.Thread(target=self._run, name="pasta-sglang", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[None, None, None]) -> concurrent.futures.Future[None]:
+        """Run a coroutine on the engine's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def stop(self) -> None:
+        """End the engine and its processes; blocks until they are gone."""
+        if self._thread.is_alive():
+            concurrent.futures.wait([self.engine])
+            if not self.engine.exception():
+                self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        before = multiprocessing.active_children()
+        try:
+            engine = self._load()
+        except BaseException as error:
+            self._close([child for child in multiprocessing.active_children() if child not in before])
+            self.engine.set_exception(error)
+            return
+        self.engine.set_result(engine)
+        self.loop.run_forever()
+        atexit.unregister(self.stop)
+        engine.tokenizer_manager._subprocess_watchdog.stop()
+        engine.send_to_rpc.close(linger=0)
+        own: list[int | None] = engine.get_all_child_pids()
+        self._close([child for child in multiprocessing.active_children() if child.pid in own])
+
+    def _load(self) -> Any:
+        policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+        try:
+            if self._on_cpu:
+                seeds = bool(self._arguments.get("enable_deterministic_inference"))
+                cpu = importlib.import_module("pasta_async.backends.sglang.cpu")
+                kind: Any = cpu.engine_class(honours_seeds=seeds)
+            else:
+                kind = importlib.import_module("sglang.srt.entrypoints.engine").Engine
+        finally:
+            asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
+        engine = kind(**self._arguments)
+        atexit.unregister(engine.shutdown)  # it kills every child of this process
+        atexit.register(self.stop)
+        return engine
+
+    def _close(self, children: Sequence[BaseProcess]) -> None:
+        """End these processes, the loop's tasks and the loop."""
+        for child in children:
+            child.kill()
+        for child in children:
+            child.join()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.close()
+
+
 class _Call:
     """One request in the engine, which runs on another thread's loop."""
 
-    def __init__(self, thread: EngineThread, body: dict[str, Any]) -> None:
+    def __init__(self, thread: _EngineThread, body: dict[str, Any]) -> None:
         self._thread = thread
         self._rid = body["rid"]
         self._loop = asyncio.get_running_loop()
@@ -160,10 +239,9 @@ class _Call:
 
     async def _pump(self, body: dict[str, Any]) -> None:
         """On the engine's loop: hand events over, last None or what went wrong."""
-        engine: Any = self._thread.engine.result()
         last: BackendError | None = BackendError("the backend was closed")
         try:
-            async for event in await engine.async_generate(**body):
+            async for event in await self._thread.engine.result().async_generate(**body):
                 self._put(event)
             last = None
         except ValueError as error:
@@ -185,12 +263,12 @@ class _Call:
         return event
 
     async def end(self) -> None:
-        if self._ended.done():
-            return
-        manager: Any = self._thread.engine.result().tokenizer_manager
-        self._thread.call(lambda: manager.abort_request(rid=self._rid))
-        with anyio.move_on_after(ABORT_SECONDS, shield=True):
-            await asyncio.wait([asyncio.wrap_future(self._ended)])
+        """Abort it, unless it has ended, and wait for its end."""
+        if not self._ended.done():
+            manager: Any = self._thread.engine.result().tokenizer_manager
+            self._thread.loop.call_soon_threadsafe(lambda: manager.abort_request(rid=self._rid))
+            with anyio.move_on_after(ABORT_SECONDS, shield=True):
+                await asyncio.wait([asyncio.wrap_future(self._ended)])
 
 
 def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalTokenizer]:
@@ -206,10 +284,6 @@ def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalT
     return info, LocalTokenizer(codec, info.context_length)
 
 
-def _ignore(number: int, frame: object) -> None:
-    pass
-
-
 @contextmanager
 def _spared_from_quitting() -> Generator[None]:
     """While SGLang starts: a worker that fails tells its parent by SIGQUIT, which would end the program."""
@@ -217,7 +291,7 @@ def _spared_from_quitting() -> Generator[None]:
     if not in_main or signal.getsignal(signal.SIGQUIT) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGQUIT, _ignore)
+    signal.signal(signal.SIGQUIT, lambda number, frame: None)
     try:
         yield
     finally:

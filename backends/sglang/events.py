@@ -46,12 +46,11 @@ class Increments:
 
     Args:
         vocab_size: Ids are below this.
-        incremental: The form, where the server told it. Otherwise the count of tokens tells: an event that
-            holds as many ids as were decoded so far holds all of them.
+        incremental: The form: only what is new, or all so far.
         has_text: Whether events hold text; those of a server without a tokenizer do not.
     """
 
-    def __init__(self, vocab_size: int, *, incremental: bool | None = None, has_text: bool = True) -> None:
+    def __init__(self, vocab_size: int, *, incremental: bool, has_text: bool = True) -> None:
         self._vocab_size = vocab_size
         self._incremental = incremental
         self._has_text = has_text
@@ -71,7 +70,11 @@ class Increments:
             raise BackendProtocolError(
                 f"an event of another form than SGLang's ({error!r}): {event!r:.300}"
             ) from error
-        new = self._only_new(new, done)
+        if not self._incremental:
+            new = new._replace(ids=new.ids[self._ids :], text=new.text[self._text :])
+        elif new.finish_reason == "abort" and self._ids + len(new.ids) != done:
+            # A request that waited: its last id and all its text once more.
+            new = new._replace(ids=(), text=new.text[self._text :])
         self._ids += len(new.ids)
         self._text += len(new.text)
         if self._ids != done and new.finish_reason != "abort":
@@ -96,17 +99,6 @@ class Increments:
             meta.get("cached_tokens"),
         )
         return new, done
-
-    def _only_new(self, new: Increment, done: int) -> Increment:
-        """Without what was said before."""
-        incremental = len(new.ids) < done if self._incremental is None else self._incremental
-        if not self._ids or (incremental and self._ids + len(new.ids) == done):
-            return new
-        if not incremental:
-            return new._replace(ids=new.ids[self._ids :], text=new.text[self._text :])
-        if new.finish_reason == "abort":  # of a waiting request: its last id and all its text once more
-            return new._replace(ids=(), text=new.text[self._text :])
-        return new
 
 
 def checked_token_ids(value: Any, below: int | None = None) -> list[int]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.backends.sglang.tokenizers import LocalTokenizer, RemoteTokenizer
+from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.backends.sglang.tokenizers import Tokenizer
-    from pasta_async.backends.sglang.transport import Server
 
 __all__ = ["ROUTING_KEY", "Handshake", "engines", "shake_hands"]
 
@@ -56,8 +56,8 @@ class Handshake:
 
     info: ModelInfo
     tokenizer: Tokenizer
-    incremental: bool | None
-    """Whether streams hold only what is new; None if it does not say."""
+    incremental: bool
+    """Whether streams hold only what is new."""
     dp_size: int
     has_tokenizer: bool
 
@@ -75,7 +75,6 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         UnsupportedModelError: The model does not generate text, or there is no tokenizer.
     """
     about = await _about(server)
-    _check_version(server, about.get("version"))
     model = await server.get("/model_info")
     if not model.get("is_generation", True):
         raise UnsupportedModelError(
@@ -101,7 +100,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
     return Handshake(
         info,
         tokenizer,
-        incremental=_flag(about.get("incremental_streaming_output")),
+        incremental=bool(about.get("incremental_streaming_output")),
         dp_size=_positive(about.get("dp_size"), 1),
         has_tokenizer=has_tokenizer,
     )
@@ -134,7 +133,8 @@ async def engines(server: Server) -> list[Server]:
     if not isinstance(listed, list):
         return [server]
     try:
-        workers = [server.at(worker["url"]) for worker in cast("list[Any]", listed) if worker["is_healthy"]]
+        healthy = [worker["url"] for worker in cast("list[Any]", listed) if worker["is_healthy"]]
+        workers = [Server(url, server.connections) for url in healthy]
     except (InvalidRequestError, KeyError, TypeError) as error:
         raise BackendProtocolError(f"{server.url}/workers answered {listed!r:.200}") from error
     if not workers:
@@ -144,35 +144,24 @@ async def engines(server: Server) -> list[Server]:
 
 async def _about(server: Server) -> dict[str, Any]:
     try:
-        return await server.get("/server_info")
-    except BackendStatusError as error:
-        if error.status not in (404, 405):
-            raise
-    except BackendProtocolError as error:
-        raise _not_sglang(server, str(error)) from error
-    try:  # what older servers had; they are refused for their version
-        return await server.get("/get_server_info")
+        about = await server.get("/server_info")
     except (BackendStatusError, BackendProtocolError) as error:
-        raise _not_sglang(server, "it has no /server_info") from error
-
-
-def _check_version(server: Server, version: Any) -> None:
+        if isinstance(error, BackendStatusError) and error.status not in (404, 405):
+            raise
+        raise _unusable(f"{server.url} is not an SGLang server: {error}. Is the URL right?") from error
+    version = about.get("version")
     if not isinstance(version, str):
-        raise _not_sglang(server, "its /server_info names no version")
+        raise _unusable(f"{server.url} is not an SGLang server: its /server_info names no version")
     if _parts(version) < _parts(MINIMUM_VERSION):
-        raise _final(
-            BackendConnectError(
-                f"{server.url} runs SGLang {version}; pasta_async needs {MINIMUM_VERSION} or newer "
-                "(pip install -U sglang)"
-            )
+        raise _unusable(
+            f"{server.url} runs SGLang {version}; pasta_async needs {MINIMUM_VERSION} or newer "
+            "(pip install -U sglang)"
         )
+    return about
 
 
-def _not_sglang(server: Server, why: str) -> BackendConnectError:
-    return _final(BackendConnectError(f"{server.url} is not an SGLang server: {why}. Is the URL right?"))
-
-
-def _final(error: BackendConnectError) -> BackendConnectError:
+def _unusable(why: str) -> BackendConnectError:
+    error = BackendConnectError(why)
     error.retryable = False
     return error
 
@@ -183,10 +172,6 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def _flag(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 def _positive(value: Any, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
 
@@ -194,12 +179,9 @@ def _positive(value: Any, default: int) -> int:
 async def _context_length(server: Server, info: dict[str, Any]) -> int:
     models: Any = (await server.get("/v1/models")).get("data")
     try:
-        told = models[0]["max_model_len"]
-    except (IndexError, KeyError, TypeError):
-        told = None
-    length = _positive(told, 0) or _positive(info.get("context_length"), 0)
-    if not length:
-        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
+        length = int(models[0]["max_model_len"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models") from error
     # The longest prompt it takes is a little shorter, or much so where memory is scarce.
     return min(length, _positive(info.get("max_req_input_len"), length))
 

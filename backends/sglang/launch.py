@@ -66,13 +66,14 @@ def server_command(
     """
     device = find_device(device)
     given = {argument.partition("=")[0] for argument in extra}
-    flags = {_flag(name): setting for name, setting in _settings(device).items()}
-    chosen = {flag: setting for flag, setting in flags.items() if flag not in given}
-    words = [word for flag, (value, _) in chosen.items() for word in _words(flag, value)]
+    chosen: dict[str, str] = {}
+    for name, (value, why) in _settings(device).items():
+        flag = "--" + name.replace("_", "-")
+        if flag not in given:
+            chosen[flag if value is True else f"{flag} {value}"] = why
     module = "sglang.launch_server" if device == "cuda" else "pasta_async.backends.sglang.cpu"
     base = [sys.executable, "-m", module, "--model-path", model, "--host", host, "--port", str(port)]
-    reasons = {" ".join(_words(flag, value)): why for flag, (value, why) in chosen.items()}
-    return ServerCommand([*base, *words, *extra], device, reasons)
+    return ServerCommand([*base, *" ".join(chosen).split(), *extra], device, chosen)
 
 
 def engine_arguments(device: Device) -> dict[str, str | int | bool]:
@@ -93,11 +94,3 @@ def find_device(wanted: Device | None = None) -> Device:
 
 def _settings(device: Device) -> _Settings:
     return _COMMON | (_CUDA if device == "cuda" else _CPU)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _words(flag: str, value: str | int | bool) -> list[str]:
-    return [flag] if value is True else [flag, str(value)]

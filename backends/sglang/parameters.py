@@ -83,14 +83,10 @@ def sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
     }
     if request.stop_ids:
         params["stop_token_ids"] = list(request.stop_ids)
-    if patterns := _stop_patterns(request.stop_text):
-        params["stop_regex"] = patterns
+    # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
+    patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
+    if patterns := [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]:
+        params["stop_regex"] = patterns[:MAX_STOPS]
     if info.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed
     return params
-
-
-def _stop_patterns(texts: Sequence[str]) -> list[str]:
-    """Stop texts as patterns: behind a stop string SGLang cuts the text but not the ids, here neither."""
-    patterns = [f"(?:{re.escape(text)})" for text in texts if text]
-    return [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN][:MAX_STOPS]

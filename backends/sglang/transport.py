@@ -25,7 +25,7 @@ from pasta_async.errors import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-__all__ = ["DEFAULT_TIMEOUT", "Connections", "EventStream", "SSEDecoder", "Server"]
+__all__ = ["DEFAULT_TIMEOUT", "Connections", "EventStream", "Server"]
 
 DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 """Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""
@@ -70,9 +70,8 @@ class Connections:
         if api_key:
             self.headers["Authorization"] = f"Bearer {api_key}"
         self.timeout = httpx.Timeout(timeout)
-        read = self.timeout.read
-        short = SHORT_READ if read is None else min(read, SHORT_READ)
-        self.short_timeout = _with_read(self.timeout, short)
+        self.short_timeout = httpx.Timeout(**self.timeout.as_dict())
+        self.short_timeout.read = min(self.timeout.read or SHORT_READ, SHORT_READ)
         self._owned = client is None
         count = max_connections + SPARE_CONNECTIONS
         self.client = client or httpx.AsyncClient(
@@ -88,10 +87,12 @@ class Connections:
         """Wait for a server: failures become errors of pasta_async, and `interrupt` ends the wait."""
         if self._closed or self.client.is_closed:
             raise _closed(where)
-        with anyio.CancelScope() as scope, _translated(where):
+        with anyio.CancelScope() as scope:
             self._waits.add(scope)
             try:
                 yield
+            except httpx.RequestError as error:
+                raise _transport_error(error, where) from error
             finally:
                 self._waits.discard(scope)
         if scope.cancelled_caught:
@@ -123,38 +124,29 @@ class Server:
 
     def __init__(self, url: str, connections: Connections) -> None:
         self.url: str = _checked_url(url)
-        self._connections = connections
-
-    def at(self, url: str) -> Server:
-        """Another server, reached by the same connections."""
-        return Server(url, self._connections)
+        self.connections: Connections = connections
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path."""
-        request = self._request("GET", path, None)
+        request = self._request("GET", path, timeout=self.connections.short_timeout)
         return _expect_object(await self._answer(request), f"{self.url}{path}")
 
-    async def post(
-        self, path: str, body: Any, headers: Mapping[str, str] | None = None, *, decodes: bool = False
-    ) -> Any:
-        """Post JSON, with further headers; the JSON that comes back (None for an empty body).
+    async def post(self, path: str, body: Any) -> Any:
+        """Post JSON; the JSON that comes back (None for an empty body)."""
+        return await self._answer(self._request("POST", path, body, timeout=self.connections.short_timeout))
 
-        Args:
-            path: Where to.
-            body: What can be written as JSON.
-            headers: Sent along.
-            decodes: Whether the server decodes an answer, which may take longer than anything else.
-        """
-        return await self._answer(self._request("POST", path, body, headers, decodes=decodes))
+    async def decode(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
+        """The same, with further headers, where the server decodes an answer, which may take long."""
+        return await self._answer(self._request("POST", path, body, headers))
 
-    async def stream(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> EventStream:
-        """Post JSON; the server-sent events that come back. The caller closes the stream."""
-        request = self._request("POST", path, body, headers, decodes=True)
+    async def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> EventStream:
+        """Post JSON, with further headers; the server-sent events that come back. The caller closes them."""
+        request = self._request("POST", path, body, headers)
         where = str(request.url)
-        with self._connections.waiting(where):
-            response = await self._connections.client.send(request, stream=True)
+        with self.connections.waiting(where):
+            response = await self.connections.client.send(request, stream=True)
             if response.is_success and "text/event-stream" in response.headers.get("content-type", ""):
-                return EventStream(response, where, self._connections)
+                return EventStream(response, where, self.connections)
             try:
                 await response.aread()
             finally:
@@ -164,13 +156,15 @@ class Server:
 
     async def abort(self, request_id: str) -> None:
         """Ask for a request's end. Closing its connection asks again, so no failure matters here."""
+        timeout = self.connections.short_timeout
+        request = self._request("POST", "/abort_request", {"rid": request_id}, timeout=timeout)
         with suppress(httpx.HTTPError):
-            await self._connections.client.send(self._request("POST", "/abort_request", {"rid": request_id}))
+            await self.connections.client.send(request)
 
     async def _answer(self, request: httpx.Request) -> Any:
         where = str(request.url)
-        with self._connections.waiting(where):
-            response = await self._connections.client.send(request)
+        with self.connections.waiting(where):
+            response = await self.connections.client.send(request)
         _raise_for_status(response, where)
         return _json(response.content, where) if response.content.strip() else None
 
@@ -178,35 +172,36 @@ class Server:
         self,
         method: str,
         path: str,
-        body: Any,
+        body: Any = None,
         headers: Mapping[str, str] | None = None,
         *,
-        decodes: bool = False,
+        timeout: httpx.Timeout | None = None,
     ) -> httpx.Request:
-        own = self._connections
+        own = self.connections
         try:
-            content = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
             return own.client.build_request(
                 method,
                 f"{self.url}{path}",
-                content=content,
+                content=None
+                if body is None
+                else json.dumps(body, ensure_ascii=False, allow_nan=False).encode(),
                 headers={**(headers or {}), **own.headers},
-                timeout=own.timeout if decodes else own.short_timeout,
+                timeout=timeout or own.timeout,
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"a request that cannot be sent: {error}") from error
 
 
 class EventStream:
-    """The events of one request, as JSON objects, up to ``[DONE]``."""
+    """The events of one request, as JSON objects, up to ``[DONE]``: one line of `data` for each."""
 
     def __init__(self, response: httpx.Response, where: str, connections: Connections) -> None:
         self._response = response
         self._where = where
         self._connections = connections
         self._chunks = response.aiter_bytes()
-        self._decoder = SSEDecoder()
-        self._ready: deque[str] = deque()
+        self._lines: deque[bytes] = deque()
+        self._tail = b""  # a line whose end is still to come
 
     async def next(self) -> dict[str, Any] | None:
         """The next event, or None at the end. Cancelling breaks the connection off.
@@ -214,19 +209,28 @@ class EventStream:
         Raises:
             BackendError: An error event, a stream that broke off, or an event that is no JSON.
         """
-        with self._connections.waiting(self._where):
-            while not self._ready:
-                chunk = await anext(self._chunks, None)
-                if chunk is None:
-                    raise BackendProtocolError(f"the stream from {self._where} ended without [DONE]")
-                self._ready.extend(self._decoder.feed(chunk))
-        data = self._ready.popleft()
-        if data == "[DONE]":
+        while not (line := await self._next_line()).startswith(b"data:"):
+            pass  # an empty line, or a comment that keeps the connection open
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
             return None
         event = _expect_object(_json(data, self._where), self._where)
         if "error" in event:
             raise _status_error(event["error"], self._where)
         return event
+
+    async def _next_line(self) -> bytes:
+        # Not `aiter_lines` of httpx: it ends lines at U+2028, too, which JSON may hold.
+        with self._connections.waiting(self._where):
+            while not self._lines:
+                chunk = await anext(self._chunks, None)
+                if chunk is None:
+                    raise BackendProtocolError(f"the stream from {self._where} ended without [DONE]")
+                *lines, self._tail = (self._tail + chunk).split(b"\n")
+                self._lines.extend(lines)
+                if len(self._tail) > MAX_EVENT:
+                    raise BackendProtocolError(f"{self._where} sent an event of more than {MAX_EVENT} bytes")
+        return self._lines.popleft()
 
     async def aclose(self) -> None:
         """Give the connection back once everything is read, or close it if that takes longer than a second.
@@ -240,68 +244,20 @@ class EventStream:
         await self._response.aclose()
 
 
-class SSEDecoder:
-    r"""Collects the data of server-sent events (WHATWG HTML, section 9.2), whatever the split into chunks.
-
-    Lines end with ``\n``, ``\r\n`` or ``\r``, and with nothing else: httpx ends them at U+2028, too, which
-    JSON may hold. An empty line ends an event; comments and the fields other than ``data`` mean nothing here.
-    A last event without its empty line is dropped.
-    """
-
-    def __init__(self) -> None:
-        self._tail = b""
-        self._data: list[bytes] = []
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """Data of the events that `chunk` completes.
-
-        Raises:
-            ValueError: The event is not UTF-8, or larger than `MAX_EVENT` bytes.
-        """
-        text = self._tail + chunk
-        # A \r at the very end may be half of a \r\n: it waits for the next chunk.
-        end = len(text) - 1 if text.endswith(b"\r") else len(text)
-        lines = text[:end].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        self._tail = lines.pop() + text[end:]
-        events: list[str] = []
-        for line in lines:
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                self._data.append(value.removeprefix(b" "))
-            elif not line and self._data:
-                events.append(b"\n".join(self._data).decode())
-                self._data = []
-        if len(self._tail) + sum(map(len, self._data)) > MAX_EVENT:
-            raise ValueError(f"an event of more than {MAX_EVENT} bytes")
-        return events
-
-
-def _with_read(timeout: httpx.Timeout, read: float) -> httpx.Timeout:
-    return httpx.Timeout(connect=timeout.connect, read=read, write=timeout.write, pool=timeout.pool)
-
-
 def _closed(where: str) -> BackendError:
     return BackendError(f"{where}: the backend is closed")
 
 
-@contextmanager
-def _translated(where: str) -> Generator[None]:
-    """Failures of httpx, and of reading what it brought, as errors of pasta_async."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise BackendConnectError(
-            f"nothing answers at {where} ({error or type(error).__name__}). Is the server running, is the "
-            "URL right? `pasta-async sglang MODEL` starts one."
-        ) from error
-    except httpx.TimeoutException as error:
-        raise BackendTimeoutError(f"{where} sent nothing for too long ({type(error).__name__})") from error
-    except httpx.RequestError as error:
-        raise BackendTransportError(
-            f"the connection to {where} broke off ({error or type(error).__name__})"
-        ) from error
-    except ValueError as error:
-        raise BackendProtocolError(f"{where} sent something malformed: {error}") from error
+def _transport_error(error: httpx.RequestError, where: str) -> BackendTransportError:
+    why = str(error) or type(error).__name__
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return BackendConnectError(
+            f"nothing answers at {where} ({why}). Is the server running, is the URL right? "
+            "`pasta-async sglang MODEL` starts one."
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return BackendTimeoutError(f"{where} sent nothing for too long ({why})")
+    return BackendTransportError(f"the connection to {where} broke off ({why})")
 
 
 def _checked_url(url: str) -> str:

@@ -1,25 +1,30 @@
-"""The command: answers, judgements, one result file."""
+r"""AlpacaEval: how often a judge prefers the parallel answer to the sequential one.
+
+    python -m pasta_async.evals.alpaca --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
+        --difficulty difficulty.csv --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
+
+Answers come through `pasta_async.Client`; the judging is AlpacaEval's own package in a process of its own.
+Nothing is fetched: prompts and difficulties are files that you name, the judge is a server that you name.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-import pasta_async.evals.alpaca as about
 from pasta_async import Client, Sampling
 from pasta_async.cli.command import run_command
-from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED, JudgeServer, Options, judge, package_version
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED, JudgeSettings, Pair, judge, length_model
 from pasta_async.evals.alpaca.outcome import outcome, tables
 from pasta_async.evals.alpaca.questions import OFFICIAL, fingerprint, read_difficulty, read_questions
-from pasta_async.evals.answers import FORMS, answer_all, of_form
-from pasta_async.evals.commands import Positive, Settings
+from pasta_async.evals.answers import answer_all, of_form
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.jobs import Journal
 
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.answers import Answer
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.speed import Form
 
 __all__ = ["AlpacaSettings", "main"]
 
@@ -38,7 +42,7 @@ _WHY = (
 )
 
 
-class AlpacaSettings(Settings):
+class AlpacaSettings(JudgeSettings):
     """What is answered, and who judges."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
@@ -47,58 +51,45 @@ class AlpacaSettings(Settings):
         default=None, description="CSV with `instruction_difficulty`, in the order of the prompts"
     )
     first: int | None = Field(default=None, ge=1, description="only the first so many prompts, to try things")
-    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
-    together: int = Field(default=4, ge=1, description="answers, and then judgements, at the same time")
-    judge: str | None = Field(
-        default=None, description="base URL of an OpenAI-compatible server; without it, only answers"
-    )
-    judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
-    judge_key: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    judge_timeout: Positive = Field(default=120.0, description="seconds for a judgement")
-    judge_retries: int = Field(default=8, ge=0, description="after rate limits, time-outs and the like")
-    allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
-    bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
-    seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
-    alpaca_python: str = Field(
-        default=sys.executable, description="the Python of an environment with alpaca-eval 0.6"
-    )
 
 
 def _measure(settings: AlpacaSettings) -> dict[str, Any] | None:
+    if settings.judge and find_spec("alpaca_eval") is None:
+        raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
     everything = read_questions(settings.prompts)
     difficulty = read_difficulty(settings.difficulty, everything) if settings.difficulty else None
-    if settings.judge:
-        package_version(settings.alpaca_python)
     questions = everything[: settings.first]
+    known = fingerprint(everything)
     identity = {
         "backend": settings.backend,
-        "prompts": {
-            "sha256": fingerprint(everything),
-            "official": fingerprint(everything) == OFFICIAL,
-            "count": len(questions),
-        },
+        "prompts": {"sha256": known, "official": known == OFFICIAL, "count": len(questions)},
         "max_tokens": settings.max_tokens,
     }
     where = environment()
     model, answers = asyncio.run(_answers(settings, questions, identity))
     if not settings.judge:
         return None
-    judged, said = _judged(settings, questions, answers, difficulty)
+    texts = [[one.text for one in of_form(answers, form)] for form in ("parallel", "baseline")]
+    pairs = [Pair(one.text, *both) for one, *both in zip(questions, *texts, strict=True)]
+    judged = judge(pairs, settings, difficulty and difficulty[: settings.first])
+    file = settings.difficulty
     result = {
         "benchmark": "alpaca",
         **identity,
         "model": model,
-        **said,
-        "difficulty_sha256": sha256(settings.difficulty.read_bytes()).hexdigest()
-        if settings.difficulty
-        else None,
+        "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
+        "length_control": length_model(difficulty),
+        "why_this_length_control": _WHY,
+        "seeds": {"alpaca_eval": settings.seed, "bootstrap": BOOTSTRAP_SEED},
+        "versions": judged["versions"],
+        "difficulty_sha256": sha256(file.read_bytes()).hexdigest() if file else None,
         "environment": where,
         **outcome(questions, answers, judged),
     }
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    pairs = zip(questions, judged["preferences"], strict=True)
-    rows = [{"instruction": question.text, "preference": found} for question, found in pairs]
+    preferences = zip(questions, judged["preferences"], strict=True)
+    rows = [{"instruction": one.text, "preference": preference} for one, preference in preferences]
     write_rows(settings.out / "judged.jsonl", rows)
     return result
 
@@ -118,39 +109,6 @@ async def _answers(
             )
 
 
-def _judged(
-    settings: AlpacaSettings,
-    questions: Sequence[Prompt],
-    answers: Sequence[Answer],
-    difficulty: Sequence[float] | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What AlpacaEval found, and how it was asked, for the result file."""
-    server = JudgeServer(
-        settings.judge or "",
-        settings.judge_model,
-        key=os.environ.get(settings.judge_key, "none"),
-        timeout=settings.judge_timeout,
-        retries=settings.judge_retries,
-    )
-    how = Options(
-        python=settings.alpaca_python,
-        difficulty=difficulty and difficulty[: len(questions)],
-        together=settings.together,
-        bootstrap=settings.bootstrap,
-        seed=settings.seed,
-        allow_missing=settings.allow_missing,
-    )
-    texts: dict[Form, list[str]] = {form: [one.text for one in of_form(answers, form)] for form in FORMS}
-    judged = judge(questions, texts, server, how, settings.out)
-    return judged, {
-        "judge": {"url": server.url, "model": server.model, "config": judged["judge_config"]},
-        "length_control": how.glm,
-        "why_this_length_control": _WHY,
-        "seeds": {"alpaca_eval": how.seed, "bootstrap": BOOTSTRAP_SEED},
-        "versions": judged["versions"],
-    }
-
-
 def _run(settings: AlpacaSettings) -> None:
     if result := _measure(settings):
         print("\n\n".join(map(markdown_table, tables(result))))
@@ -162,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         AlpacaSettings,
         _run,
         program="alpaca",
-        description=about.__doc__,
+        description=__doc__,
         arguments=arguments,
         resumes=True,
     )

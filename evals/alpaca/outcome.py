@@ -5,9 +5,11 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from numpy import quantile
+
 from pasta_async.evals.alpaca.judging import BOOTSTRAP_SEED
 from pasta_async.evals.answers import FORMS, of_form, theoretical
-from pasta_async.evals.statistics import estimate, format_estimate, quantile
+from pasta_async.evals.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +41,7 @@ def outcome(questions: Sequence[Prompt], answers: Sequence[Answer], judged: dict
         "mean_length": {form: fmean(map(len, found)) for form, found in texts.items()},
         "empty": {form: sum(not text.strip() for text in found) for form, found in texts.items()},
         "same_text": sum(a == b for a, b in zip(*texts.values(), strict=True)),
-        "theoretical_speedup": theoretical(answers),
+        "theoretical_speedup": theoretical(forked, of_form(answers, "baseline")),
         "malformed": fmean(not one.well_formed for one in forked),
         "with_promises": fmean(one.promises > 0 for one in forked),
     }
@@ -89,7 +91,7 @@ def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
     draws: list[float] = judged["length_controlled_draws"] or [value]
     return {
         "value": value,
-        "low": quantile(draws, 0.025),
-        "high": quantile(draws, 0.975),
+        "low": float(quantile(draws, 0.025)),
+        "high": float(quantile(draws, 0.975)),
         "draws": len(draws),
     }

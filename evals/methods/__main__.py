@@ -17,19 +17,18 @@ import asyncio
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import DocumentSettings
+from pasta_async.evals.commands import DocumentSettings, command
 from pasta_async.evals.documents import documents_digest, read_documents
-from pasta_async.evals.engines import clock_of, cold_backend
+from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, format_share, geometric_mean
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Backend
-    from pasta_async.clock import Clock
     from pasta_async.evals.methods import Method
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
@@ -53,7 +51,6 @@ async def measure(
     url: str = "",
     passes: int = 1,
     journal: Journal | None = None,
-    clock: Clock | None = None,
 ) -> list[Played]:
     """Write every answer by every method, `passes` times.
 
@@ -64,7 +61,6 @@ async def measure(
         url: Where the backend is, for methods that talk to a server by themselves.
         passes: How often all of it is done.
         journal: Keeps every row as it comes; those that it has already are not taken again.
-        clock: Measures; None: the one on which the backend takes its time.
 
     Cancelling it cancels the answer under way.
     """
@@ -73,10 +69,7 @@ async def measure(
     known = {(row.prompt, row.method, row.number) for row in rows}
     with progress(passes * len(cases) * len(methods), "answers") as done:
         for number in range(passes):
-            async with (
-                opened() as backend,
-                open_engine(backend, documents, url=url, clock=clock or clock_of(backend)) as engine,
-            ):
+            async with opened() as backend, open_engine(backend, documents, url=url) as engine:
                 for method in methods:
                     await play(engine, method, cases[0])
                 for case in cases:
@@ -133,17 +126,11 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
     Raises:
         InvalidRequestError: One of them is unknown, or cannot run there.
     """
-    possible = [name for name, method in METHODS.items() if method.talks_to in _reachable(backend)]
+    at_server = backend.startswith("http")
+    possible = [name for name, method in METHODS.items() if at_server or not method.needs_server]
     if bad := [name for name in names if name not in possible]:
         raise InvalidRequestError(f"{bad[0]!r} cannot run on {backend}; what can: {', '.join(possible)}")
     return [METHODS[name] for name in dict.fromkeys(["sequential", *(names or possible)])]
-
-
-def _reachable(backend: str) -> tuple[str, ...]:
-    """What there is to talk to: a simulated engine has no socket."""
-    if backend.startswith("http"):
-        return "backend", "endpoint", "sglang"
-    return ("backend",) if backend.startswith("simulated:") else ("backend", "endpoint")
 
 
 class MethodSettings(DocumentSettings):
@@ -176,12 +163,7 @@ def _run(settings: MethodSettings) -> None:
     print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print a table, keep the raw figures."""
-    run_command(
-        MethodSettings, _run, program="methods", description=__doc__, arguments=arguments, resumes=True
-    )
-
+main = command(MethodSettings, _run, "methods", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -17,94 +17,78 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.sglang.launch import find_device
 from pasta_async.evals.forcing import FORCE
-from pasta_async.evals.methods.parts import outline, rounds
+from pasta_async.evals.methods.parts import Part, outline, rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.methods.parts import Part
-    from pasta_async.evals.methods.track import Case, Engine, Ids, Track
+    from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
 
 __all__ = ["prepare_frontend"]
 
 
-async def prepare_frontend(engine: Engine, case: Case) -> Callable[[Track], Awaitable[int]]:
+async def prepare_frontend(engine: Engine, case: Case) -> Work:
     """Encode what the program is to write; what comes back runs it, in a thread.
 
     Cancelling that leaves the program to its end: the frontend has no way to abort.
     """
-    found = rounds(case.document)
-    parts = [part for one in found for part in one]
+    stages = rounds(case.document)
+    parts = [part for stage in stages for part in stage]
+    if len(parts) > 1:
+        stages = [[Part("", outline(parts) + "\n\n")], *stages]
     prompt = await engine.backend.detokenize(await engine.ask(case.prompt))
-    script = _Script(prompt, outline(parts) + "\n\n" if len(parts) > 1 else "", found)
-    targets = {context: await engine.encode(text) + engine.end for context, text in script.targets().items()}
+    targets: dict[str, Ids] = {}  # by context: the text that the frontend sends
+    text, path = prompt, 0
+    for stage in stages:
+        written = [await engine.encode(part.text) + engine.end for part in stage]
+        targets |= {text + heading: ids for heading, ids in zip(_headings(stage), written, strict=True)}
+        text += "".join(part.text for part in stage)
+        path += max(map(len, written))
     frontend = await asyncio.to_thread(_load)
 
     async def work(track: Track) -> int:
-        await asyncio.to_thread(_run, frontend, script, targets, track)
-        points = sum(max(len(targets[c]) for c in contexts) for contexts in script.contexts())
-        return points + (len(targets[prompt]) if script.outline else 0)
+        await asyncio.to_thread(_run, frontend, prompt, [_headings(one) for one in stages], targets, track)
+        return path
 
     return work
 
 
-class _Script:
-    """What the program writes, by its context: the text that it sends."""
-
-    def __init__(self, prompt: str, outline: str, found: Sequence[Sequence[Part]]) -> None:
-        self.prompt, self.outline, self.found = prompt, outline, found
-
-    def contexts(self) -> list[list[str]]:
-        """The contexts of each round's parts."""
-        text, result = self.prompt + self.outline, list[list[str]]()
-        for one in self.found:
-            result.append(
-                [text + self.heading(k, part) if len(one) > 1 else text for k, part in enumerate(one)]
-            )
-            text += "".join(part.text for part in one)
-        return result
-
-    def heading(self, index: int, part: Part) -> str:
-        """What is put before a forked part."""
-        return f"({index + 1}) {part.topic}: "
-
-    def targets(self) -> dict[str, str]:
-        """Everything that is decoded, by context."""
-        written = {self.prompt: self.outline} if self.outline else {}
-        for one, contexts in zip(self.found, self.contexts(), strict=True):
-            written |= {context: part.text for context, part in zip(contexts, one, strict=True)}
-        return written
+def _headings(stage: Sequence[Part]) -> list[str]:
+    """What is put before each forked part; a single one is no fork."""
+    if len(stage) == 1:
+        return [""]
+    return [f"({number}) {part.topic}: " for number, part in enumerate(stage, 1)]
 
 
 def _load() -> Any:
     """The frontend; importing it takes seconds, and would set uvloop's policy."""
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
     if find_device() == "cpu":
-        importlib.import_module("pasta_async.backends.sglang.cpu").install()
+        importlib.import_module("pasta_async.backends.sglang.cpu")  # stands in for GPU packages
     try:
         return importlib.import_module("sglang")
     finally:
         asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
 
 
-def _run(frontend: Any, script: _Script, targets: Mapping[str, Ids], track: Track) -> None:
+def _run(
+    frontend: Any, prompt: str, stages: Sequence[Sequence[str]], targets: Mapping[str, Ids], track: Track
+) -> None:
     """The program."""
 
     @frontend.function
     def program(s: Any) -> None:
-        s += script.prompt
-        if script.outline:
-            s += frontend.gen("outline")
-        for one in script.found:
-            if len(one) == 1:
+        s += prompt
+        for headings in stages:
+            if len(headings) == 1:
                 s += frontend.gen("part")
                 continue
-            forks = s.fork(len(one))
-            for index, part in enumerate(one):
-                forks[index] += script.heading(index, part)
+            forks = s.fork(len(headings))
+            for index, heading in enumerate(headings):
+                forks[index] += heading
                 forks[index] += frontend.gen("part")
             forks.join()
-            for index in range(len(one)):
+            for index in range(len(headings)):
                 s += forks[index]["part"]
 
     state = program.run(backend=_endpoint(targets, track))
@@ -116,8 +100,7 @@ def _run(frontend: Any, script: _Script, targets: Mapping[str, Ids], track: Trac
 def _endpoint(targets: Mapping[str, Ids], track: Track) -> Any:
     """The frontend's client of the server, whose requests are forced."""
     module = importlib.import_module("sglang.lang.backend.runtime_endpoint")
-    endpoint = module.RuntimeEndpoint(track.engine.url.rstrip("/"))
-
+    endpoint = module.RuntimeEndpoint(track.engine.url)
     lock = threading.Lock()
 
     def send(executor: Any, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:

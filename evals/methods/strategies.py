@@ -8,11 +8,10 @@ text before a model would.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
 from pasta_async.evals.methods.frontend import prepare_frontend
 from pasta_async.evals.methods.parts import outline, rounds
 from pasta_async.evals.methods.track import Method, at_once
@@ -128,18 +127,6 @@ async def _apar(engine: Engine, case: Case) -> Work:
     return work
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """A plan, and the threads that carry it out."""
-
-    context: Ids
-    plan: Ids
-    behind: Ids
-    """What the threads see."""
-    threads: list[tuple[Ids, Ids]]
-    """What is forced at the start of each, and what it decodes."""
-
-
 async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
 
@@ -148,21 +135,21 @@ async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     that, each thread's text but the first one's, is computed again.
     """
     context = await engine.ask(case.prompt, plain=False)
-    planned = list[_Round]()
+    planned: list[tuple[Ids, Ids, list[tuple[Ids, Ids]]]] = []  # context, plan, and the same of each thread
     for nodes in _stretches(case.document.nodes):
         plan = await engine.segments([part for node in nodes for part in _bare(node)])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
-        is_last = not nodes or not isinstance(nodes[-1], Sync)
-        planned.append(_Round(context, plan + (engine.end if is_last else ()), (*context, *plan), threads))
-        context = (*context, *plan, *(token for start, body in threads for token in (*start, *body)))
+        behind = (*context, *plan)
+        end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
+        planned.append((context, plan + end, [(behind + start, body) for start, body in threads]))
+        context = (*behind, *(token for start, body in threads for token in (*start, *body)))
 
     async def work(track: Track) -> int:
         path = 0
-        for one in planned:
-            await track.decode(one.context, one.plan)
-            threads = enumerate(one.threads, 1)
-            await at_once(*(track.decode(one.behind + start, body, thread=k) for k, (start, body) in threads))
-            path += len(one.plan) + max((len(body) for _, body in one.threads), default=0)
+        for before, plan, threads in planned:
+            await track.decode(before, plan)
+            await at_once(*(track.decode(c, body, thread=k) for k, (c, body) in enumerate(threads, 1)))
+            path += len(plan) + max((len(body) for _, body in threads), default=0)
         return path
 
     return work
@@ -196,21 +183,33 @@ async def _by_hand(engine: Engine, case: Case) -> Work:
     speak of. A later round sees the text so far. Replies come whole.
     """
     asked = [
-        [(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
+        [_completion(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
         for one in _questions(case.prompt, rounds(case.document))
     ]
-    bodies = [[await engine.endpoint.body(prompt, target) for prompt, target in one] for one in asked]
-    http = await engine.endpoint.http()
 
     async def work(track: Track) -> int:
-        for one in bodies:
-            replies = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for body in one))
+        for one in asked:
+            replies = await asyncio.gather(
+                *(engine.http.post("/v1/chat/completions", json=body) for body in one)
+            )
             track.token_came()
             for reply in replies:
                 _count(track, reply)
-        return sum(max(len(target) for _, target in one) for one in asked)
+        return sum(max(len(body["custom_params"]["forced"]) for body in one) for one in asked)
 
     return work
+
+
+def _completion(prompt: str, target: Ids) -> dict[str, Any]:
+    """A chat completion that asks for `prompt`, and is made to answer `target`."""
+    return {
+        "messages": [{"role": "user", "content": prompt}],
+        "chat_template_kwargs": {"pasta": False},
+        "temperature": 0,
+        "max_tokens": len(target) + 1,  # an engine may look at the limit before it looks at the stop token
+        "custom_logit_processor": FORCE,
+        "custom_params": {"forced": target},
+    }
 
 
 def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, str]]]:
@@ -258,13 +257,13 @@ METHODS: dict[str, Method] = {
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
             _by_hand,
-            talks_to="endpoint",
+            needs_server=True,
         ),
         Method(
             "sglang frontend",
             "SGLang's own language (arXiv 2312.07104): sgl.function with fork and join",
             prepare_frontend,
-            talks_to="sglang",
+            needs_server=True,
         ),
     )
 }

@@ -7,17 +7,18 @@ import itertools
 import random
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import httpx
+
 from pasta_async import Client, Sampling
-from pasta_async.clock import REAL_CLOCK
+from pasta_async.evals.engines import clock_of
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
-from pasta_async.evals.methods.endpoint import Endpoint
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from pasta_async import Backend, Generation
     from pasta_async.clock import Clock
@@ -84,7 +85,7 @@ class Engine:
 
     backend: Backend
     url: str
-    """Where it is, as for `pasta_async.generate`."""
+    """Where it is, if that is a server."""
     forced: ForcedBackend
     """The same backend, with the documents of all cases."""
     client: Client
@@ -93,8 +94,8 @@ class Engine:
     end: Ids
     """End-of-text."""
     clock: Clock
-    endpoint: Endpoint
-    """The same engine over HTTP, for methods that talk to it by themselves."""
+    http: httpx.AsyncClient
+    """For methods that talk to the server by themselves."""
 
     async def encode(self, text: str) -> Ids:
         """A text as data."""
@@ -118,19 +119,22 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    backend: Backend, documents: Mapping[str, Document], *, url: str = "", clock: Clock = REAL_CLOCK
+    backend: Backend, documents: Mapping[str, Document], *, url: str = ""
 ) -> AsyncGenerator[Engine]:
-    """An engine for these documents on a backend, which stays open.
+    """An engine for these documents on a backend, which stays open; `url` is where it is, if it is a server.
 
     Raises:
         UnsupportedModelError: The backend's model cannot be forced.
     """
-    info = await backend.connect()
+    info, clock, url = await backend.connect(), clock_of(backend), url.rstrip("/")
     forced = ForcedBackend(backend, documents)
-    async with Client(forced, limits=FORCED_LIMITS, clock=clock) as client:
+    many = httpx.Limits(max_connections=None)
+    async with (
+        Client(forced, limits=FORCED_LIMITS, clock=clock) as client,
+        httpx.AsyncClient(base_url=url, timeout=None, limits=many) as http,
+    ):
         await client.connect()
-        async with aclosing(Endpoint(backend, url)) as endpoint:
-            yield Engine(backend, url, forced, client, tags_of(info), info.end_ids[:1], clock, endpoint)
+        yield Engine(backend, url, forced, client, tags_of(info), info.end_ids[:1], clock, http)
 
 
 class Track:
@@ -215,8 +219,8 @@ class Method:
     """The paper or program that it follows."""
     prepare: Callable[[Engine, Case], Awaitable[Work]]
     """Encodes what it needs, then gives what is timed."""
-    talks_to: Literal["backend", "endpoint", "sglang"] = "backend"
-    """What it needs: a backend, an OpenAI endpoint over a socket, an SGLang server."""
+    needs_server: bool = False
+    """Whether it talks to an SGLang server by itself."""
 
 
 async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Played:
@@ -242,12 +246,8 @@ async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> P
     )
 
 
-async def at_once(*work: Awaitable[None]) -> None:
+async def at_once(*work: Coroutine[Any, Any, None]) -> None:
     """Do things at the same time. Cancelling it cancels them all."""
-
-    async def one(awaitable: Awaitable[None]) -> None:
-        await awaitable
-
     async with asyncio.TaskGroup() as tasks:
-        for awaitable in work:
-            tasks.create_task(one(awaitable))
+        for one in work:
+            tasks.create_task(one)

@@ -1,34 +1,38 @@
-"""One page from results: quality against speed-up, realised against theoretical, load, timelines, tables.
+"""One page from results: quality against speed-up, realised against theoretical, load, tables.
 
     python -m pasta_async.evals.report results/alpaca/result.json speed.jsonl --out report
     python -m pasta_async.evals.report "lambda 8=8/result.json" "lambda 8=8/speed.jsonl" chat=2/result.json
+    python -m pasta_async.evals.report runs/tiny
 
-Takes what pasta_async.evals.alpaca, task, speed, methods and load wrote, and answers that `pasta-async
-generate --json` printed. Results with the same label are of the same model: one gives the quality, the other
-the speed. Writes `index.html`, which needs nothing else, its plots as PNG files, its tables as `tables.md`.
+Takes what pasta_async.evals.alpaca, frontier, speed, methods and load wrote. Results with the same label are
+of the same model: one gives the quality, the other the speed. Or takes the folder of a run of training.run,
+and compares the models that were measured so far.
+Writes `index.html`, which needs nothing else, its plots as PNG files, its tables as `tables.md`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import run_command
-from pasta_async.evals import load, speed, task
+from pasta_async.evals import load, speed
 from pasta_async.evals.alpaca.outcome import tables as alpaca_tables
 from pasta_async.evals.commands import Settings
 from pasta_async.evals.methods.__main__ import summarise as method_rows
 from pasta_async.evals.report import plots
+from pasta_async.evals.report.models import Model, frontier_sections, run_sections
 from pasta_async.evals.report.page import Plot, Rows, Section, slug, write_report
-from pasta_async.evals.report.results import Results, lengths_controlled, points, read_results, spreads
-from pasta_async.evals.statistics import format_estimate, geometric_mean
+from pasta_async.evals.report.results import Results, read_results, spreads
+from pasta_async.evals.statistics import format_estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from pasta_async.evals.report.plots import Drawing, Point, Spread
+    from pasta_async.evals.report.plots import Spread
 
 __all__ = ["ReportSettings", "main", "sections"]
 
@@ -47,66 +51,59 @@ def sections(results: Results, *, target: float | None = None) -> list[Section]:
         target: The latency target of goodput in seconds; None: twice the unloaded median in sequence.
     """
     timed = spreads(results)
+    models = [Model(label, _with_wall_clock(label, one, timed)) for label, one in results.frontier.items()]
     return [
-        *_qualities(results),
-        *([_alpaca(results)] if results.alpaca else []),
-        *(
-            Section(f"Task score: {label}", tables=[("Held-out prompts, 95% intervals", task.table(result))])
-            for label, result in results.task.items()
-        ),
+        *([_alpaca(results, timed)] if results.alpaca else []),
+        *(frontier_sections(models) if models else []),
         *([_realised(results, timed)] if timed else []),
         *(_load(label, blocks, target) for label, blocks in results.load.items()),
-        *(Section(f"Timeline: {label}", timeline=answer) for label, answer in results.answers.items()),
         Section("Where this comes from", tables=[("Files", results.sources)]),
     ]
 
 
-def _qualities(results: Results) -> Iterator[Section]:
-    if results.alpaca:
-        found = points(results, "alpaca")
-        axis = "win rate against sequential, %" + ", lengths controlled" * lengths_controlled(results)
-        drawing = plots.quality_by_speed(
-            found, quality=axis, baseline=plots.exactly(50), frontier=True, published=plots.PUBLISHED
-        )
-        texts = ["50% is as good as the sequential answer of the same model.", _PAPER]
-        yield _frontier("quality-by-speed", "Quality against speed: AlpacaEval", texts, found, drawing)
-    if results.task:
-        found = points(results, "task")
-        baselines = [result["all"]["right"]["baseline"] for result in results.task.values()]
-        baseline = baselines[0] if len(baselines) == 1 else None
-        drawing = plots.quality_by_speed(found, quality="right answers, %", baseline=baseline, frontier=True)
-        texts = [
-            "The synthetic task's own program decides what is right: an exact score, of this task alone."
-        ]
-        yield _frontier("task-by-speed", "Quality against speed: synthetic task", texts, found, drawing)
+def _with_wall_clock(label: str, result: dict[str, Any], timed: Sequence[Spread]) -> dict[str, Any]:
+    """A result of `frontier` with what `speed` timed under the same label."""
+    found = [spread.speedup for spread in timed if spread.label == label]
+    return {**result, "wall_clock": {"speedup": found[0]}} if found else result
 
 
-def _frontier(name: str, title: str, texts: list[str], found: Sequence[Point], drawing: Drawing) -> Section:
-    rows: Rows = [
-        {
-            "": point.label,
-            "speed-up": format_estimate(point.speedup, ".2f"),
-            "it is": "wall clock" if point.measured else "theoretical",
-            "quality %": format_estimate(point.quality),
-        }
-        for point in found
-    ]
-    description = "; ".join(f"{row['']}: {row['speed-up']}, {row['quality %']}" for row in rows)
-    return Section(title, texts, [Plot(name, description, drawing)], [("95% intervals in brackets", rows)])
-
-
-def _alpaca(results: Results) -> Section:
-    """All of AlpacaEval's results side by side."""
+def _alpaca(results: Results, timed: Sequence[Spread]) -> Section:
+    """AlpacaEval's results side by side; speed-ups are wall clock where something of that label was timed."""
+    clocks = {spread.label: spread.speedup for spread in timed}
+    controlled = all("value" in result["length_controlled_win_rate"] for result in results.alpaca.values())
+    points: list[plots.Point] = []
     wholes: Rows = []
     sources: dict[str, dict[str, Any]] = {}
     for label, result in results.alpaca.items():
+        win_rate = result["length_controlled_win_rate" if controlled else "win_rate"]
+        speedup = clocks.get(label) or result["theoretical_speedup"]
+        points.append(plots.Point(label, speedup, win_rate, label in clocks))
         (whole,), by_source = alpaca_tables(result)
-        wholes.append({"": label, **whole})
+        timing = format_estimate(clocks.get(label), ".2f")
+        wholes.append({"": label, **whole, "wall clock": timing})
         for row in by_source:
             known = sources.setdefault(row["source"], {"source": row["source"], "prompts": row["prompts"]})
             known[label] = row["win rate %"]
-    tables = [("All prompts, 95% intervals", wholes), ("Win rate in % by source", [*sources.values()])]
-    return Section("AlpacaEval in full", [*dict.fromkeys(map(_how, results.alpaca.values()))], [], tables)
+    drawing = plots.quality_by_speed(
+        points,
+        quality="win rate against sequential, %" + ", lengths controlled" * controlled,
+        baseline=plots.exactly(50),
+        published=plots.PUBLISHED,
+    )
+    described = "; ".join(
+        f"{one.label}: {format_estimate(one.speedup, '.2f')}, {format_estimate(one.quality)}"
+        for one in points
+    )
+    return Section(
+        "Quality against speed: AlpacaEval",
+        [
+            "50% is as good as the sequential answer of the same model.",
+            _PAPER,
+            *dict.fromkeys(map(_how, results.alpaca.values())),
+        ],
+        [Plot("quality-by-speed", described, drawing)],
+        [("All prompts, 95% intervals", wholes), ("Win rate in % by source", [*sources.values()])],
+    )
 
 
 def _how(result: dict[str, Any]) -> str:
@@ -120,7 +117,7 @@ def _how(result: dict[str, Any]) -> str:
 
 
 def _realised(results: Results, timed: Sequence[Spread]) -> Section:
-    description = "; ".join(
+    described = "; ".join(
         f"{one.label}: {format_estimate(one.speedup, '.2f')} of {geometric_mean(one.theoretical):.2f}"
         for one in timed
     )
@@ -130,10 +127,7 @@ def _realised(results: Results, timed: Sequence[Spread]) -> Section:
             "Theoretical: the baseline's tokens / the critical path, tags counted. What is missing to the "
             "diagonal is what forks, joins and larger batches cost on that engine and machine."
         ],
-        [
-            Plot("realised", description, plots.realised(timed)),
-            Plot("speed-ups", description, plots.speedups(timed)),
-        ],
+        [Plot("realised", described, plots.realised(timed))],
         [
             *((f"Speed: {label}", speed.summarise(runs)) for label, runs in results.speed.items()),
             *((f"Methods: {label}", method_rows(rows)) for label, rows in results.methods.items()),
@@ -148,9 +142,9 @@ def _load(label: str, blocks: Sequence[load.Block], target: float | None) -> Sec
     names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
     section.texts += [f"{load.describe_break_even(found, name)}." for name in names]
     for mode, _ in load.UNITS:
-        if any(one.mode == mode for one in found):
-            drawing = plots.load_curves(found, mode)
-            section.plots.append(Plot(f"load-{slug(label)}-{mode}", " ".join(section.texts), drawing))
+        if own := [one for one in found if one.mode == mode]:
+            name, described = f"load-{slug(label)}-{mode}", " ".join(section.texts)
+            section.plots.append(Plot(name, described, plots.load_curves(own)))
     section.tables.append(("Every load", load.summarise(found)))
     return section
 
@@ -158,16 +152,30 @@ def _load(label: str, blocks: Sequence[load.Block], target: float | None) -> Sec
 class ReportSettings(Settings):
     """What is reported on."""
 
-    results: tuple[str, ...] = Field(description="files of results, or answers: PATH or LABEL=PATH")
-    out: Path = Field(default=Path("report"), description="the folder that is written")
-    title: str = Field(default="Parallel decoding, measured", description="of the page")
+    results: tuple[str, ...] = Field(
+        description="files of results, PATH or LABEL=PATH; or the folder of a run"
+    )
+    out: Path | None = Field(
+        default=None, description="the folder that is written; without it, report, in a run's folder its own"
+    )
+    title: str | None = Field(default=None, description="of the page")
     target: float | None = Field(default=None, gt=0, description="latency target of the goodput, in seconds")
 
 
 def _run(settings: ReportSettings) -> None:
-    found = sections(read_results(settings.results), target=settings.target)
-    write_report(settings.out, found, title=settings.title)
-    print(f"{settings.out / 'index.html'}, with its plots and tables.md beside it")
+    folder = Path(settings.results[0])
+    if folder.is_dir() and len(settings.results) == 1:
+        title, found = run_sections(folder)
+        out = settings.out or folder / "report"
+    else:
+        title = "Parallel decoding, measured"
+        found = sections(read_results(settings.results), target=settings.target)
+        out = settings.out or Path("report")
+    if not found:
+        print("nothing to compare was measured yet")
+        return
+    write_report(out, found, title=settings.title or title)
+    print(f"{out / 'index.html'}, with its plots and tables.md beside it")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

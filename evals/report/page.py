@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.evals.records import cell, markdown_table
 from pasta_async.evals.report.plots import render
-from pasta_async.trace.rounds import rounds
-from pasta_async.trace.standalone import standalone
+from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from pasta_async.evals.report.plots import Drawing, Theme
-    from pasta_async.results import Generation
+    from matplotlib.figure import Figure
 
-__all__ = ["Plot", "Rows", "Section", "Timeline", "slug", "write_report"]
+__all__ = ["Plot", "Rows", "Section", "slug", "write_report"]
 
 Rows = list[dict[str, Any]]
-Timeline = tuple["Generation", "Generation | None"]
-"""An answer, and perhaps its baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +28,7 @@ class Plot:
 
     name: str
     description: str
-    drawing: Drawing
+    figure: Figure
 
 
 @dataclass(slots=True)
@@ -45,11 +40,10 @@ class Section:
     plots: list[Plot] = field(default_factory=list[Plot])
     tables: list[tuple[str, Rows]] = field(default_factory=list[tuple[str, Rows]])
     """Captions and rows."""
-    timeline: Timeline | None = None
 
 
 def write_report(folder: Path, sections: Sequence[Section], *, title: str) -> None:
-    """Write `index.html`, a PNG file for each plot (and one for dark pages), and `tables.md`.
+    """Write `index.html`, a PNG file for each plot, and `tables.md`.
 
     Args:
         folder: Is made if need be; files of the same names are written over.
@@ -58,8 +52,7 @@ def write_report(folder: Path, sections: Sequence[Section], *, title: str) -> No
     """
     folder.mkdir(parents=True, exist_ok=True)
     for plot in (plot for section in sections for plot in section.plots):
-        (folder / f"{plot.name}.png").write_bytes(render(plot.drawing, "light", "png"))
-        (folder / f"{plot.name}-dark.png").write_bytes(render(plot.drawing, "dark", "png"))
+        (folder / f"{plot.name}.png").write_bytes(render(plot.figure, "png"))
     (folder / "index.html").write_text(_page(sections, title), encoding="utf-8")
     (folder / "tables.md").write_text(_markdown(sections), encoding="utf-8")
 
@@ -67,8 +60,7 @@ def write_report(folder: Path, sections: Sequence[Section], *, title: str) -> No
 def _markdown(sections: Sequence[Section]) -> str:
     blocks: list[str] = []
     for section in sections:
-        if section.timeline is None:
-            blocks += [f"## {section.title}", *section.texts]
+        blocks += [f"## {section.title}", *section.texts]
         for caption, rows in section.tables:
             blocks += [f"{caption}:", markdown_table(rows)]
     return "\n\n".join(blocks) + "\n"
@@ -81,7 +73,7 @@ def _page(sections: Sequence[Section], title: str) -> str:
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
-        block_start_string="<!--%",  # braces belong to the styles and scripts inside the page
+        block_start_string="<!--%",  # braces belong to the styles inside the page
         block_end_string="%-->",
         variable_start_string="<!--=",
         variable_end_string="-->",
@@ -90,18 +82,8 @@ def _page(sections: Sequence[Section], title: str) -> str:
     )
     filters: dict[str, Any] = environment.filters
     filters.update(slug=slug, cell=cell, image=_data_url)
-    timelines = [_timeline(*section.timeline) for section in sections if section.timeline]
-    data = json.dumps(timelines).replace("<", r"\u003c")
     template = environment.from_string(page.html)
-    return template.render(policy=page.policy(), title=title, sections=sections, data=data)
-
-
-def _timeline(answer: Generation, baseline: Generation | None) -> dict[str, Any]:
-    return {
-        "answer": answer.model_dump(mode="json"),
-        "baseline": baseline.model_dump(mode="json") if baseline else None,
-        "rounds": [asdict(each) for each in rounds(answer)],
-    }
+    return template.render(policy=page.policy, title=title, sections=sections)
 
 
 def slug(title: str) -> str:
@@ -109,5 +91,5 @@ def slug(title: str) -> str:
     return re.sub(r"\W+", "-", title.lower()).strip("-")
 
 
-def _data_url(plot: Plot, theme: Theme) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(render(plot.drawing, theme, 'svg')).decode()}"
+def _data_url(plot: Plot) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(render(plot.figure, 'svg')).decode()}"

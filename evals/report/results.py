@@ -1,4 +1,4 @@
-"""Results from files, each told apart by what it says of itself."""
+"""Results from files; each says itself what it is of."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.load import Block
 from pasta_async.evals.methods import Played
-from pasta_async.evals.report.plots import Point, Spread
+from pasta_async.evals.report.plots import Spread
 from pasta_async.evals.speed import Run, compare
-from pasta_async.evals.statistics import geometric_mean
-from pasta_async.lang import parse
-from pasta_async.results import Generation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pasta_async.evals.report.page import Timeline
-    from pasta_async.evals.statistics import Estimate
-
-__all__ = ["Results", "lengths_controlled", "points", "read_results", "spreads"]
+__all__ = ["Results", "origin", "read_results", "spreads"]
 
 
 @dataclass(slots=True)
@@ -33,11 +26,10 @@ class Results:
     """What the files hold, by label."""
 
     alpaca: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    task: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    frontier: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     speed: dict[str, list[Run]] = field(default_factory=dict[str, list[Run]])
     methods: dict[str, list[Played]] = field(default_factory=dict[str, list[Played]])
     load: dict[str, list[Block]] = field(default_factory=dict[str, list[Block]])
-    answers: dict[str, Timeline] = field(default_factory=dict[str, "Timeline"])
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """A row of a table for each file: what was measured where and when (last, if it was gone on with)."""
 
@@ -62,24 +54,26 @@ def _label(path: Path) -> str:
 def _read(results: Results, label: str, path: Path) -> None:
     rows = _rows(path)
     head = rows[0]
-    if "answer" in head or "threads" in head:
-        kind, found = "answers", _answer(path, head)
-    elif (kind := str(head.get("benchmark"))) in ("alpaca", "task"):
+    kind = str(head.get("benchmark"))
+    if kind in ("alpaca", "frontier"):
         found = head
     elif kind in ("speed", "methods", "load"):
         found = _measured(path, kind, rows[1:])
     else:
-        raise InvalidRequestError(
-            f"{path} is no result of alpaca, task, speed, methods or load, and no answer"
-        )
+        raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
     kept: dict[str, Any] = getattr(results, kind)
     if label in kept:
         raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them with LABEL=PATH")
     kept[label] = found
     where: dict[str, Any] = ([row["environment"] for row in rows if "environment" in row] or [{}])[-1]
-    source = {"label": label, "file": path.name, "what": kind, "backend": str(head.get("backend", "-"))}
+    results.sources.append({"label": label, "file": path.name, "what": kind, **origin(head, where)})
+
+
+def origin(head: dict[str, Any], where: dict[str, Any]) -> dict[str, str]:
+    """Columns of a table: what was measured, when, and on which machine."""
     columns = {"when": "time", "processor": "cpu", "cores": "cores", "load before": "load"}
-    results.sources.append({**source, **{name: where.get(key, "-") for name, key in columns.items()}})
+    told = {name: str(where.get(key, "-")) for name, key in columns.items()}
+    return {"backend": str(head.get("backend", "-")), **told}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -124,21 +118,6 @@ def _check_complete(measured: Iterable[tuple[Any, Any, str]]) -> None:
         raise ValueError("not every method was measured everywhere")
 
 
-def _answer(path: Path, found: dict[str, Any]) -> Timeline:
-    try:
-        baseline = found.get("baseline")
-        return _generation(found.get("answer", found)), _generation(baseline) if baseline else None
-    except (ValidationError, KeyError) as error:
-        raise InvalidRequestError(
-            f"{path} is not what `pasta-async generate --json` prints: {error}"
-        ) from error
-
-
-def _generation(found: dict[str, Any]) -> Generation:
-    fields = {name: value for name, value in found.items() if name in Generation.model_fields}
-    return Generation.model_validate({**fields, "document": parse(found["document"])})
-
-
 def spreads(results: Results) -> list[Spread]:
     """What was timed: every model under `speed`, every method under `methods`."""
     found: list[Spread] = []
@@ -175,21 +154,3 @@ def _by_prompt(played: Sequence[Played], method: str) -> dict[int, tuple[float, 
         )
         for prompt in dict.fromkeys(row.prompt for row in rows)
     }
-
-
-def points(results: Results, measure: str) -> list[Point]:
-    """A point for each result of `alpaca` or `task`; timed ones where something of that label was timed."""
-    timed = {spread.label: spread.speedup for spread in spreads(results)}
-    name = "length_controlled_win_rate" if lengths_controlled(results) else "win_rate"
-    found: list[Point] = []
-    for label, result in (results.task if measure == "task" else results.alpaca).items():
-        figures = result["all"] if measure == "task" else result
-        quality = figures["right"]["parallel"] if measure == "task" else figures[name]
-        speedup: Estimate = timed[label] if label in timed else figures["theoretical_speedup"]
-        found.append(Point(label, speedup, quality, label in timed))
-    return found
-
-
-def lengths_controlled(results: Results) -> bool:
-    """Whether the model for lengths could be fitted to every result; if not, the raw win rates stand."""
-    return all("value" in result["length_controlled_win_rate"] for result in results.alpaca.values())

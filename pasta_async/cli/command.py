@@ -5,18 +5,24 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from pasta_async.errors import PastaError
+from pasta_async.errors import InvalidRequestError, PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-__all__ = ["ending", "run_command"]
+__all__ = ["as_command", "ending", "fail", "read_text", "reported_errors", "run_command"]
 
 S = TypeVar("S", bound=BaseModel)
+
+_CONTEXT = "typer_context"
+"""Name of a command's parameter for typer; no field of settings may have it."""
 
 
 def run_command(
@@ -46,28 +52,63 @@ def run_command(
     """
     import typer
 
-    def command(**values: Any) -> None:
-        given = {name: value for name, value in values.items() if value not in (None, [])}
-        try:
-            read = settings.model_validate(given)
-        except ValidationError as error:
-            raise typer.BadParameter(_complaints(error)) from error
-        with ending(resumes=resumes):
-            work(read)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    errors = partial(ending, resumes=resumes)
+    command = as_command(settings, lambda read, _: work(read), errors, positional=positional)
+    app.command(help=description)(command)
+    app(args=None if arguments is None else list(arguments), prog_name=program)
 
-    parameters: list[inspect.Parameter] = []
+
+def as_command(
+    settings: type[S],
+    work: Callable[[S, Any], object],
+    errors: Callable[[], AbstractContextManager[None]],
+    *,
+    positional: Sequence[str] = (),
+    flags: Mapping[str, Sequence[str]] | None = None,
+    omitted: Sequence[str] = (),
+) -> Callable[..., None]:
+    """A function for `typer.Typer.command`, with a parameter for each field of the settings.
+
+    Args:
+        settings: As for `run_command`. What the command line leaves out is left to the model, and so perhaps
+            to the environment.
+        work: What the command does with them, and with the `obj` that its program was called with.
+        errors: Entered around it.
+        positional: Fields that are given by their place, without a name.
+        flags: Options of fields that are not called as the field is, or have a short form.
+        omitted: Fields that have no option.
+    """
+    import typer
+
+    def command(**values: Any) -> None:
+        context: typer.Context = values.pop(_CONTEXT)
+        sources = {name: context.get_parameter_source(name) for name in values}
+        given = {
+            name: values[name] for name, source in sources.items() if source and source.name != "DEFAULT"
+        }
+        with errors():
+            try:
+                read = settings(**given)
+            except ValidationError as error:
+                raise typer.BadParameter(_complaints(error)) from error
+            work(read, context.obj)
+
+    parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, field in settings.model_fields.items():
+        if name in omitted:
+            continue
         default = inspect.Parameter.empty if field.is_required() else field.default
         default = None if isinstance(default, dict) else default
-        form = typer.Argument if name in positional else typer.Option
-        annotation = Annotated[_option_type(field.annotation), form(help=field.description)]
+        option = typer.Option(*(flags or {}).get(name, ()), help=field.description)
+        if name in positional:
+            option = typer.Argument(help=field.description)
+        annotation = Annotated[_option_type(field.annotation), option]
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         )
     setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010 - pyright knows no such attribute
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(help=description)(command)
-    app(args=None if arguments is None else list(arguments), prog_name=program)
+    return command
 
 
 def _option_type(annotation: Any) -> Any:
@@ -104,3 +145,31 @@ def ending(*also: type[Exception], resumes: bool = False) -> Generator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted" + "; the same command goes on" * resumes + "\n")
         sys.exit(130)
+
+
+@contextmanager
+def reported_errors() -> Generator[None]:
+    """As `ending`, for users of `pasta-async`: in words only, and status 2 for what they typed wrong."""
+    try:
+        yield
+    except (PastaError, ModuleNotFoundError) as error:
+        fail(str(error), code=2 if isinstance(error, InvalidRequestError) else 1)
+    except KeyboardInterrupt:
+        fail("interrupted", code=130)
+
+
+def fail(message: str, *, code: int = 1) -> NoReturn:
+    """Say on stderr what is wrong and leave."""
+    sys.stderr.write(f"pasta-async: {message}\n")
+    sys.exit(code)
+
+
+def read_text(name: str) -> str:
+    """The text of a file; `-` is standard input."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8")
+    except OSError as error:
+        fail(f"{name}: {error.strerror or error}")
+    except UnicodeDecodeError as error:
+        fail(f"{name}: not UTF-8 at byte {error.start}")

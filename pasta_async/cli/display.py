@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -35,99 +35,85 @@ _LABEL = 24
 _BAR = 48
 
 
-class Display(Protocol):
-    """What `pasta-async generate` shows an answer on."""
+class Display:
+    """What `pasta-async generate` shows an answer on. Of itself it shows nothing."""
 
-    def begin(self, stream: AnswerStream, *, baseline: bool) -> None:
+    def __init__(self) -> None:
+        self.answer: AnswerStream | None = None
+        """The answer's stream."""
+        self.current: AnswerStream | None = None
+        """The one that began last: the answer's, or then the baseline's."""
+
+    def begin(self, stream: AnswerStream) -> None:
         """A stream begins: the answer's, and then perhaps the baseline's."""
-        ...
+        self.answer, self.current = self.answer or stream, stream
 
     def show(self, event: Event) -> None:
         """Something happened in the stream that began last."""
-        ...
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """All is decoded."""
-        ...
 
     def broken(self) -> None:
         """It ended early: leave what there is of the answer."""
-        ...
 
 
-class TextDisplay:
-    """The answer's text in document order, as it is decoded."""
+class TextDisplay(Display):
+    """The answer's text in document order, as it is decoded; with a baseline, the numbers behind it."""
 
     def __init__(self) -> None:
-        self._baseline = False
+        super().__init__()
         self._end = "\n"
 
-    def begin(self, stream: AnswerStream, *, baseline: bool) -> None:
+    def begin(self, stream: AnswerStream) -> None:
         """The baseline is not shown."""
-        if baseline:
-            self._end_line()
-        self._baseline = baseline
+        super().begin(stream)
+        self.broken()
 
     def show(self, event: Event) -> None:
         """Print what is new at once."""
-        if isinstance(event, TextDelta) and event.delta and not self._baseline:
+        if isinstance(event, TextDelta) and event.delta and self.current is self.answer:
             sys.stdout.write(event.delta)
             sys.stdout.flush()
             self._end = event.delta[-1]
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """End the line; with a baseline, the numbers."""
-        self._end_line()
+        self.broken()
         if baseline:
             sys.stdout.write("\n" + "\n".join(summary(answer, baseline)) + "\n")
         _print_notes(answer)
 
     def broken(self) -> None:
-        """The text is there already."""
-        self._end_line()
-
-    def _end_line(self) -> None:
+        """The text is there already: end the line."""
         if self._end != "\n":
             sys.stdout.write("\n")
             self._end = "\n"
         sys.stdout.flush()
 
 
-class JsonDisplay:
+class JsonDisplay(Display):
     """One JSON object at the end: the generation, or with a baseline both and the speed-ups."""
-
-    def __init__(self) -> None:
-        self._stream: AnswerStream | None = None
-
-    def begin(self, stream: AnswerStream, *, baseline: bool) -> None:
-        """Remember the answer's stream for the case that it breaks off."""
-        if not baseline:
-            self._stream = stream
-
-    def show(self, event: Event) -> None:
-        """Nothing yet."""
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """Print the object."""
-        if baseline is None:
-            _print(answer.model_dump(mode="json"))
-            return
-        _print(
-            {
-                "answer": answer.model_dump(mode="json"),
+        found = answer.model_dump(mode="json")
+        if baseline is not None:
+            found = {
+                "answer": found,
                 "baseline": baseline.model_dump(mode="json"),
                 "theoretical_speedup": answer.theoretical_speedup(baseline),
-                "measured_speedup": baseline.elapsed / answer.elapsed if answer.elapsed else 1.0,
+                "measured_speedup": _measured_speedup(answer, baseline),
             }
-        )
+        _print(found)
 
     def broken(self) -> None:
         """Print what there is, if the answer had begun; its `finish_reason` says that it is not whole."""
-        if self._stream and self._stream.partial:
-            _print(self._stream.partial.model_dump(mode="json"))
+        if self.answer and self.answer.partial:
+            _print(self.answer.partial.model_dump(mode="json"))
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Draws the answer so far several times a second; at the end the text, the timeline and the numbers.
 
     Args:
@@ -135,21 +121,17 @@ class LiveDisplay:
     """
 
     def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
         self._console = console or Console(highlight=False)
-        self._live: Live | None = None
-        self._stream: AnswerStream | None = None
-        self._answer: AnswerStream | None = None
-        self._baseline = self._waiting = False
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._waiting = False
         self._next: asyncio.TimerHandle | None = None
 
-    def begin(self, stream: AnswerStream, *, baseline: bool) -> None:
+    def begin(self, stream: AnswerStream) -> None:
         """Start drawing."""
-        self._stream, self._baseline, self._waiting = stream, baseline, False
-        if not baseline:
-            self._answer = stream
-        if self._live is None:
-            self._live = Live(console=self._console, auto_refresh=False, transient=True)
-            self._live.start()
+        super().begin(stream)
+        self._waiting = False
+        self._live.start()
 
     def show(self, event: Event) -> None:
         """See to it that it is drawn soon: the next picture comes by itself, also if no event follows."""
@@ -171,13 +153,13 @@ class LiveDisplay:
     def broken(self) -> None:
         """The text so far."""
         self._stop()
-        if self._answer and (partial := self._answer.partial) and partial.text:
+        if self.answer and (partial := self.answer.partial) and partial.text:
             self._print(partial.text)
 
     def _draw(self) -> None:
         self._next = None
-        if self._live and self._stream and (partial := self._stream.partial):
-            title = "baseline" if self._baseline else "main"
+        if self.current and (partial := self.current.partial):
+            title = "main" if self.current is self.answer else "baseline"
             picture = view(partial, title=title, waiting=self._waiting, width=self._console.width)
             self._live.update(picture, refresh=True)
 
@@ -185,9 +167,7 @@ class LiveDisplay:
         if self._next:
             self._next.cancel()
             self._next = None
-        if self._live:
-            self._live.stop()
-            self._live = None
+        self._live.stop()
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)
@@ -296,7 +276,7 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
             "--compare decodes the baseline too)"
         )
     else:
-        measured = baseline.elapsed / answer.elapsed if answer.elapsed else 1.0
+        measured = _measured_speedup(answer, baseline)
         lines.append(f"baseline: {baseline.usage.completion_tokens} tokens, {baseline.elapsed:.2f} s")
         lines.append(
             f"speed-up: {measured:.2f} measured, {answer.theoretical_speedup(baseline):.2f} in theory "
@@ -306,6 +286,10 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
         found = ", ".join(sorted({str(diagnostic.code) for diagnostic in answer.diagnostics}))
         lines.append(f"not well-formed: {found}")
     return lines
+
+
+def _measured_speedup(answer: Generation, baseline: Generation) -> float:
+    return baseline.elapsed / answer.elapsed if answer.elapsed else 1.0
 
 
 def _print(value: dict[str, Any]) -> None:

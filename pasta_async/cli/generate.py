@@ -4,148 +4,179 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
+from pydantic import BaseModel, ConfigDict
 
-from pasta_async.cli.display import JsonDisplay, LiveDisplay, TextDisplay
-from pasta_async.cli.errors import fail
+from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
+from pasta_async.errors import InvalidRequestError
 from pasta_async.limits import Limits
 from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from pasta_async.cli.display import Display
     from pasta_async.protocol import Backend, Message
     from pasta_async.results import Generation
 
     _Both = tuple[Generation, Generation | None]
 
-__all__ = ["Files", "Form", "Job", "answer", "run"]
-
-Form = Literal["text", "live", "json"]
+__all__ = ["GenerateOptions", "answer", "run"]
 
 _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that what only a first request pays is in neither measurement."""
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Where to write; None: not at all."""
+class GenerateOptions(BaseModel):
+    """What is to be answered, and how; where it is shown and written."""
 
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    prompt: str
+    """The prompt; - reads standard input."""
+    backend: tuple[str, ...] = ()
+    """local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over servers
+    of one model; default: PASTA_BACKEND, or local:."""
+    live: bool = False
+    """Show the threads side by side."""
+    compare: bool = False
+    """Decode the baseline as well, and tell the speed-ups."""
+    as_json: bool = False
+    """Print the whole result as JSON."""
     trace: Path | None = None
+    """Write the timeline to this file, as a trace that Perfetto opens."""
     html: Path | None = None
+    """Write the timeline to this file, as one page that needs nothing else."""
+    system: str | None = None
+    """System message."""
+    prompted: bool | None = None
+    """Explain the tags to the model, or trust that it knows them; default: what it needs."""
+    template: tuple[str, ...] = ()
+    """NAME=VALUE for the chat template; may be repeated."""
+    temperature: float | None = None
+    """0 is greedy."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches this."""
+    top_k: int | None = None
+    """Keep the k likeliest tokens."""
+    min_p: float | None = None
+    """Keep tokens at least this likely, relative to the likeliest."""
+    seed: int | None = None
+    """With the same one, the same draws."""
+    stop: tuple[str, ...] = ()
+    """Text that ends the answer; may be repeated."""
+    max_tokens: int | None = None
+    """Tokens of the whole answer."""
+    max_threads: int | None = None
+    """Threads that decode at once."""
+    timeout: float | None = None
+    """Seconds for the answer."""
 
-    def check(self) -> None:
-        """Leave with exit code 2 if a file cannot be there, before any work is done."""
-        for option, path in (("--trace", self.trace), ("--html", self.html)):
-            if path and path.is_dir():
-                fail(f"{option}: {path} is a folder; name a file", code=2)
-            if path and not path.parent.is_dir():
-                fail(f"{option}: there is no folder {path.parent}", code=2)
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling options that were given. Raises InvalidRequestError if one is out of range."""
+        return Sampling(**self._given(Sampling))
 
-    def write(self, answer: Generation, baseline: Generation | None, *, prompt: str) -> None:
-        """Write what was asked for.
+    @property
+    def limits(self) -> Limits:
+        """The limits that were given. Raises InvalidRequestError if one is out of range."""
+        return Limits(**self._given(Limits))
 
-        Args:
-            answer: What is drawn.
-            baseline: Drawn beside it.
-            prompt: Shown on the page.
-        """
-        if self.trace:
-            _write(self.trace, json.dumps(answer.to_perfetto(baseline)))
-        if self.html:
-            from pasta_async.trace import timeline_page
+    @property
+    def messages(self) -> list[Message]:
+        """The system message, if there is one, and the prompt."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": self.prompt}]
 
-            _write(self.html, timeline_page(answer, baseline, prompt=prompt))
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Values for the chat template, read as JSON where they are some."""
+        return dict(map(_pair, self.template))
 
-
-@dataclass(frozen=True)
-class Job:
-    """What is to be answered, and how."""
-
-    messages: list[Message]
-    sampling: Sampling
-    limits: Limits
-    prompted: bool | None
-    template: Mapping[str, Any]
-    compare: bool
-    files: Files = Files()
-
-    @classmethod
-    def of(
-        cls, messages: list[Message], *, sampling: dict[str, Any], limits: dict[str, Any], **options: Any
-    ) -> Self:
-        """A job from what the command line gave; the environment has the other limits.
-
-        Raises:
-            InvalidRequestError: A value is out of range.
-        """
-        limited = Limits(**limits)
-        return cls(messages, Sampling(**sampling), limited, **options)
+    def _given(self, model: type[BaseModel]) -> dict[str, Any]:
+        return self.model_dump(include=set(model.model_fields), exclude_none=True)
 
 
-def run(job: Job, backend: Sequence[str] | Backend | None, *, form: Form) -> None:
-    """Answer on a display. Ctrl-C ends it with the answer so far and exit code 130.
+def run(options: GenerateOptions, backend: Backend | None) -> None:
+    """Answer on a display.
+
+    Args:
+        options: What was asked for.
+        backend: Decodes instead of what they name.
 
     Raises:
-        PastaError: What ended the answer; what there was of it is printed.
+        PastaError: What ended the answer; what there was of it is printed. So it is after Ctrl-C.
     """
-    job.files.check()
-    display = _display(form)
+    from pasta_async.cli.display import JsonDisplay, LiveDisplay, TextDisplay
+    from pasta_async.trace import perfetto_trace, timeline_page
+
+    if options.live and options.as_json:
+        raise InvalidRequestError("--live and --json exclude each other")
+    if options.prompt == "-":
+        options = options.model_copy(update={"prompt": read_text("-")})
+    _check_file("--trace", options.trace)
+    _check_file("--html", options.html)
+    display = LiveDisplay() if options.live else JsonDisplay() if options.as_json else TextDisplay()
+    generation, baseline = asyncio.run(_on_a_client(options, backend, display))
+    if options.trace:
+        _write(options.trace, json.dumps(perfetto_trace(generation, baseline)))
+    if options.html:
+        _write(options.html, timeline_page(generation, baseline, prompt=options.prompt))
+
+
+async def _on_a_client(options: GenerateOptions, backend: Backend | None, display: Display) -> _Both:
     try:
-        generation, baseline = asyncio.run(_on_a_client(job, backend, display))
-    except KeyboardInterrupt:
-        sys.stderr.write("pasta-async: interrupted\n")
-        raise typer.Exit(130) from None
-    job.files.write(generation, baseline, prompt=job.messages[-1]["content"])
-
-
-def _display(form: Form) -> Display:
-    return {"live": LiveDisplay, "json": JsonDisplay, "text": TextDisplay}[form]()
-
-
-async def _on_a_client(job: Job, backend: Sequence[str] | Backend | None, display: Display) -> _Both:
-    try:
-        async with Client(backend, limits=job.limits) as client:
-            return await answer(client, job, display)
+        async with Client(backend or options.backend or None, limits=options.limits) as client:
+            return await answer(client, options, display)
     except BaseException:  # a cancellation too: nothing runs any more, show what there is
         display.broken()
         raise
 
 
-async def answer(client: Client, job: Job, display: Display) -> _Both:
+async def answer(client: Client, options: GenerateOptions, display: Display) -> _Both:
     """Show the answer, decode the baseline if it is asked for, and show the result. Returns both.
 
     Cancelling it ends the answer; the display then has what there is of it.
     """
+    kwargs: dict[str, Any] = {
+        "sampling": options.sampling,
+        "prompted": options.prompted,
+        "chat_template_kwargs": options.template_kwargs,
+    }
     await client.connect()  # not part of anybody's time
-    if job.compare:
-        await client.generate("Hello.", sampling=_WARM_UP, prompted=job.prompted)
-    generation = await _watch(client, job, display, baseline=False)
-    baseline = await _watch(client, job, display, baseline=True) if job.compare else None
-    display.done(generation, baseline)
-    return generation, baseline
+    if options.compare:
+        await client.generate("Hello.", sampling=_WARM_UP, prompted=options.prompted)
+    done: list[Generation] = []
+    for baseline in (False, True)[: 1 + options.compare]:
+        async with client.stream(options.messages, baseline=baseline, **kwargs) as stream:
+            display.begin(stream)
+            async for event in stream:
+                display.show(event)
+            done.append(await stream.result())
+    both = done[0], done[1] if options.compare else None
+    display.done(*both)
+    return both
 
 
-async def _watch(client: Client, job: Job, display: Display, *, baseline: bool) -> Generation:
-    stream = client.stream(
-        job.messages,
-        sampling=job.sampling,
-        prompted=job.prompted,
-        baseline=baseline,
-        chat_template_kwargs=job.template,
-    )
-    async with stream:
-        display.begin(stream, baseline=baseline)
-        async for event in stream:
-            display.show(event)
-        return await stream.result()
+def _pair(item: str) -> tuple[str, Any]:
+    name, equals, value = item.partition("=")
+    if not name or not equals:
+        raise InvalidRequestError(f"--template: {item!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _check_file(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be there, before any work is done."""
+    if path and path.is_dir():
+        raise InvalidRequestError(f"{option}: {path} is a folder; name a file")
+    if path and not path.parent.is_dir():
+        raise InvalidRequestError(f"{option}: there is no folder {path.parent}")
 
 
 def _write(path: Path, text: str) -> None:

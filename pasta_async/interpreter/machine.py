@@ -175,7 +175,7 @@ class Machine:
         """A request of a thread failed."""
         if action == "fail":
             self.threads[number].finish_reason = "error"
-        self._tell(ev.ThreadFailed(number, error, action))
+        self._tell(ev.ThreadFailed(number, ev.ErrorInfo(type(error).__name__, str(error)), action))
 
     def exhaust(self, number: int, now: float) -> None:
         """No token can be decoded for this thread: a limit is reached, or its context fills the model's."""

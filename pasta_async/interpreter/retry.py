@@ -9,7 +9,13 @@ import random
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
-from pasta_async.errors import BackendError, BackendLostError, BackendStatusError, PastaError
+from pasta_async.errors import (
+    BackendError,
+    BackendLostError,
+    BackendStatusError,
+    PastaError,
+    ThreadFailedError,
+)
 from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
@@ -17,7 +23,6 @@ if TYPE_CHECKING:
 
     from pasta_async.clock import Clock
     from pasta_async.events import Event
-    from pasta_async.interpreter.runner import Runner
     from pasta_async.results import Generation
 
     Emit = Callable[[list[Event]], Awaitable[None]]
@@ -66,17 +71,17 @@ async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: C
 
 
 async def run_restarting(
-    attempt: Callable[[Emit | None, tuple[str, ...]], Runner], emit: Emit | None, restarts: int
+    attempt: Callable[[Emit | None, tuple[str, ...]], Awaitable[Generation]], emit: Emit | None, restarts: int
 ) -> Generation:
     """Run an answer; if its server is lost while nothing of it was shown, run it again from the beginning.
 
     Args:
-        attempt: Makes a runner that shows its events here, and whose answer has these notes.
+        attempt: Runs the answer, shows its events here, and gives it these notes.
         emit: Where events are shown. None: nobody watches, so nothing is shown before the end.
         restarts: How often, at most: a prompt that kills its server must not kill them all.
 
     Raises:
-        PastaError: As `Runner.run` does.
+        PastaError: What the last attempt ended with.
 
     Cancelling it cancels the run that is under way, which ends every thread and request of it.
     """
@@ -84,14 +89,21 @@ async def run_restarting(
     notes: tuple[str, ...] = ()
     while True:
         try:
-            return await attempt(screen.show if emit else None, notes).run()
+            return await attempt(screen.show if emit else None, notes)
         except PastaError as error:
-            lost = error.__cause__
-            if not isinstance(lost, BackendLostError) or screen.begun or len(notes) == restarts:
+            if screen.begun or len(notes) == restarts or not _lost_midway(error):
                 await screen.end()
                 raise
             await screen.restart()
-            notes = (*notes, f"started again elsewhere: {lost}")
+            notes = (*notes, f"started again elsewhere: {error.__cause__}")
+
+
+def _lost_midway(error: PastaError) -> bool:
+    """Whether a server was lost that had sent tokens. Without any, the request was sent again already."""
+    if not isinstance(error, ThreadFailedError) or not isinstance(error.__cause__, BackendLostError):
+        return False
+    requests = error.partial.threads[error.thread].requests if error.partial else ()
+    return bool(requests) and requests[-1].completion_tokens > 0
 
 
 class _Screen:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pasta_async.errors import ParseError
+from pasta_async.errors import PastaError
 
-__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "STYLE_CODES", "Code", "Diagnostic", "DiagnosticLog"]
+__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "STYLE_CODES", "Code", "Diagnostic", "ParseError", "DiagnosticLog"]
 
 MAX_DIAGNOSTICS = 1000
 """A reader records no more than this, so that a hostile text costs in proportion to its length."""
@@ -96,6 +96,14 @@ class Diagnostic:
 
     def __str__(self) -> str:
         return f"{self.line}:{self.column}: {self.code}: {self.message} ({self.hint})"
+
+
+class ParseError(PastaError):
+    """Strict reading met a malformed document."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(str(diagnostic))
+        self.diagnostic = diagnostic
 
 
 class DiagnosticLog:

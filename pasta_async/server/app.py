@@ -1,27 +1,31 @@
-"""The app: routes, middleware, and a client that lives as long as it."""
+"""The app: routes, middleware, a client that lives as long as it; and uvicorn to run it."""
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from pasta_async.client import Client
+from pasta_async.errors import InvalidRequestError
 from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
-from pasta_async.server.middleware import KeyGuard, read_keys
-from pasta_async.server.operations import Operations
+from pasta_async.server.middleware import HttpProtocol, KeyGuard, read_keys
+from pasta_async.server.operations import Operations, log_config
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
-from pasta_async.trace.standalone import standalone
+from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "uvicorn_server"]
 
 
 def create_app(
@@ -41,7 +45,6 @@ def create_app(
     settings: ServerSettings | None = None,
     *,
     limits: Limits | None = None,
-    routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """Make the ASGI app that answers OpenAI's API.
 
@@ -50,9 +53,8 @@ def create_app(
 
     Args:
         backend: What a `Client` takes; or a client, which is then not closed here. None: `PASTA_BACKEND`.
-        limits: As for `Client`; a client has its own.
         settings: None: from the environment, or the defaults. Host and port are for whoever runs the app.
-        routes: More of them.
+        limits: As for `Client`; a client has its own.
 
     Raises:
         InvalidRequestError: A setting or the backend's name is bad.
@@ -60,12 +62,42 @@ def create_app(
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
     operations = Operations(settings)
-    own = [*_routes(), Route("/metrics", operations.metrics)]
+    routes = [*_routes(), Route("/metrics", operations.metrics)]
     return Starlette(
-        routes=[*own, *routes],
-        middleware=[*operations.middleware([route.path for route in own]), *_middleware(settings)],
+        routes=routes,
+        middleware=[*operations.middleware([route.path for route in routes]), *_middleware(settings)],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=_lifespan(client, settings, operations, owned=client is not backend),
+    )
+
+
+def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
+    """What runs an app of `create_app` with the same settings.
+
+    The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once.
+
+    Raises:
+        InvalidRequestError: It is to listen where others can reach it, and has no key.
+    """
+    keys = read_keys(settings)
+    if not keys and not settings.loopback:
+        raise InvalidRequestError(
+            f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
+            "PASTA_SERVER_API_KEYS"
+        )
+    if not keys:  # or any page on the web could ask, under a name of its own for this machine
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", settings.host])
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            http=HttpProtocol,
+            timeout_graceful_shutdown=round(settings.drain_seconds),
+            server_header=False,
+            log_config=log_config(settings),
+        )
     )
 
 
@@ -116,15 +148,8 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
 async def _health(request: Request) -> Response:
     """What the server does right now."""
     service = service_of(request)
-    admission = service.admission
-    return JSONResponse(
-        {
-            "status": "ok",
-            "model": service.info.name,
-            "in_flight": admission.in_flight,
-            "queued": admission.queued,
-        }
-    )
+    counts = {"in_flight": service.admission.in_flight, "queued": service.admission.queued}
+    return JSONResponse({"status": "ok", "model": service.info.name, **counts})
 
 
 async def _models(request: Request) -> Response:
@@ -137,8 +162,7 @@ async def _model(request: Request) -> Response:
     for model in _known_models(service_of(request)):
         if model["id"] == name:
             return JSONResponse(model)
-    message = f"the model {name!r} does not exist here"
-    raise ApiError(message, status=404, code="model_not_found", param="model")
+    raise ApiError(f"the model {name!r} does not exist here", 404, code="model_not_found", param="model")
 
 
 def _known_models(service: Service) -> list[dict[str, object]]:
@@ -161,7 +185,7 @@ async def _playground(_: Request) -> Response:
 def _page() -> tuple[str, dict[str, str]]:
     page = standalone("index.html", ["server/playground", "trace"])
     return page.html, {
-        "Content-Security-Policy": page.policy("connect-src 'self'", "frame-ancestors 'none'"),
+        "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
@@ -183,5 +207,6 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    where = f"{request.method} {request.url.path}"
-    return ApiError(f"there is no {where} here", status=status, code="unknown_url").response
+    return ApiError(
+        f"there is no {request.method} {request.url.path} here", status, code="unknown_url"
+    ).response

@@ -1,10 +1,12 @@
-"""`POST /v1/chat/completions` and `/v1/completions`."""
+"""`POST /v1/chat/completions` and `/v1/completions`: answers of the library, or replies of the engine."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -13,11 +15,9 @@ from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
 from pasta_async.events import AnswerDone, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.protocol import PassThrough
 from pasta_async.server.errors import ApiError
-from pasta_async.server.replies import Mode, Replies
 from pasta_async.server.requests import (
     ChatRequest,
     CompletionRequest,
-    GenerateRequest,
     answer_limits,
     check_request,
     generate_kwargs,
@@ -25,18 +25,20 @@ from pasta_async.server.requests import (
     sampling_values,
 )
 from pasta_async.server.service import service_of
-from pasta_async.server.streaming import merged, stream_response, unless_gone
+from pasta_async.server.streaming import event_fields, merged, stream_response, unless_gone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from starlette.requests import Request
 
-    from pasta_async.protocol import ModelInfo
+    from pasta_async.events import Event
     from pasta_async.results import Generation
+    from pasta_async.server.requests import GenerateRequest
     from pasta_async.server.service import Service
 
     Json = dict[str, Any]
+    Mode = Literal["parallel", "sequential", "baseline"]
 
 __all__ = ["chat_completions", "completions"]
 
@@ -62,39 +64,40 @@ async def _respond(request: Request, form: type[GenerateRequest]) -> Response:
     service = service_of(request)
     body = await read_body(request, form, service.settings)
     check_request(body, service)
-    if body.engine_only:
-        return await _pass_through(request, service, body)
-    answers = _Answers(service, body)
-    headers = {"x-pasta-mode": answers.replies.mode}
+    reply = _EngineReply(service, body) if body.engine_only else _Reply(service, body)
+    headers = {"x-pasta-mode": reply.mode}
     if body.stream:
-        return await stream_response(request, answers.chunks(), headers, service.settings)
-    generations = await unless_gone(request, answers.generate())
-    return _json(answers.replies.whole(generations), headers)
+        return await stream_response(request, reply.chunks(), headers, service.settings)
+    whole = await unless_gone(request, reply.whole())
+    return Response(to_json(whole), media_type="application/json", headers=headers)
 
 
-def _json(value: Json, headers: dict[str, str]) -> Response:
-    return Response(to_json(value), media_type="application/json", headers=headers)
-
-
-def _mode(request: GenerateRequest, info: ModelInfo) -> Mode:
-    """How answers are decoded. A model that must be told about tags is not told by a bare text."""
-    untold = isinstance(request, CompletionRequest) and info.tags is None and not request.pasta.prompted
-    if request.pasta.baseline or untold:
-        return "baseline"
-    return "parallel" if request.pasta.parallel else "sequential"
-
-
-class _Answers:
-    """The answers of one request: its choices decode side by side."""
+class _Reply:
+    """The reply to one request, whole or as the chunks of a stream. Its choices decode side by side."""
 
     def __init__(self, service: Service, request: GenerateRequest) -> None:
         self._service, self._request = service, request
         self._kwargs = generate_kwargs(request, service)
-        self.replies = Replies(request, _mode(request, service.info))
         self._count = len(request.prompts) * request.choices
+        self._chat = isinstance(request, ChatRequest)
+        self._envelope: Json = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
+            "created": int(time.time()),
+            "model": request.model,
+            "system_fingerprint": None,
+        }
 
-    async def generate(self) -> list[Generation]:
-        """All choices; the first that fails ends the others."""
+    @property
+    def mode(self) -> Mode:
+        """How answers are decoded. A model that must be told about tags is not told by a bare text."""
+        options = self._request.pasta
+        untold = not self._chat and self._service.info.tags is None and not options.prompted
+        if options.baseline or untold:
+            return "baseline"
+        return "parallel" if options.parallel else "sequential"
+
+    async def whole(self) -> Json:
+        """The reply of a request that does not stream; the first choice that fails ends the others."""
         async with self._service.admission.enter(self._count):
             calls = await self._calls()
             try:
@@ -102,11 +105,20 @@ class _Answers:
                     tasks = [group.create_task(self._service.client.generate(**call)) for call in calls]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None  # the others were cancelled for it
-            return [task.result() for task in tasks]
+        generations = [task.result() for task in tasks]
+        return {
+            **self._envelope,
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": [self._choice(index, each) for index, each in enumerate(generations)],
+            "usage": self._usage(generations),
+            "pasta": self._pasta(enumerate(generations)),
+        }
 
     async def chunks(self) -> AsyncGenerator[list[Json], None]:
         """The stream's chunks; the first item holds all up to the first text."""
-        held = [chunk for index in range(self._count) for chunk in self.replies.first(index)]
+        held: list[Json] = []
+        if self._chat:
+            held += [self._chunk(self._delta(i, role="assistant", content="")) for i in range(self._count)]
         done: dict[int, Generation] = {}
         begun = False
         async with self._service.admission.enter(self._count):
@@ -116,69 +128,134 @@ class _Answers:
                     if isinstance(event, AnswerDone):
                         done[index] = event.generation
                     begun = begun or isinstance(event, _BEGINNING)
-                    held += self.replies.event(index, event)
+                    held += self._event_chunks(index, event)
                     if begun and held:
                         yield held
                         held = []
-        if last := self.replies.last([done[index] for index in sorted(done)]):
-            yield last
+        options = self._request.stream_options
+        if options and options.include_usage:
+            yield [self._chunk(usage=self._usage([done[index] for index in sorted(done)]))]
 
-    async def _calls(self) -> list[dict[str, Any]]:
+    async def _calls(self) -> list[Json]:
         """The arguments of `Client.generate` for each choice; a text is encoded once for all its choices."""
-        encode = self._service.client.backend.encode
+        encode = self._service.client.encode
         prompts = [await encode(each) if isinstance(each, str) else each for each in self._request.prompts]
         return [{**kwargs, "prompt": prompt} for prompt in prompts for kwargs in self._kwargs]
 
+    def _event_chunks(self, index: int, event: Event) -> Iterator[Json]:
+        """The chunks for one event of a choice."""
+        if self._request.pasta.events and not isinstance(event, AnswerDone):
+            pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
+            yield self._chunk(pasta=pasta)
+        if isinstance(event, TextDelta):
+            yield self._chunk(self._delta(index, content=event.delta))
+        elif isinstance(event, ReasoningDelta) and self._chat:
+            yield self._chunk(self._delta(index, reasoning_content=event.delta))
+        elif isinstance(event, AnswerDone):
+            last = self._delta(index, finish_reason=_finish_reason(event.generation))
+            yield self._chunk(last, pasta=self._pasta([(index, event.generation)]))
 
-async def _pass_through(request: Request, service: Service, body: GenerateRequest) -> Response:
-    """Have the engine's own endpoint answer, in sequence: the header and the field `pasta` say so.
+    def _chunk(self, *choices: Json, **more: Any) -> Json:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._envelope, "object": kind, "choices": choices, **more}
 
-    A client that goes away, or a cancellation, aborts the request on the engine.
-    """
-    headers = {"x-pasta-mode": "passed-through"}
-    events = _engine_events(service, body)
-    if body.stream:
-        return await stream_response(request, events, headers, service.settings)
-    async with aclosing(events):
-        reply = await unless_gone(request, _first(events))
-    return _json(reply, headers)
+    def _delta(self, index: int, *, finish_reason: str | None = None, **delta: str) -> Json:
+        text = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        return {"index": index, "logprobs": None, "finish_reason": finish_reason, **text}
 
+    def _choice(self, index: int, generation: Generation) -> Json:
+        text: Json = {"text": generation.text}
+        if self._chat:
+            message = {"role": "assistant", "content": generation.text, "refusal": None}
+            if generation.reasoning:
+                message["reasoning_content"] = generation.reasoning
+            text = {"message": message}
+        return {"index": index, "logprobs": None, "finish_reason": _finish_reason(generation), **text}
 
-async def _first(events: AsyncGenerator[list[Json], None]) -> Json:
-    async for event in events:
-        return event[0]
-    raise BackendProtocolError("the engine's reply is empty")
+    def _usage(self, generations: Sequence[Generation]) -> Json:
+        """Tokens of a request, tags counted; the prompt of several choices counts once."""
+        firsts = generations[:: self._request.choices]
+        prompt = sum(generation.usage.prompt_tokens for generation in firsts)
+        completion = sum(generation.usage.completion_tokens for generation in generations)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(map(_cached_tokens, firsts))},
+        }
 
-
-async def _engine_events(service: Service, body: GenerateRequest) -> AsyncGenerator[list[Json], None]:
-    """What the engine replies, under the name that the model was asked by; the first object is marked."""
-    mark: Json = {"pasta": {"mode": "passed-through", "because": body.engine_only, "choices": []}}
-    timeout = answer_limits(body.pasta.limits, service.limits).timeout
-    engine = _engine_reply(service, body)
-    async with service.admission.enter(len(body.prompts) * body.choices), aclosing(engine):
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    event = await anext(engine, None)
-            except TimeoutError:
-                raise GenerationTimeoutError(f"the answer took longer than {timeout:g} s") from None
-            if event is None:
-                return
-            yield [{**event, "model": body.model, **mark}]
-            mark = {}
+    def _pasta(self, choices: Iterable[tuple[int, Generation]]) -> Json:
+        """The field `pasta`: for each choice its summary, or where the request asks for it its record."""
+        describe = _record if self._request.pasta.record else _summary
+        described = [{"index": index, **describe(generation)} for index, generation in choices]
+        return {"mode": self.mode, "choices": described}
 
 
-def _engine_reply(service: Service, body: GenerateRequest) -> AsyncGenerator[Json, None]:
-    """The engine's reply to a request; it would take a default of its own for what is left out."""
-    backend = service.client.backend
-    if not isinstance(backend, PassThrough):
-        field = body.engine_only[0]
-        raise ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=field)
-    sent = body.model_dump(exclude_none=True, exclude={"pasta", "max_tokens", "max_completion_tokens"})
-    sent |= sampling_values(body, service.settings) | {"model": service.info.name}
-    if not isinstance(body, ChatRequest):
-        return backend.openai("/v1/completions", sent)
-    if service.info.tags is not None:
-        sent["chat_template_kwargs"] = {"pasta": False, **(body.chat_template_kwargs or {})}
-    return backend.openai("/v1/chat/completions", sent)
+def _record(generation: Generation) -> Json:
+    return generation.model_dump(mode="json")
+
+
+def _summary(generation: Generation) -> Json:
+    fields = {"critical_path", "text_speedup", "elapsed", "notes"}
+    return {"threads": len(generation.threads), **generation.model_dump(mode="json", include=fields)}
+
+
+def _finish_reason(generation: Generation) -> str:
+    """Why an answer ended, in OpenAI's words."""
+    return "length" if generation.finish_reason == "length" else "stop"
+
+
+def _cached_tokens(generation: Generation) -> int:
+    """Of the prompt's tokens, those whose KV was in the prefix cache when the main thread began."""
+    requests = generation.threads[0].requests
+    return (requests[0].cached_tokens or 0) if requests else 0
+
+
+class _EngineReply:
+    """What the engine's own endpoint replies, in sequence: the header and the field `pasta` say so."""
+
+    mode: Literal["passed-through"] = "passed-through"
+
+    def __init__(self, service: Service, request: GenerateRequest) -> None:
+        self._service, self._request = service, request
+
+    async def whole(self) -> Json:
+        """The reply of a request that does not stream."""
+        async with aclosing(self.chunks()) as replies:
+            async for reply in replies:
+                return reply[0]
+        raise BackendProtocolError("the engine's reply is empty")
+
+    async def chunks(self) -> AsyncGenerator[list[Json], None]:
+        """The objects of the reply, under the name that the model was asked by; the first is marked."""
+        request, service = self._request, self._service
+        because: Json = {"mode": self.mode, "because": request.engine_only, "choices": []}
+        changes: Json = {"model": request.model, "pasta": because}
+        timeout = answer_limits(request.pasta.limits, service.limits).timeout
+        places = service.admission.enter(len(request.prompts) * request.choices)
+        async with aclosing(self._objects()) as objects, places:
+            deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        found = await anext(objects, None)
+                except TimeoutError:
+                    raise GenerationTimeoutError(f"the answer took longer than {timeout:g} s") from None
+                if found is None:
+                    return
+                yield [{**found, **changes}]
+                changes.pop("pasta", None)
+
+    def _objects(self) -> AsyncGenerator[Json, None]:
+        """The engine's reply as it is. It has defaults of its own, so it is told what was left out."""
+        service, request, backend = self._service, self._request, self._service.client.backend
+        if not isinstance(backend, PassThrough):
+            field = request.engine_only[0]
+            raise ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=field)
+        body = request.model_dump(exclude_none=True, exclude={"pasta", "max_tokens", "max_completion_tokens"})
+        body |= sampling_values(request, service.settings) | {"model": service.info.name}
+        if not isinstance(request, ChatRequest):
+            return backend.openai("/v1/completions", body)
+        if service.info.tags is not None:
+            body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
+        return backend.openai("/v1/chat/completions", body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
@@ -29,43 +30,30 @@ _LOG = logging.getLogger("pasta_async.server")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
-    """An error as a client of the API sees it.
+    """An error as a client of the API sees it."""
 
-    Args:
-        message: What is wrong, and what to do about it.
-        status: HTTP status.
-        code: OpenAI's name for it, where there is one.
-        param: The field of the request that is to blame.
-        retry_after: Seconds after which asking again may help.
-        retry: Whether OpenAI's client may ask again by itself (`x-should-retry`); None: as it sees fit.
-        partial: Text of the answer so far.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after: float | None = None,
-        retry: bool | None = None,
-        partial: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status: int = status
-        self.code: str | None = code
-        self.param: str | None = param
-        self.retry_after: float | None = retry_after
-        self.retry: bool | None = retry
-        self.partial: str | None = partial
+    message: str
+    """What is wrong, and what to do about it."""
+    status: int = 400
+    _: KW_ONLY
+    code: str | None = None
+    """OpenAI's name for it, where there is one."""
+    param: str | None = None
+    """The field of the request that is to blame."""
+    retry_after: float | None = None
+    """Seconds after which asking again may help."""
+    retry: bool | None = None
+    """Whether OpenAI's client may ask again by itself (`x-should-retry`); None: as it sees fit."""
+    partial: str | None = None
+    """Text of the answer so far."""
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON object of the reply."""
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error if self.partial is None else {**error, "partial": self.partial}}
 
     @property
@@ -83,32 +71,35 @@ class ApiError(Exception):
 
 def api_error(error: Exception) -> ApiError:
     """The error that a client sees for one that ended its request."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, InvalidRequestError):
-        too_long = isinstance(error, PromptTooLongError)
-        return ApiError(str(error), code="context_length_exceeded" if too_long else None)
-    if isinstance(error, GenerationTimeoutError):
-        found = ApiError(str(error), status=504, code="timeout", retry=False)
-    elif isinstance(error, PastaError):
-        found = _engine_error(error)
-    else:
-        found = ApiError("the server failed; its log has more", status=500, code="internal_error")
-    if isinstance(error, PastaError) and error.partial is not None:
-        found.partial = error.partial.text
+    message = str(error)
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLongError():
+            return ApiError(message, code="context_length_exceeded")
+        case InvalidRequestError():
+            return ApiError(message)
+        case GenerationTimeoutError():
+            found = ApiError(message, 504, code="timeout", retry=False)
+        case PastaError():
+            cause = error.__cause__
+            found = _engine_error(message, cause if isinstance(cause, BackendError) else error)
+        case _:
+            return ApiError("the server failed; its log has more", 500, code="internal_error")
+    found.partial = error.partial.text if error.partial else None
     return found
 
 
-def _engine_error(error: PastaError) -> ApiError:
-    cause = error.__cause__ if isinstance(error.__cause__, BackendError) else error
-    if isinstance(cause, BackendConnectError):
-        return ApiError(str(error), status=503, code="engine_unreachable")
-    if isinstance(cause, BackendStatusError):
-        if cause.status in (400, 413, 422):
-            return ApiError(str(error), code="refused_by_engine")
-        if cause.status in (429, 503):
-            return ApiError(str(error), status=503, code="engine_busy", retry_after=cause.retry_after)
-    return ApiError(str(error), status=502, code="engine_failed")
+def _engine_error(message: str, cause: PastaError) -> ApiError:
+    match cause:
+        case BackendConnectError():
+            return ApiError(message, 503, code="engine_unreachable")
+        case BackendStatusError(status=400 | 413 | 422):
+            return ApiError(message, code="refused_by_engine")
+        case BackendStatusError(status=429 | 503):
+            return ApiError(message, 503, code="engine_busy", retry_after=cause.retry_after)
+        case _:
+            return ApiError(message, 502, code="engine_failed")
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:

@@ -16,7 +16,7 @@ from pasta_async.sampling import Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from starlette.requests import Request
 
@@ -126,9 +126,9 @@ class ChatMessage(_Body):
     @property
     def foreign(self) -> bool:
         """Whether it is for the engine's own endpoint: calls and results of tools, images, sound."""
-        parts = self.content if isinstance(self.content, list) else []
         calls = self.role in ("tool", "function") or self.tool_calls or self.function_call
-        return bool(calls) or not all(isinstance(part, TextPart) for part in parts)
+        parts = self.content if isinstance(self.content, list) else []
+        return bool(calls) or any(isinstance(part, ForeignPart) for part in parts)
 
     @property
     def as_message(self) -> Message:
@@ -137,8 +137,8 @@ class ChatMessage(_Body):
         text = self.content or ""
         if isinstance(text, list):
             text = "".join(part.text for part in text if isinstance(part, TextPart))
-        extra = {"name": self.name, "reasoning_content": self.reasoning_content}
-        return {"role": role, "content": text, **{k: v for k, v in extra.items() if v is not None}}
+        more = self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
+        return {"role": role, "content": text, **more}
 
 
 class GenerateRequest(_Body):
@@ -286,29 +286,20 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which a page of another origin may not send unasked
-        raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", status=415)
+        raise ApiError(f"the content type must be application/json, not {kind or 'missing'!r}", 415)
+    raw, most = bytearray(), settings.max_body_bytes
     try:
         with anyio.fail_after(settings.body_timeout):
-            raw = await _read_bounded(request, settings.max_body_bytes)
+            async for part in request.stream():
+                raw += part
+                if len(raw) > most:
+                    raise ApiError(f"the body has more than {most} bytes", 413, code="request_too_large")
     except TimeoutError:
-        raise ApiError(f"the body took longer than {settings.body_timeout:g} s", status=408) from None
+        raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
     try:
         return form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
-
-
-async def _read_bounded(request: Request, limit: int) -> bytes:
-    length = request.headers.get("content-length", "0")
-    raw = bytearray()
-    if not length.isdigit() or int(length) <= limit:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > limit:
-                break
-        else:
-            return bytes(raw)
-    raise ApiError(f"the body has more than {limit} bytes", status=413, code="request_too_large")
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:
@@ -317,46 +308,39 @@ def check_request(request: GenerateRequest, service: Service) -> None:
     Raises:
         ApiError: What, and why.
     """
-    settings = service.settings
-    if request.model not in service.model_names:
-        raise ApiError(
-            f"the model {request.model!r} does not exist here; there is {', '.join(service.model_names)}",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
+    for complaint in _complaints(request, service):
+        raise complaint
+
+
+def _complaints(request: GenerateRequest, service: Service) -> Iterator[ApiError]:
+    settings, names = service.settings, service.model_names
+    if request.model not in names:
+        message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
+        yield ApiError(message, 404, code="model_not_found", param="model")
     if request.stream_options is not None and not request.stream:
-        raise ApiError("stream_options is only allowed when stream is set", param="stream_options")
-    if (count := len(request.prompts) * request.choices) > settings.max_choices:
-        raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
-    wanted, most = request.token_limit, settings.max_tokens
-    if wanted is not None and most is not None and wanted > most:
-        raise ApiError(f"at most {most} tokens for an answer, not {wanted}", param="max_tokens")
-    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
-        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
+        yield ApiError("stream_options is only allowed when stream is set", param="stream_options")
     if isinstance(request, CompletionRequest):
-        _check_completion(request)
-    if request.seed is not None and not service.info.honours_seeds:
-        _check_greedy(request, settings)
-
-
-def _check_completion(request: CompletionRequest) -> None:
-    if not request.prompts or not all(request.prompts):
-        raise ApiError("the prompt is empty", param="prompt")
-    if request.best_of not in (None, request.choices):
-        raise ApiError(
-            "best_of is not supported: it must equal n", code="unsupported_parameter", param="best_of"
-        )
-
-
-def _check_greedy(request: GenerateRequest, settings: ServerSettings) -> None:
-    if sampling_values(request, settings)["temperature"]:
-        raise ApiError(
+        if not request.prompts or not all(request.prompts):
+            yield ApiError("the prompt is empty", param="prompt")
+        if request.best_of not in (None, request.choices):
+            yield _unsupported("best_of is not supported: it must equal n", "best_of")
+    if (count := len(request.prompts) * request.choices) > settings.max_choices:
+        yield ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
+    if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
+        yield ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
+    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
+        yield ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
+    drawn = sampling_values(request, settings)["temperature"] > 0
+    if request.seed is not None and drawn and not service.info.honours_seeds:
+        yield _unsupported(
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
             "leave the seed out, or set temperature to 0",
-            code="unsupported_parameter",
-            param="seed",
+            "seed",
         )
+
+
+def _unsupported(message: str, field: str) -> ApiError:
+    return ApiError(message, code="unsupported_parameter", param=field)
 
 
 def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
@@ -366,18 +350,18 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
         ApiError: More is asked for than the server gives.
         InvalidRequestError: A value is out of range.
     """
-    values: dict[str, Any] = {**sampling_values(request, service.settings), "stop": request.stops}
+    options = request.pasta
     kwargs: dict[str, Any] = {
-        "limits": answer_limits(request.pasta.limits, service.limits),
-        "prompted": request.pasta.prompted,
-        "baseline": request.pasta.baseline,
-        "parallel": request.pasta.parallel,
-        "fork": request.pasta.fork,
+        "limits": answer_limits(options.limits, service.limits),
+        **options.model_dump(include={"prompted", "baseline", "parallel", "fork"}),
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs
-    seeds = [None if request.seed is None else (request.seed + i) % 2**63 for i in range(request.choices)]
-    return [{**kwargs, "sampling": Sampling(**values, seed=seed)} for seed in seeds]
+    sampling = Sampling(**sampling_values(request, service.settings), stop=request.stops)
+    if request.seed is None:
+        return [{**kwargs, "sampling": sampling}] * request.choices
+    seeds = [(request.seed + index) % 2**63 for index in range(request.choices)]
+    return [{**kwargs, "sampling": sampling, "seed": seed} for seed in seeds]
 
 
 def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
@@ -399,8 +383,8 @@ def answer_limits(wanted: PastaLimits, own: Limits) -> Limits:
         ApiError: More is asked for than the server gives.
     """
     values = wanted.model_dump(exclude_none=True)
-    for name in ("max_threads", "chunk_tokens", "timeout", "retries"):
+    for name in values.keys() - {"on_failure"}:
         most = getattr(own, name)
-        if name in values and most is not None and values[name] > most:
+        if most is not None and values[name] > most:
             raise ApiError(f"at most {most:g}, not {values[name]:g}", param=f"pasta.limits.{name}")
     return own.model_copy(update=values)

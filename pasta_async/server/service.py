@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from pasta_async.server.errors import ApiError
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
     from pasta_async.server.settings import ServerSettings
 
 __all__ = ["Admission", "Service", "service_of"]
-
-_SMOOTHING = 0.1
-"""Weight of the last answer in the running mean of their durations."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +55,18 @@ def service_of(request: Request) -> Service:
 class Admission:
     """Lets a number of answers decode at once; a bounded queue, first come first served, waits for its turn.
 
-    A request for several choices takes as many places, all at once.
+    A request for several choices takes as many places. It takes them one by one as they become free, while
+    whoever came later waits behind it.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._seconds = 1.0
+        self._places = asyncio.Semaphore(settings.max_answers)
+        self._head = asyncio.Lock()
         self.in_flight: int = 0
         """Answers that decode."""
-
-    @property
-    def queued(self) -> int:
+        self.queued: int = 0
         """Answers that wait."""
-        return sum(count for _, count in self._waiting)
 
     @asynccontextmanager
     async def enter(self, count: int = 1) -> AsyncGenerator[None]:
@@ -84,57 +77,35 @@ class Admission:
 
         Cancelling it gives the places, or the place in the queue, back.
         """
-        await self._acquire(count)
-        began = monotonic()
-        try:
-            yield
-        finally:
-            self._seconds += _SMOOTHING * (monotonic() - began - self._seconds)
-            self._release(count)
-
-    async def _acquire(self, count: int) -> None:
-        if count > self._settings.max_answers:
-            raise ApiError(f"at most {self._settings.max_answers} answers decode at once here, not {count}")
-        if not self._waiting and self.in_flight + count <= self._settings.max_answers:
+        async with AsyncExitStack() as held:
+            await self._acquire(held, count)
             self.in_flight += count
-            return
-        if self.queued + count > self._settings.max_queue:
+            try:
+                yield
+            finally:
+                self.in_flight -= count
+
+    async def _acquire(self, held: AsyncExitStack, count: int) -> None:
+        settings = self._settings
+        if count > settings.max_answers:
+            raise ApiError(f"at most {settings.max_answers} answers decode at once here, not {count}")
+        free = 0 if self.queued else settings.max_answers - self.in_flight
+        if count > free and self.queued + count > settings.max_queue:
             raise self._busy("too many answers wait already")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((turn, count))
+        self.queued += count
         try:
-            async with asyncio.timeout(self._settings.queue_timeout):
-                await turn
-        except BaseException as error:
-            self._leave(turn, count)
-            if isinstance(error, TimeoutError):
-                raise self._busy("no place became free in time") from None
-            raise
-
-    def _leave(self, turn: asyncio.Future[None], count: int) -> None:
-        """Go away from the queue, or give back the places that were handed over in the same moment."""
-        if (turn, count) in self._waiting:
-            self._waiting.remove((turn, count))
-            self._admit()
-        else:
-            self._release(count)
-
-    def _release(self, count: int) -> None:
-        self.in_flight -= count
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self.in_flight + self._waiting[0][1] <= self._settings.max_answers:
-            turn, count = self._waiting.popleft()
-            self.in_flight += count
-            if not turn.done():  # else whoever waited is about to leave, and gives the places back
-                turn.set_result(None)
+            async with asyncio.timeout(settings.queue_timeout), self._head:
+                for _ in range(count):
+                    await held.enter_async_context(self._places)
+        except TimeoutError:
+            raise self._busy("no place became free in time") from None
+        finally:
+            self.queued -= count
 
     def _busy(self, why: str) -> ApiError:
-        wait = self._seconds * (1 + self.queued / self._settings.max_answers)
         return ApiError(
             f"the server is busy: {why}; {self.in_flight} answers decode, {self.queued} wait",
-            status=429,
+            429,
             code="rate_limit_exceeded",
-            retry_after=min(wait, 60.0),
+            retry_after=min(1 + self.queued / self._settings.max_answers, 60),
         )

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-__all__ = ["ServerSettings"]
+__all__ = ["Names", "ServerSettings"]
 
 
 def _listed(value: Any) -> Any:
@@ -22,7 +22,7 @@ def _listed(value: Any) -> Any:
     return value
 
 
-_Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 _Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
@@ -36,7 +36,7 @@ class ServerSettings(BaseSettings):
     """
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="PASTA_SERVER_", frozen=True, extra="forbid"
+        env_prefix="PASTA_SERVER_", frozen=True, extra="forbid", use_attribute_docstrings=True
     )
 
     def __init__(self, **values: Any) -> None:
@@ -53,10 +53,11 @@ class ServerSettings(BaseSettings):
     api_keys: _Secrets = ()
     """Whoever asks must send one of these as a bearer token; none: everybody may ask."""
     api_keys_file: Path | None = None
-    """More of them, one on each line; empty lines and those that begin with # count for nothing."""
-    cors_origins: _Names = ()
+    """A file of keys, one on each line; empty lines and those that begin with # count for nothing.
+    `PASTA_SERVER_API_KEYS` has some too."""
+    cors_origins: Names = ()
     """Origins whose pages may ask, `https://app.example` for instance; `*` is every page there is."""
-    model_names: _Names = ()
+    model_names: Names = ()
     """Names that requests may call the model by, beside its own."""
     temperature: float = Field(default=1.0, ge=0, le=10)
     """For requests that name none; 1 is OpenAI's default."""
@@ -71,9 +72,9 @@ class ServerSettings(BaseSettings):
     max_choices: int = Field(default=16, ge=1)
     """Answers that one request may ask for (`n`, or several prompts)."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that a request may ask for; None: what the model's context holds."""
+    """Tokens that a request may ask for; default: what the model's context holds."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of a prompt; None: what the model's context holds."""
+    """Tokens of a prompt; default: what the model's context holds."""
     max_body_bytes: int = Field(default=4 * 2**20, ge=1)
     """Bytes of a request's body."""
     body_timeout: float = Field(default=30.0, gt=0)
@@ -89,7 +90,7 @@ class ServerSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """From `debug` on, logs tell of threads and requests too."""
     otel: bool | None = None
-    """Whether traces go out over OpenTelemetry; None: if `OTEL_EXPORTER_OTLP_ENDPOINT` says where to."""
+    """Whether traces go out over OTLP, as the `OTEL_*` variables say; default: if they name an endpoint."""
 
     @property
     def traced(self) -> bool:

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pasta_async.errors import PastaError
-from pasta_async.events import (
-    AnswerDone,
-    DiagnosticFound,
-    TextDelta,
-    ThreadDelta,
-    ThreadDone,
-    ThreadFailed,
-)
+from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
@@ -29,67 +21,32 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from pasta_async.events import Event
     from pasta_async.server.settings import ServerSettings
     from pasta_async.streaming import AnswerStream
 
-__all__ = [
-    "DRAIN_SECONDS",
-    "AnswerResponse",
-    "EventResponse",
-    "event_fields",
-    "merged",
-    "stream_response",
-    "unless_gone",
-]
+    Chunks = AsyncGenerator[list[dict[str, Any]], None]
+
+__all__ = ["AnswerResponse", "event_fields", "merged", "stream_response", "unless_gone"]
 
 _T = TypeVar("_T")
-
-DRAIN_SECONDS = 30.0
-"""How long a stream may go on after the process was told to stop."""
 
 
 def event_fields(event: Event) -> dict[str, Any]:
     """An event as a JSON object: its fields by their names, `type` among them.
 
-    Records and the generation are objects as `model_dump` makes them; errors by class and message.
+    `pydantic.TypeAdapter(pasta_async.Event)` reads it again.
     """
-    match event:
-        case TextDelta():
-            return {"type": event.type, "delta": event.delta}
-        case ThreadDelta():
-            return {"type": event.type, "thread": event.thread, "delta": event.delta}
-        case ThreadDone():
-            record = event.record.model_dump(mode="json")
-            return {"type": event.type, "thread": event.thread, "record": record}
-        case ThreadFailed():
-            error = {"type": type(event.error).__name__, "message": str(event.error)}
-            return {"type": event.type, "thread": event.thread, "error": error, "action": event.action}
-        case DiagnosticFound():
-            return {"type": event.type, "diagnostic": asdict(event.diagnostic)}
-        case AnswerDone():
-            return {"type": event.type, "generation": event.generation.model_dump(mode="json")}
-        case _:
-            return asdict(event)
+    return _EVENTS.dump_python(event, mode="json")
 
 
-class EventResponse(EventSourceResponse):
-    """Server-sent events from a generator, which is closed whatever becomes of the response.
+_EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
-    Args:
-        events: The events, as bytes or in any form that sse-starlette takes.
-        headers: Further headers.
-        ping: Seconds between comments that keep the connection alive; 0: none.
-        drain: Seconds the stream may go on after the process was told to stop.
-    """
+
+class _EventResponse(EventSourceResponse):
+    """Server-sent events from a generator, which is closed whatever becomes of the response."""
 
     def __init__(
-        self,
-        events: AsyncGenerator[Any, None],
-        *,
-        headers: Mapping[str, str] | None = None,
-        ping: float = 15.0,
-        drain: float = DRAIN_SECONDS,
+        self, events: AsyncGenerator[Any, None], headers: Mapping[str, str], ping: float, drain: float
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
             events, headers=headers, ping=ping, shutdown_grace_period=drain
@@ -105,7 +62,7 @@ class EventResponse(EventSourceResponse):
                 await self._events.aclose()
 
 
-class AnswerResponse(EventResponse):
+class AnswerResponse(_EventResponse):
     """A Starlette or FastAPI response that streams an answer as server-sent events.
 
     The name of each event is its `type` (`text.delta`, `thread.started`, ...), its data the JSON object that
@@ -118,38 +75,30 @@ class AnswerResponse(EventResponse):
 
     Args:
         answer: A stream that was not entered yet.
-        text_only: Leave out everything but the visible text and the last event.
         ping: Seconds between comments that keep the connection alive; 0: none.
         drain: Seconds the stream may go on after the process was told to stop.
     """
 
-    def __init__(
-        self,
-        answer: AnswerStream,
-        *,
-        text_only: bool = False,
-        ping: float = 15.0,
-        drain: float = DRAIN_SECONDS,
-    ) -> None:
-        super().__init__(_named_events(answer, text_only=text_only), ping=ping, drain=drain)
+    def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:
+        super().__init__(_named_events(answer), {}, ping, drain)
 
 
-async def _named_events(answer: AnswerStream, *, text_only: bool) -> AsyncGenerator[ServerSentEvent, None]:
+async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
     try:
         async with answer:
             async for event in answer:
-                if not text_only or isinstance(event, TextDelta | AnswerDone):
-                    yield ServerSentEvent(json.dumps(event_fields(event)), event=event.type, sep="\n")
+                yield _sse(event.type, _EVENTS.dump_json(event))
     except PastaError as error:
-        yield ServerSentEvent(json.dumps(api_error(error).body), event="error", sep="\n")
+        yield _sse("error", to_json(api_error(error).body))
+
+
+def _sse(name: str, data: bytes) -> ServerSentEvent:
+    return ServerSentEvent(data.decode(), event=name, sep="\n")
 
 
 async def stream_response(
-    request: Request,
-    chunks: AsyncGenerator[list[dict[str, Any]], None],
-    headers: Mapping[str, str],
-    settings: ServerSettings,
-) -> EventResponse:
+    request: Request, chunks: Chunks, headers: Mapping[str, str], settings: ServerSettings
+) -> EventSourceResponse:
     """A stream in OpenAI's form, made once its first chunks are there: what fails before has a status.
 
     A client that goes away, or a cancellation, closes the generator.
@@ -159,8 +108,8 @@ async def stream_response(
     except BaseException:
         await chunks.aclose()
         raise
-    stream = _encoded(first, chunks, settings)
-    return EventResponse(stream, headers=headers, ping=settings.ping_seconds, drain=settings.drain_seconds)
+    stream = _encoded(first, chunks, log_text=settings.log_text)
+    return _EventResponse(stream, headers, settings.ping_seconds, settings.drain_seconds)
 
 
 async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
@@ -168,7 +117,7 @@ async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
 
 
 async def _encoded(
-    first: list[dict[str, Any]], chunks: AsyncGenerator[list[dict[str, Any]], None], settings: ServerSettings
+    first: list[dict[str, Any]], chunks: Chunks, *, log_text: bool
 ) -> AsyncGenerator[bytes, None]:
     """A stream as bytes, its first chunks put back; an error that ends it is its last event."""
     async with aclosing(chunks):
@@ -178,7 +127,7 @@ async def _encoded(
                 yield _data(more)
             yield b"data: [DONE]\n\n"
         except Exception as error:
-            yield _data([log_failure(error, text=settings.log_text).body])
+            yield _data([log_failure(error, text=log_text).body])
 
 
 def _data(chunks: Iterable[dict[str, Any]]) -> bytes:
@@ -198,7 +147,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError("the client has gone", status=499)
+        raise ApiError("the client has gone", 499)
     finally:
         task.cancel()
         gone.cancel()
@@ -216,6 +165,7 @@ async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, E
 
     Raises what ends any of the answers. Closing it ends them all.
     """
+    waiting: dict[asyncio.Future[Event], int] = {}
     async with AsyncExitStack() as stack:
         for answer in answers:
             await stack.enter_async_context(answer)
@@ -223,26 +173,20 @@ async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, E
             async for event in answers[0]:
                 yield 0, event
             return
-        async with aclosing(_interleaved(answers)) as events:
-            async for item in events:
-                yield item
-
-
-async def _interleaved(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    waiting = {asyncio.ensure_future(anext(answer)): index for index, answer in enumerate(answers)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index = waiting.pop(task)
-                try:
-                    event = task.result()
-                except StopAsyncIteration:
-                    continue
-                waiting[asyncio.ensure_future(anext(answers[index]))] = index
-                yield index, event
-    finally:
-        for task in waiting:
-            task.cancel()
-        if waiting:
-            await asyncio.wait(waiting)
+        try:
+            waiting |= {asyncio.ensure_future(anext(each)): index for index, each in enumerate(answers)}
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting.pop(task)
+                    try:
+                        event = task.result()
+                    except StopAsyncIteration:
+                        continue
+                    waiting[asyncio.ensure_future(anext(answers[index]))] = index
+                    yield index, event
+        finally:
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting)

@@ -95,11 +95,19 @@ class _AnswerSpans(AnswerObserver):
             _name("text_completion", self._model),
             context=self._threads[request.thread][1],
             kind=trace.SpanKind.CLIENT,
-            attributes={**_common(self._model, "text_completion"), **_request_attributes(request)},
+            attributes=_known(
+                {
+                    **_common(self._model, "text_completion"),
+                    "gen_ai.request.max_tokens": request.max_tokens,
+                    "gen_ai.request.temperature": request.sampling.temperature,
+                    "gen_ai.request.seed": request.seed,
+                    "pasta.thread": request.thread,
+                }
+            ),
         )
         inside = trace.set_span_in_context(span, self._context)
         self._requests[request.thread] = span, context.attach(inside)
-        headers: dict[str, str] = {}
+        headers = dict[str, str]()
         propagate.inject(headers, inside)
         return headers
 
@@ -108,14 +116,13 @@ class _AnswerSpans(AnswerObserver):
     ) -> None:
         span, outside = self._requests.pop(request.thread)
         context.detach(outside)
-        attributes: Attributes = {
+        attributes = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
             "gen_ai.response.finish_reasons": [record.finish_reason or "error"],
         }
-        if record.cached_tokens is not None:
-            attributes["gen_ai.usage.cache_read.input_tokens"] = record.cached_tokens
-        span.set_attributes(attributes)
+        span.set_attributes(_known(attributes))
         self._fail(span, error)
         span.end()
 
@@ -154,44 +161,38 @@ def _name(operation: str, model: str | None) -> str:
     return f"{operation} {model}" if model else operation
 
 
+def _known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
+    """Those that have a value."""
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
 def _common(model: str | None, operation: str) -> Attributes:
-    named: Attributes = {"gen_ai.request.model": model} if model else {}
-    return {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **named}
+    provider = {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER}
+    return _known({**provider, "gen_ai.request.model": model})
 
 
 def _start_attributes(start: AnswerStart) -> Attributes:
     sampling = start.sampling
-    attributes: Attributes = {
+    attributes = {
         "gen_ai.output.type": "text",
         "gen_ai.response.id": start.answer,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.seed": sampling.seed,
         "gen_ai.request.stream": start.streamed,
         "pasta.parallel": start.parallel,
         "pasta.baseline": start.baseline,
     }
-    if sampling.seed is not None:
-        attributes["gen_ai.request.seed"] = sampling.seed
-    return attributes
-
-
-def _request_attributes(request: DecodeRequest) -> Attributes:
-    attributes: Attributes = {
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.temperature": request.sampling.temperature,
-        "pasta.thread": request.thread,
-    }
-    if request.seed is not None:
-        attributes["gen_ai.request.seed"] = request.seed
-    return attributes
+    return _known(attributes)
 
 
 def _answer_attributes(generation: Generation) -> Attributes:
-    usage, first = generation.usage, generation.threads[0].first_token
-    attributes: Attributes = {
+    usage = generation.usage
+    attributes = {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.response.time_to_first_chunk": generation.threads[0].first_token,
         "pasta.cached_tokens": usage.cached_tokens,
         "pasta.prefilled_tokens": usage.prefilled_tokens,
         "pasta.threads": len(generation.threads),
@@ -199,28 +200,26 @@ def _answer_attributes(generation: Generation) -> Attributes:
         "pasta.text_speedup": generation.text_speedup,
         "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
     }
-    if first is not None:
-        attributes["gen_ai.response.time_to_first_chunk"] = first
-    return attributes
+    return _known(attributes)
 
 
 def _thread_attributes(record: ThreadRecord) -> Attributes:
-    attributes: Attributes = {"pasta.tokens": record.tokens, "pasta.finish_reason": record.finish_reason}
-    optional = {
+    first = record.first_token
+    attributes = {
+        "pasta.tokens": record.tokens,
+        "pasta.finish_reason": record.finish_reason,
         "pasta.estimate": record.estimate,
         "pasta.closed_by": record.closed_by,
-        "pasta.time_to_first_token": None
-        if record.first_token is None
-        else record.first_token - record.opened,
+        "pasta.time_to_first_token": None if first is None else first - record.opened,
     }
-    return attributes | {name: value for name, value in optional.items() if value is not None}
+    return _known(attributes)
 
 
 def _messages(start: AnswerStart) -> str:
     """The prompt in the conventions' form of messages; token ids have none."""
-    asked = [{"role": "user", "content": start.prompt}] if isinstance(start.prompt, str) else start.prompt
+    prompt = [{"role": "user", "content": start.prompt}] if isinstance(start.prompt, str) else start.prompt
     return json.dumps(
-        [_message(each["role"], each["content"]) for each in asked if not isinstance(each, int)]
+        [_message(each["role"], each["content"]) for each in prompt if not isinstance(each, int)]
     )
 
 
@@ -228,5 +227,5 @@ def _output(generation: Generation) -> str:
     return json.dumps([{**_message("assistant", generation.text), "finish_reason": generation.finish_reason}])
 
 
-def _message(role: str, text: str) -> dict[str, object]:
+def _message(role: str, text: object) -> dict[str, object]:
     return {"role": role, "parts": [{"type": "text", "content": text}]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect, bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,15 +13,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import (
-    AnswerState,
-    Passage,
-    Script,
-    TokenizedScript,
-    extent,
-    pieces,
-    unfinished,
-)
+from pasta_async.testing.script import AnswerState, Passage, Script, extent, pieces, read_script
 from pasta_async.testing.tokenizer import Chat, WordTokenizer
 
 if TYPE_CHECKING:
@@ -27,10 +21,10 @@ if TYPE_CHECKING:
 
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
-    from pasta_async.testing.script import ScriptLike, ScriptSource
+    from pasta_async.testing.script import Passages, ScriptLike, ScriptSource
     from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = ["Fault", "Play", "PrefixTree", "ScriptedBackend"]
+__all__ = ["Fault", "Play", "PrefixCache", "ScriptedBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +59,6 @@ class Fault:
         error = BackendError(f"scripted: failure of {where}")
         error.retryable = self.retryable
         return error
-
-
-@dataclass(slots=True)
-class _Trap:
-    """A fault, and how many requests of its thread have come by."""
-
-    fault: Fault
-    seen: int = 0
-
-    def hits(self, thread: int) -> bool:
-        """Count a request, and say whether it is to be hit."""
-        if thread != self.fault.thread:
-            return False
-        self.seen += 1
-        return self.fault.skip < self.seen <= self.fault.skip + self.fault.times
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +105,6 @@ class ScriptedBackend:
         thread_latency: Mapping[int, float] | None = None,
         faults: Sequence[Fault] = (),
         piece: int = 1,
-        yield_every: int = 1,
-        shares_running: bool = False,
         honours_seeds: bool = True,
         context_length: int = 131_072,
         name: str = "scripted",
@@ -146,8 +123,6 @@ class ScriptedBackend:
             thread_latency: Seconds that a token of thread k takes, where that differs.
             faults: What goes wrong.
             piece: Tokens in one piece (a tag always travels alone).
-            yield_every: Without a latency, the loop gets a turn before every so many pieces.
-            shares_running: Whether a request finds in the cache what others of its answer are still writing.
             honours_seeds: What the model info says.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
@@ -157,10 +132,8 @@ class ScriptedBackend:
             InvalidRequestError: A number is out of range.
         """
         speeds = dict(thread_latency or {})
-        if min(latency, prefill, *speeds.values()) < 0 or min(piece, yield_every) < 1:
-            raise InvalidRequestError(
-                "latencies must not be negative; piece and yield_every must be at least 1"
-            )
+        if min(latency, prefill, *speeds.values()) < 0 or piece < 1:
+            raise InvalidRequestError("latencies must not be negative, and piece at least 1")
         if clock is None:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
@@ -174,12 +147,12 @@ class ScriptedBackend:
         self._chat = Chat(self.tokenizer)
         self._tags = frozenset(self.tokenizer.tags or ())
         self._latency, self._speeds, self._prefill = latency, speeds, prefill
-        self._piece, self._yield_every = piece, yield_every
-        self._traps = [_Trap(fault) for fault in faults]
-        self._cache = PrefixTree() if record else None
-        self._shares_running = shares_running
+        self._piece = piece
+        self._faults = tuple(faults)
+        self._asked = Counter[int]()  # requests of each thread so far
+        self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
-        self._tokenized: dict[tuple[int, bool], TokenizedScript] = {}
+        self._tokenized: dict[tuple[int, bool], Passages] = {}
         self._closed = asyncio.Event()
         self._info = ModelInfo(
             name=name,
@@ -228,12 +201,8 @@ class ScriptedBackend:
         try:
             if self._prefill:
                 await self.clock.sleep(self._prefill)
-            turn = self._yield_every
-            for n, piece in enumerate(self._pieces(passage, play, fault)):
-                if speed:
-                    await self.clock.sleep(speed * len(piece.ids))
-                elif n % turn == 0:
-                    await asyncio.sleep(0)
+            for piece in self._pieces(passage, play, fault):
+                await (self.clock.sleep(speed * len(piece.ids)) if speed else asyncio.sleep(0))
                 self._check_open()
                 play.ids += piece.ids
                 if piece.finish_reason is not None:
@@ -263,19 +232,21 @@ class ScriptedBackend:
 
     def _next_passage(self, request: DecodeRequest) -> tuple[Passage, Fault | None]:
         """What the request is answered with, and what is to go wrong."""
-        if forced := request.extra.get("forced"):
-            texts = tuple(self.tokenizer.decode([token]) for token in forced)
-            return Passage((*forced, self.tokenizer.end_id), (*texts, "")), None
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
         passage = answer.find(request.thread, request.ids)
-        faults = [trap.fault for trap in self._traps if trap.hits(request.thread)]
-        for fault in faults:
+        at = self._asked[request.thread]
+        self._asked[request.thread] += 1
+        deadly: list[Fault] = []
+        for fault in self._faults:
+            if fault.thread != request.thread or not fault.skip <= at < fault.skip + fault.times:
+                continue
             if fault.kind == "garbage":
                 passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
                 answer.rewrite(request.thread, request.ids, passage)
-        deadly = [fault for fault in faults if fault.kind != "garbage"]
+            else:
+                deadly.append(fault)
         return passage, min(deadly, key=lambda fault: fault.after_tokens, default=None)
 
     def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
@@ -283,16 +254,11 @@ class ScriptedBackend:
         script = self._find_script(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
-        return AnswerState(self._read(script, plain=plain))
-
-    def _read(self, script: ScriptLike, *, plain: bool) -> TokenizedScript:
-        """Read a script, once if it is not made on demand."""
-        if callable(self._script):
-            return TokenizedScript(script, self.tokenizer, plain=plain)
-        key = (id(script), plain)  # `TokenizedScript` keeps the script, so no other gets its id
-        if key not in self._tokenized:
-            self._tokenized[key] = TokenizedScript(script, self.tokenizer, plain=plain)
-        return self._tokenized[key]
+        key = (id(script), plain)
+        passages = self._tokenized.get(key) or read_script(script, self.tokenizer, plain=plain)
+        if not callable(self._script):  # a script that is made on demand may give its id to the next one
+            self._tokenized[key] = passages
+        return AnswerState(passages, self.tokenizer)
 
     def _find_script(self, question: str) -> ScriptLike | None:
         script = self._script
@@ -305,18 +271,11 @@ class ScriptedBackend:
         if self._cache is not None:
             self.requests.append(request)
             self.played.append(play)
-            play.cached_tokens = self._cached(request, self._cache)
+            # A prompt's KV is cached as soon as it is there; its last token is computed in any case.
+            play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
         self.open.add(play)
         self.max_open = max(self.max_open, len(self.open))
         return play
-
-    def _cached(self, request: DecodeRequest, cache: PrefixTree) -> int:
-        """A prompt's KV is cached as soon as it is there; its last token is computed in any case."""
-        if self._shares_running:
-            for other in self.open:
-                if other.request.answer == request.answer:
-                    cache.add((*other.request.ids, *other.ids[:-1]))
-        return min(cache.add(request.ids), len(request.ids) - 1)
 
     def _leave(self, play: Play, finish_reason: FinishReason) -> None:
         play.finish_reason, play.ended = finish_reason, self.clock.time()
@@ -343,7 +302,7 @@ class ScriptedBackend:
         if fault is not None and fault.after_tokens < count:
             yield from pieces(passage, fault.after_tokens, size, self._tags)
             return
-        rest = unfinished(passage, count, self.tokenizer) if finish_reason == "length" else ""
+        rest = passage.unfinished(count, self.tokenizer) if finish_reason == "length" else ""
         for piece in pieces(passage, count, size, self._tags):
             count -= len(piece.ids)
             if count:
@@ -352,51 +311,32 @@ class ScriptedBackend:
                 yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)
 
 
-@dataclass(slots=True)
-class _Node:
-    edge: tuple[int, ...]
-    children: dict[int, _Node] = field(default_factory=dict[int, "_Node"])
-
-
-class PrefixTree:
+class PrefixCache:
     """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
 
     def __init__(self) -> None:
-        self._root = _Node(())
+        self._known: list[tuple[int, ...]] = []  # sorted, and none is the beginning of the next
 
     def match(self, ids: Sequence[int]) -> int:
         """How many of the first ids some sequence begins with."""
-        return self._walk(tuple(ids))[0]
+        return self._find(tuple(ids))[0]
 
     def add(self, ids: Sequence[int]) -> int:
         """Remember a sequence; returns how much of it was known before."""
         ids = tuple(ids)
-        at, node, parent, taken = self._walk(ids)
-        if taken < len(node.edge):  # split the edge
-            upper = _Node(node.edge[:taken], {node.edge[taken]: node})
-            parent.children[node.edge[0]] = upper
-            node.edge = node.edge[taken:]
-            node = upper
-        if at < len(ids):
-            node.children[ids[at]] = _Node(ids[at:])
-        return at
+        matched, at = self._find(ids)
+        if matched < len(ids):
+            continues = at > 0 and self._known[at - 1] == ids[: len(self._known[at - 1])]
+            self._known[at - continues : at] = [ids]
+        return matched
 
-    def _walk(self, ids: tuple[int, ...]) -> tuple[int, _Node, _Node, int]:
-        """Ids matched, the node reached, its parent, and how much of its edge matched."""
-        at, node, parent, taken = 0, self._root, self._root, 0
-        while at < len(ids) and (child := node.children.get(ids[at])) is not None:
-            parent, node = node, child
-            taken = _common(child.edge, ids[at : at + len(child.edge)])
-            at += taken
-            if taken < len(child.edge):
-                break
-        return at, node, parent, taken if node is not self._root else 0
+    def _find(self, ids: tuple[int, ...]) -> tuple[int, int]:
+        """Ids matched, and where the sequence would stand: beside what has most in common with it."""
+        at = bisect(self._known, ids)
+        return max((_common(ids, known) for known in self._known[max(0, at - 1) : at + 1]), default=0), at
 
 
 def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    if left == right:
-        return len(left)
-    for n, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return n
-    return min(len(left), len(right))
+    """How many first ids two sequences share."""
+    size = min(len(left), len(right))
+    return bisect_left(range(size), True, key=lambda n: left[: n + 1] != right[: n + 1])

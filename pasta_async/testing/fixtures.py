@@ -6,7 +6,7 @@ In a test module, or in the `conftest.py` at the root of your tests, write
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["ScriptedClient", "scripted_client", "virtual_clock"]
 
 
-class ScriptedClient(Protocol):
-    """What the fixture `scripted_client` is: a function that makes clients."""
+class ScriptedClient:
+    """Makes clients of models that play a script; they share a virtual clock, and need no closing."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
 
     def __call__(
         self,
@@ -37,7 +40,10 @@ class ScriptedClient(Protocol):
         limits: Limits | None = None,
     ) -> Client:
         """A client of a model that plays a script. See `ScriptedBackend` for the arguments."""
-        ...
+        backend = ScriptedBackend(
+            script, clock=self._clock, latency=latency, thread_latency=thread_latency, faults=faults
+        )
+        return Client(backend, clock=self._clock, limits=limits)
 
 
 @pytest.fixture
@@ -48,19 +54,5 @@ def virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 def scripted_client(virtual_clock: VirtualClock) -> ScriptedClient:
-    """Makes clients of models that play a script; they share a virtual clock, and need no closing."""
-
-    def make(
-        script: ScriptSource,
-        *,
-        latency: float = 0.0,
-        thread_latency: Mapping[int, float] | None = None,
-        faults: Sequence[Fault] = (),
-        limits: Limits | None = None,
-    ) -> Client:
-        backend = ScriptedBackend(
-            script, clock=virtual_clock, latency=latency, thread_latency=thread_latency, faults=faults
-        )
-        return Client(backend, clock=virtual_clock, limits=limits)
-
-    return make
+    """Makes clients of models that play a script."""
+    return ScriptedClient(virtual_clock)

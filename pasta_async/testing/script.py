@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnswerState",
-    "TokenizedScript",
+    "Passage",
     "Script",
     "ScriptLike",
     "ScriptSource",
-    "Passage",
     "extent",
     "pieces",
-    "unfinished",
+    "read_script",
 ]
 
 
@@ -77,6 +76,17 @@ class Passage:
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
+
+    def piece(self, start: int, end: int) -> Piece:
+        """Some of its tokens."""
+        return Piece(self.ids[start:end], "".join(self.texts[start:end]))
+
+    def unfinished(self, count: int, tokenizer: Tokenizer) -> str:
+        """The text of a character that ending after so many tokens cuts in two."""
+        since = count
+        while since and not self.texts[since - 1]:
+            since -= 1
+        return tokenizer.decode(self.ids[since:count])
 
     def after(self, written: tuple[int, ...], tokenizer: Tokenizer) -> Passage | None:
         """What is left when so much of it stands in the context already; None if that is something else."""
@@ -145,44 +155,31 @@ def _lagging(ids: list[int], text: str, tokenizer: Tokenizer) -> list[str]:
     return texts
 
 
-class TokenizedScript:
-    """A script in tokens: what main writes, passage by passage, and what each thread writes."""
+Passages = tuple[list[Passage], dict[int, Passage]]
+"""What main writes, passage by passage, and what each thread writes. Shared by answers: never changed."""
 
-    def __init__(self, script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> None:
-        """Read a script; a plain one is its visible text, in one passage."""
-        self.script: ScriptLike = script
-        self.tokenizer: Tokenizer = tokenizer
-        self.main: list[Passage] = []
-        self.chunks: dict[int, Passage] = {}
-        document = parse(script) if isinstance(script, str) else script
-        if isinstance(document, Document) and plain:
-            self.main = [self.passage([Segment(document.text)])]
-        elif isinstance(document, Document) and tokenizer.tags is not None:
-            self._read(document)
-        else:
-            raw = Script.of(document) if isinstance(document, Document) else document
-            self.main = [self.passage([Segment(text)]) for text in raw.main]
-            self.chunks = {k: self.passage([Segment(text)]) for k, text in raw.chunks.items()}
 
-    def _read(self, document: Document) -> None:
-        for view in views(document):
-            if view.thread:
-                self.chunks[view.thread] = self.passage(view.target)
-            else:
-                self.main.append(self.passage(view.target))
-
-    def passage(self, segments: Sequence[Segment] = ()) -> Passage:
-        """Segments in tokens, with the end behind them."""
-        return _passage(segments, self.tokenizer)
+def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Passages:
+    """A script in tokens; a plain one is its visible text, in one passage."""
+    document = parse(script) if isinstance(script, str) else script
+    if isinstance(document, Document) and plain:
+        return [_passage([Segment(document.text)], tokenizer)], {}
+    if isinstance(document, Document) and tokenizer.tags is not None:
+        targets = [(view.thread, _passage(view.target, tokenizer)) for view in views(document)]
+        main = [passage for thread, passage in targets if not thread]
+        return main, {thread: passage for thread, passage in targets if thread}
+    raw = Script.of(document) if isinstance(document, Document) else document
+    main = [_passage([Segment(text)], tokenizer) for text in raw.main]
+    return main, {k: _passage([Segment(text)], tokenizer) for k, text in raw.chunks.items()}
 
 
 class AnswerState:
     """The state of one answer's playing: which request gets what."""
 
-    def __init__(self, script: TokenizedScript) -> None:
-        self._tokenizer = script.tokenizer
-        self._main, self._chunks = script.main, script.chunks  # shared, so never changed
-        self._nothing = script.passage()
+    def __init__(self, passages: Passages, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._main, self._chunks = passages
+        self._nothing = _passage([], tokenizer)
         self._starts: list[tuple[int, ...]] = []  # contexts of main's passages
         self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current passage began
 
@@ -241,40 +238,22 @@ def extent(passage: Passage, request: DecodeRequest, end_id: int, limit: int) ->
     """How many tokens of a passage a request gets, and why it ends there."""
     ends = {*request.stop_ids, end_id}
     count = next(n for n, token in enumerate(passage.ids, 1) if token in ends)
-    if request.stop_text:
-        count = min(count, _first_with(passage, request.stop_text))
-    return (count, "stop") if count <= limit else (limit, "length")
-
-
-def _first_with(passage: Passage, texts: tuple[str, ...]) -> int:
-    """Tokens until the first of some texts is complete."""
     whole = "".join(passage.texts)
-    places = [place + len(text) for text in texts if (place := whole.find(text)) >= 0]
-    if not places:
-        return len(passage.ids)
-    lengths = accumulate(map(len, passage.texts))
-    return next(n for n, length in enumerate(lengths, 1) if length >= min(places))
+    stops = [place + len(text) for text in request.stop_text if (place := whole.find(text)) >= 0]
+    if stops:
+        lengths = accumulate(map(len, passage.texts))
+        count = min(count, next(n for n, length in enumerate(lengths, 1) if length >= min(stops)))
+    return (count, "stop") if count <= limit else (limit, "length")
 
 
 def pieces(passage: Passage, count: int, size: int, tags: Set[int]) -> Iterator[Piece]:
     """The first tokens of a passage in pieces of at most some size, each tag alone."""
-    ids, texts = passage.ids, passage.texts
     start = 0
-    for at in range(count):
-        is_tag = ids[at] in tags
-        if start < at and (is_tag or at - start >= size):
-            yield Piece(ids[start:at], "".join(texts[start:at]))
-            start = at
-        if is_tag or size == 1:
-            yield Piece((ids[at],), texts[at])
-            start = at + 1
-    if start < count:
-        yield Piece(ids[start:count], "".join(texts[start:count]))
-
-
-def unfinished(passage: Passage, count: int, tokenizer: Tokenizer) -> str:
-    """The text of a character that ending after so many tokens cuts in two."""
-    since = count
-    while since and not passage.texts[since - 1]:
-        since -= 1
-    return tokenizer.decode(passage.ids[since:count])
+    for end in range(1, count + 1):
+        alone = passage.ids[end - 1] in tags
+        if alone and start < end - 1:
+            yield passage.piece(start, end - 1)
+            start = end - 1
+        if alone or end - start == size or end == count:
+            yield passage.piece(start, end)
+            start = end

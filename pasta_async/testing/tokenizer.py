@@ -98,7 +98,7 @@ class Chat:
         return self._first + _MARKERS.index(marker)
 
     def encode(self, messages: Sequence[Message], *, plain: bool) -> list[int]:
-        """Encode messages up to where the answer begins."""
+        """Encode messages up to where the answer begins. Fields other than role and content are left out."""
         ids: list[int] = []
         for n, message in enumerate(messages):
             role, content = message.get("role"), message.get("content")
@@ -111,12 +111,8 @@ class Chat:
         """The text of ids, markers included."""
         parts: list[str] = []
         for is_marker, group in groupby(ids, lambda token: token >= self._first):
-            run = list(group)
-            parts += (
-                [_MARKERS[token - self._first] for token in run]
-                if is_marker
-                else [self._tokenizer.decode(run)]
-            )
+            run = [*group]
+            parts += [_MARKERS[i - self._first] for i in run] if is_marker else [self._tokenizer.decode(run)]
         return "".join(parts)
 
     def question(self, ids: Sequence[int]) -> tuple[str, bool]:

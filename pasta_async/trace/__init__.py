@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pasta_async.trace.page import timeline_page
-from pasta_async.trace.perfetto import PerfettoTrace, TraceEvent, perfetto_trace
+from pasta_async.trace.perfetto import perfetto_trace
 
-__all__ = ["PerfettoTrace", "TraceEvent", "perfetto_trace", "timeline_page"]
+__all__ = ["perfetto_trace", "timeline_page"]

@@ -1,22 +1,28 @@
-"""The timeline of an answer as one page that needs nothing else."""
+"""Pages that need nothing from outside; among them the timeline of an answer.
+
+Their styles and scripts go into them, and by hash into their Content-Security-Policy.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from dataclasses import asdict
 from html import escape
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
 
 from pasta_async.lang.document import Promise, Text
-from pasta_async.trace.rounds import rounds
-from pasta_async.trace.standalone import standalone
+from pasta_async.trace.perfetto import rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pasta_async.results import Generation
 
-__all__ = ["timeline_page"]
+__all__ = ["Standalone", "standalone", "timeline_page"]
 
 
 def timeline_page(
@@ -36,7 +42,7 @@ def timeline_page(
         "rounds": [asdict(each) for each in rounds(answer)],
     }
     parts = {
-        "policy": page.policy(),
+        "policy": page.policy,
         "prompt": _section("Prompt", prompt) if prompt else "",
         "answer": "".join(_coloured(answer)),
         "written": escape(answer.document.format()),
@@ -65,3 +71,50 @@ def _coloured(answer: Generation) -> Iterator[str]:
             thread += 1
             if node.chunk:
                 yield f'{escape(node.gap)}<span data-thread="{thread}">{escape(node.chunk.text)}</span>'
+
+
+_OUTSIDE = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">|<script src="([\w.-]+)"></script>')
+
+
+class Standalone(NamedTuple):
+    """A page with everything in it."""
+
+    html: str
+    policy: str
+    """A Content-Security-Policy that allows what is in the page and nothing else."""
+
+
+def standalone(page: str, folders: Sequence[str]) -> Standalone:
+    """A page of the package with its style sheets and scripts put in.
+
+    Args:
+        page: File name, in the first of the folders.
+        folders: Places inside the package where the files lie.
+    """
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
+
+    def put_in(found: re.Match[str]) -> str:
+        tag = "style" if found[1] else "script"
+        content = f"\n{_read(found[1] or found[2], folders)}"
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        hashes[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{content}</{tag}>"
+
+    html = _OUTSIDE.sub(put_in, _read(page, folders))
+    policy = (
+        "default-src 'none'",
+        *(f"{tag}-src {' '.join(found)}" for tag, found in hashes.items()),
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "require-trusted-types-for 'script'",
+    )
+    return Standalone(html, "; ".join(policy))
+
+
+def _read(name: str, folders: Sequence[str]) -> str:
+    for folder in folders:
+        file = files("pasta_async").joinpath(*folder.split("/"), name)
+        if file.is_file():
+            return file.read_text("utf-8")
+    raise FileNotFoundError(f"the package lacks {name}; it should lie in {' or '.join(folders)}")

@@ -1,7 +1,7 @@
 "use strict";
 
 /* Draws the timeline of an answer. Used by the playground and by the page of one answer.
-   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.rounds.Round`. */
+   An answer has the fields of `Generation` as JSON; a round those of `pasta_async.trace.perfetto.Round`. */
 const pasta = (() => {
   const HUES = [255, 150, 315, 25, 200, 120, 345, 285];
   const SVG = "http://www.w3.org/2000/svg";

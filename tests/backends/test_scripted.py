@@ -421,14 +421,6 @@ async def test_a_request_finds_what_earlier_ones_computed() -> None:
     assert await cached(player, 3, (*out[:3], 9, 9, 9)) == prompt + 3
 
 
-@pytest.mark.parametrize("shares", [False, True])
-async def test_a_running_parent_may_or_may_not_share(shares: bool) -> None:
-    player = await Player.ask(ScriptedBackend(WARS, shares_running=shares))
-    async with aclosing(player.backend.decode(player.request())) as parent:
-        some = [token for _ in range(4) for token in (await anext(parent)).ids]
-        assert await cached(player, 1, (*some, 9)) == len(player.prompt) + (3 if shares else 0)
-
-
 async def test_nothing_is_kept_without_a_record() -> None:
     player = await Player.ask(ScriptedBackend(WARS, record=False))
     assert (await player.pieces())[-1].cached_tokens == 0

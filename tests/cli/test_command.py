@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
 from pasta_async.cli.command import ending, run_command
@@ -75,6 +76,22 @@ def test_every_kind_of_option() -> None:
         mode="fast",
     )
     assert read(*line.split()) == expected
+
+
+class Environment(BaseSettings):
+    """Settings that the environment has too."""
+
+    copy_port: int = 1
+    copy_host: str = "here"
+
+
+def test_what_the_line_leaves_out_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COPY_PORT", "2")
+    monkeypatch.setenv("COPY_HOST", "there")
+    found: list[Environment] = []
+    with pytest.raises(SystemExit):
+        run_command(Environment, found.append, program="x", description="", arguments=["--copy-host", "here"])
+    assert found[0].model_dump() == {"copy_port": 2, "copy_host": "here"}
 
 
 def test_the_help_has_every_field_and_what_it_means(

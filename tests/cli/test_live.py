@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 from written import CAUSES, END, INTRO, TEXT, WRITTEN
 
-from pasta_async import Client, Generation, Limits, Sampling, Span
+from pasta_async import Client, Generation, Limits, Span
 from pasta_async.cli.display import LiveDisplay, bar, summary, timeline, view
-from pasta_async.cli.generate import Job, answer
+from pasta_async.cli.generate import GenerateOptions, answer
 from pasta_async.testing import ScriptedBackend
 
 
@@ -18,11 +18,6 @@ def picture(generation: Generation, *, waiting: bool = False, width: int = 80) -
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(view(generation, waiting=waiting, width=width))
     return console.export_text().splitlines()
-
-
-def job(*, compare: bool = False) -> Job:
-    messages = [{"role": "user", "content": "Compare."}]
-    return Job(messages, Sampling(), Limits(), prompted=None, template={}, compare=compare)
 
 
 async def waiting_and_done(latency: dict[int, float]) -> tuple[Generation, Generation]:
@@ -55,7 +50,7 @@ async def test_the_display_ends_with_the_answer_the_timeline_and_the_numbers() -
     console = Console(file=io.StringIO(), width=100, record=True, force_terminal=True)
     backend = ScriptedBackend(WRITTEN, latency=0.25)
     async with Client(backend, clock=backend.clock) as client:
-        await answer(client, job(compare=True), LiveDisplay(console))
+        await answer(client, GenerateOptions(prompt="Compare.", compare=True), LiveDisplay(console))
     shown = console.export_text()
     text, bars, numbers = shown[shown.rindex(TEXT) :].strip().split("\n\n")
     assert text == TEXT

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing
 
 import pydantic
+import pytest
 
 import pasta_async
 from pasta_async import events
-from pasta_async.testing import ScriptedBackend
+from pasta_async.testing import Fault, ScriptedBackend
 
 NAMES = """
 AnswerDone AnswerObserver AnswerStart AnswerStream Backend BackendConnectError BackendError BackendLostError
@@ -18,13 +20,13 @@ DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutErr
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage __version__
-ReasoningDelta ThreadReplaced
+ErrorInfo ReasoningDelta ThreadReplaced
 generate stream
 """
 
 TYPES = {
     "AnswerDone": "answer.done",
-    "DiagnosticFound": "diagnostic",
+    "DiagnosticFound": "diagnostic.found",
     "PromiseOpened": "promise.opened",
     "ReasoningDelta": "reasoning.delta",
     "SyncJoined": "sync.joined",
@@ -44,11 +46,11 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_the_events_are_one_union_told_apart_by_type() -> None:
-    members = typing.get_args(events.Event)
+    members = typing.get_args(typing.get_args(events.Event)[0])
     fields = {member.__name__: member.__dataclass_fields__["type"] for member in members}
     assert {name: field.default for name, field in fields.items()} == TYPES
     assert all(field.type == f"Literal[{field.default!r}]" for field in fields.values())
-    assert set(TYPES) | {"Event"} == set(events.__all__)
+    assert set(TYPES) | {"Event", "ErrorInfo"} == set(events.__all__)
     assert all(name in pasta_async.__all__ for name in TYPES)
 
 
@@ -91,3 +93,27 @@ async def test_the_speed_up_is_that_of_the_baselines_tokens_over_the_critical_pa
     assert baseline.critical_path == tokens
     assert generation.text_tokens == generation.usage.completion_tokens - 5 - 1 - 1 - 1  # tags, end of text
     assert generation.text_speedup == generation.text_tokens / generation.critical_path
+
+
+async def test_a_generation_comes_back_from_json() -> None:
+    written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> <\\sync/> Three.'
+    generation = await pasta_async.generate("Why?", backend=ScriptedBackend(written))
+    again = pasta_async.Generation.model_validate_json(generation.model_dump_json())
+    assert again == generation
+    assert again.diagnostics == generation.diagnostics
+    assert pasta_async.Generation.model_validate(generation.model_dump()) == generation
+    empty = pasta_async.Generation.empty()
+    assert pasta_async.Generation.model_validate_json(empty.model_dump_json()) == empty
+
+
+async def test_events_are_immutable_and_come_back_from_json() -> None:
+    adapter: pydantic.TypeAdapter[pasta_async.Event] = pydantic.TypeAdapter(pasta_async.Event)
+    written = 'One. <promise topic="a" tokens="13"/><async>Two.</async><sync/><sync/> Three.'
+    backend = ScriptedBackend(written, faults=[Fault(1, 0, retryable=True)])
+    async with pasta_async.stream("Why?", backend=backend) as stream:
+        seen = [event async for event in stream]
+    assert {event.type for event in seen} >= set(TYPES.values()) - {"reasoning.delta", "thread.replaced"}
+    for event in seen:
+        assert adapter.validate_json(adapter.dump_json(event)) == event
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            event.type = "other"  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,6 +11,7 @@ import pytest
 from pasta_async import (
     BackendConnectError,
     BackendError,
+    BackendLostError,
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
@@ -19,6 +20,7 @@ from pasta_async import (
     GenerationTimeoutError,
     Limits,
     PastaError,
+    PromptTooLongError,
     ThreadFailedError,
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
@@ -57,9 +59,29 @@ class Flaky(ScriptedBackend):
         await self._try("encode_chat")
         return await super().encode_chat(messages, template_kwargs)
 
+    async def encode(self, text: str) -> list[int]:
+        await self._try("encode")
+        return await super().encode(text)
+
     async def detokenize(self, ids: Sequence[int]) -> str:
         await self._try("detokenize")
         return await super().detokenize(ids)
+
+
+async def test_a_text_is_encoded_with_retries_and_limits() -> None:
+    """`Client.encode` is what a server calls before an answer, so it is bounded as an answer is."""
+    flaky = Flaky("encode", [BUSY])
+    async with Client(flaky, clock=flaky.clock) as client:
+        ids = await client.encode("Why not?")
+        assert (await client.generate(ids)).usage.prompt_tokens == len(ids)
+        assert flaky.calls == 2
+    async with Client(flaky, limits=Limits(prompt_tokens=1)) as client:
+        with pytest.raises(PromptTooLongError):
+            await client.encode("Why not?")
+    silent = Flaky("encode", silent=True)
+    async with Client(silent, clock=silent.clock, limits=Limits(timeout=9)) as client:
+        with pytest.raises(GenerationTimeoutError):
+            await client.encode("Why not?")
 
 
 async def ask(backend: ScriptedBackend, **limits: Any) -> str:
@@ -110,6 +132,15 @@ async def test_retry_after_is_followed_for_a_minute_at_most() -> None:
     backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=error)])
     assert await ask(backend) == "Because."
     assert backend.clock.time() == 60
+
+
+async def test_a_server_that_is_lost_again_and_again_is_not_tried_more_often() -> None:
+    """Sending a request again and starting an answer again do not multiply."""
+    error = BackendLostError("gone")
+    backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error, times=99)])
+    with pytest.raises(ThreadFailedError):
+        await ask(backend, retries=3)
+    assert len(backend.requests) == 4
 
 
 async def test_a_silent_request_is_not_sent_again() -> None:
@@ -168,6 +199,18 @@ async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:
 async def test_a_call_that_cancels_itself_is_an_error_of_the_backend(call: str) -> None:
     with pytest.raises(BackendProtocolError):
         await ask(Flaky(call, [asyncio.CancelledError()]))
+
+
+async def test_a_cancellation_from_before_the_call_is_not_taken_for_the_backend_s() -> None:
+    async def cancelled_first() -> None:
+        task = asyncio.current_task()
+        assert task
+        task.cancel()
+        async with Client(ScriptedBackend("Yes.")) as client:
+            await client.generate("Well?")
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(cancelled_first())
 
 
 async def test_an_answer_s_task_that_others_cancel_ends_the_stream_with_an_error() -> None:

@@ -86,7 +86,7 @@ async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -
     main = [f"One. {promise('a', None, 13)}<sync/>", '<sync/> Three</async>. <promise topic="']
     backend = ScriptedBackend(Script(main, {1: "Two.</async>"}), tokenizer=WordTokenizer(tags=False))
     events = await events_of(backend)
-    found = [str(event.diagnostic.code) for event in events if event.type == "diagnostic"]
+    found = [str(event.diagnostic.code) for event in events if event.type == "diagnostic.found"]
     assert found == ["tokens-not-tens", "sync-idle", "async-stray-close", "tag-cut"]
     done = events[-1]
     assert done.type == "answer.done"

@@ -7,14 +7,12 @@ import random
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pasta_async import Client
 from pasta_async.evals.answers import FORMS, Answer
 from pasta_async.evals.documents import held_out
+from pasta_async.evals.frontier import outcome
 from pasta_async.evals.load import Answered, Block
 from pasta_async.evals.methods import Played
 from pasta_async.evals.speed import Run
-from pasta_async.evals.task import outcome
-from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,15 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.evals.load import Mode
 
 ENVIRONMENT = {"time": "2026-01-01 00:00:00 UTC", "cpu": "Imaginary 1", "cores": 2, "load": 0.5}
-
-WRITTEN = (
-    "Two parts. "
-    + "".join(
-        f'<promise topic="{topic}" tokens="{words}"/><async>{" word" * words}</async>'
-        for topic, words in (("causes & co", 40), ("outcome", 30))
-    )
-    + "<sync/> Taken together, that is all."
-)
 
 
 def estimate(value: float, by: float) -> dict[str, float]:
@@ -57,16 +46,18 @@ def alpaca(win_rate: float, speedup: float) -> dict[str, Any]:
     }
 
 
-def task() -> dict[str, Any]:
+def frontier() -> dict[str, Any]:
     prompts = held_out(["describe", "chain"], 8)
-    right = [prompt.example.document.text if prompt.example else "" for prompt in prompts]
-    answers = [
-        Answer(n, form, "No." if (n, form) == (3, "parallel") else right[n], "", 60, 42 + n, 2, 0.1, True)
-        for n in range(len(prompts))
-        for form in FORMS
-    ]
-    head = {"benchmark": "task", "backend": "local:", "environment": ENVIRONMENT}
-    return {**head, **outcome(prompts, answers)}
+    parallel, baseline = (
+        [
+            Answer(n, form, "", "", 60, 42 + n, 2, 0.1, well_formed=True, text_tokens=50)
+            for n in range(len(prompts))
+        ]
+        for form in ("parallel", "baseline")
+    )
+    grades = [float(n != 3) for n in range(len(prompts))]
+    head = {"benchmark": "frontier", "backend": "local:", "environment": ENVIRONMENT}
+    return {**head, **outcome(prompts, parallel, grades, (baseline, [1.0] * len(prompts)))}
 
 
 def runs() -> Iterable[Run]:
@@ -81,7 +72,6 @@ def runs() -> Iterable[Run]:
                 form=form,
                 number=0,
                 seconds=seconds,
-                cpu_seconds=seconds / 2,
                 first_token=0.02,
                 tokens=tokens,
                 critical_path=length,
@@ -89,7 +79,6 @@ def runs() -> Iterable[Run]:
                 prefilled_tokens=70,
                 requests=3,
                 well_formed=True,
-                right=True,
                 text="text",
             )
 
@@ -123,21 +112,21 @@ def blocks() -> Iterable[Block]:
                 yield Block(mode, float(level), name, 16 * seconds / level, answers)
 
 
-async def write_results(folder: Path) -> dict[str, Path]:
-    """A file of each kind, and their paths by kind; the answer is decoded by a scripted model."""
+def write_results(folder: Path) -> dict[str, Path]:
+    """A file of each kind, and their paths by kind."""
     rows = {"speed": runs(), "methods": played(), "load": blocks()}
     written = {name: folder / f"{name}.jsonl" for name in rows}
     for name, path in written.items():
         head = [{"benchmark": name, "backend": "local:"}, {"environment": ENVIRONMENT}]
         path.write_text("".join(json.dumps(row) + "\n" for row in [*head, *map(asdict, rows[name])]))
-    clock = VirtualClock()
-    async with Client(ScriptedBackend(WRITTEN, clock=clock, latency=0.01), clock=clock) as client:
-        answer = await client.generate("Go on.")
-    objects = {"alpaca": alpaca(51.5, 1.4), "fast": alpaca(47, 1.8), "slow": alpaca(46, 1.2), "task": task()}
+    objects = {
+        "alpaca": alpaca(51.5, 1.4),
+        "fast": alpaca(47, 1.8),
+        "slow": alpaca(46, 1.2),
+        "frontier": frontier(),
+    }
     for name, content in objects.items():
         written[name] = folder / name / "result.json"
         written[name].parent.mkdir()
         written[name].write_text(json.dumps(content))
-    written["answer"] = folder / "wars.json"
-    written["answer"].write_text(answer.model_dump_json())
     return written

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,42 +23,48 @@ from judge_server import (
 
 from pasta_async import InvalidRequestError
 from pasta_async.evals.alpaca.__main__ import main
-from pasta_async.evals.alpaca.judging import JudgeFailed, JudgeServer, Options, judge, package_version
+from pasta_async.evals.alpaca.judging import JudgeFailedError, JudgeSettings, Pair, judge
 from pasta_async.evals.alpaca.questions import read_difficulty, read_questions
 from pasta_async.evals.documents import Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from judge_server import Trouble
-
-    from pasta_async.evals.speed import Form
+    from judge_server import Opinion, Trouble
 
 pytestmark = pytest.mark.timeout(300)
 """AlpacaEval takes three seconds of CPU to import, again and again, on a machine that may be busy."""
 
 
-def pairs(count: int) -> tuple[list[Prompt], dict[Form, list[str]]]:
-    """Prompts of two sources, and answers of several lengths."""
-    questions = [Prompt(f"What is {n} and {n}?", "ab"[n % 2]) for n in range(count)]
-    return questions, {
-        "baseline": [f"Plainly {2 * n}" + " indeed" * (n % 3) for n in range(count)],
-        "parallel": [f"In short {2 * n}" + " of course" * (n % 5) for n in range(count)],
-    }
+def pairs(count: int) -> list[Pair]:
+    """Prompts, and answers of several lengths."""
+    return [
+        Pair(
+            f"What is {n} and {n}?",
+            parallel=f"In short {2 * n}" + " of course" * (n % 5),
+            baseline=f"Plainly {2 * n}" + " indeed" * (n % 3),
+        )
+        for n in range(count)
+    ]
 
 
-def options(**changed: Any) -> Options:
-    return Options(python=sys.executable, bootstrap=3, **changed)
+def asks(url: str, out: Path, **changed: Any) -> JudgeSettings:
+    return JudgeSettings(judge=url, judge_model="some-judge", out=out, bootstrap=3, **changed)
 
 
-def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(tmp_path: Path) -> None:
-    questions, answers = pairs(20)
-    answers["parallel"][0] = answers["baseline"][0]  # a draw, about which nobody is asked
-    better = {*answers["parallel"][1:14], *answers["baseline"][14:]}
+def prefers_parallel(asked: list[Pair]) -> Opinion:
+    return prefers({one.parallel for one in asked})
+
+
+def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "very secret")
+    asked = pairs(20)
+    asked[0] = asked[0]._replace(parallel=asked[0].baseline)  # a draw, about which nobody is asked
+    better = {*(one.parallel for one in asked[1:14]), *(one.baseline for one in asked[14:])}
     with judging(prefers(better, 0.9)) as (known, url):
-        server = JudgeServer(url, "some-judge", key="very secret")
-        difficulty = [math.sin(n) for n in range(20)]
-        found = judge(questions, answers, server, options(difficulty=difficulty), tmp_path)
+        found = judge(asked, asks(url, tmp_path, judge_key="MY_KEY"), [math.sin(n) for n in range(20)])
     expected = [0.5, *[0.9] * 13, *[0.1] * 6]
     assert found["preferences"] == pytest.approx(expected)
     assert found["winrate"]["win_rate"] == pytest.approx(100 * sum(expected) / 20)
@@ -72,46 +77,45 @@ def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(tmp_path:
 
 
 def test_a_judge_who_likes_what_stands_first_gives_half(tmp_path: Path) -> None:
-    questions, answers = pairs(120)
     with judging(first_is_better) as (_, url):
-        found = judge(questions, answers, JudgeServer(url, "biased"), options(together=8), tmp_path)
+        found = judge(pairs(120), asks(url, tmp_path, together=8))
     assert set(found["preferences"]) == {0, 1}
     assert abs(found["winrate"]["win_rate"] - 50) < 100 * 2.6 * math.sqrt(0.25 / 120)  # 99 of 100
 
 
 def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
-    questions, answers = pairs(8)
+    asked = pairs(8)
     troubles: dict[int, Trouble] = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
-    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
+    with judging(prefers_parallel(asked)) as (judge_, url):
         judge_.trouble = lambda number, text: troubles.get(number)
-        found = judge(questions, answers, JudgeServer(url, "moody"), options(), tmp_path)
+        found = judge(asked, asks(url, tmp_path))
         assert judge_.asked.total() == 8 + len(troubles)
     assert found["preferences"] == [1.0] * 8
     assert (found["missing"], found["winrate"]["win_rate"]) == (0, 100)
 
 
 def test_what_a_silent_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Path) -> None:
-    questions, answers = pairs(8)
-    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
-        server = JudgeServer(url, "absent-minded", timeout=1.5, retries=0)
-        judge_.trouble = lambda number, text: silent if questions[5].text in text else None
-        with pytest.raises(JudgeFailed, match=r"pairs unjudged.*timed out") as failed:
-            judge(questions, answers, server, options(), tmp_path)
+    asked = pairs(8)
+    with judging(prefers_parallel(asked)) as (judge_, url):
+        settings = asks(url, tmp_path, judge_timeout=1.5, judge_retries=0)
+        judge_.trouble = lambda number, text: silent if asked[5].instruction in text else None
+        with pytest.raises(JudgeFailedError, match="timed out") as failed:
+            judge(asked, settings)
         judge_.trouble = no_trouble
         judge_.asked.clear()
         with (tmp_path / "judgements.jsonl").open("a") as file:
             file.write('{"key": "cut by an interr')
-        found = judge(questions, answers, server, options(), tmp_path)
+        found = judge(asked, settings)
     assert found["preferences"] == [1.0] * 8
     assert f"{judge_.asked.total()} of 8" in str(failed.value)  # one, unless the machine is very slow
-    assert any(questions[5].text in text for text in judge_.asked)
+    assert any(asked[5].instruction in text for text in judge_.asked)
 
 
 def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
-    questions, answers = pairs(8)
-    with judging(prefers(set(answers["parallel"]))) as (judge_, url):
-        judge_.trouble = lambda number, text: talkative if questions[5].text in text else None
-        found = judge(questions, answers, JudgeServer(url, "odd"), options(allow_missing=1), tmp_path)
+    asked = pairs(8)
+    with judging(prefers_parallel(asked)) as (judge_, url):
+        judge_.trouble = lambda number, text: talkative if asked[5].instruction in text else None
+        found = judge(asked, asks(url, tmp_path, allow_missing=1))
     assert found["missing"] == 1
     assert found["preferences"] == [*[1.0] * 5, None, 1.0, 1.0]
     assert found["winrate"]["n_total"] == 7
@@ -120,12 +124,17 @@ def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("trouble", [failing, forbidding, talkative])
 def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any) -> None:
-    questions, answers = pairs(60)
     with judging(first_is_better) as (judge_, url):
         judge_.trouble = lambda number, text: trouble
-        with pytest.raises(JudgeFailed, match=rf"{url} left 60 of 60 pairs"):
-            judge(questions, answers, JudgeServer(url, "dead", retries=0), options(together=2), tmp_path)
+        with pytest.raises(JudgeFailedError, match=rf"{url} left 60 of 60 pairs"):
+            judge(pairs(60), asks(url, tmp_path, judge_retries=0, together=2))
         assert judge_.asked.total() < 12
+
+
+def test_a_process_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "judgements.jsonl").write_text("these are no judgements\n")
+    with pytest.raises(JudgeFailedError, match="ended early"):
+        judge(pairs(5), asks("http://127.0.0.1:9/v1", tmp_path))
 
 
 def written(path: Path, questions: list[Prompt]) -> Path:
@@ -237,8 +246,3 @@ def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, comp
 def test_prompts_may_be_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('[{"instruction": "One?", "dataset": "koala", "output": "1"}]')
     assert read_questions(tmp_path / "p.json") == [Prompt("One?", "koala")]
-
-
-def test_an_environment_without_alpaca_eval_is_told_so(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="--alpaca-python"):
-        package_version(str(tmp_path / "python"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import load, speed
+from pasta_async.evals import hardware, load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal
 
@@ -35,6 +35,14 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
         main(arguments.split())
     assert ended.value.code == 2
     assert "Invalid value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [load.main, speed.main, methods.main, hardware.main, random_model.main])
+def test_every_setting_is_an_option(main: Main, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert not ended.value.code
+    assert "--documents" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):

@@ -70,7 +70,7 @@ def test_streams_and_whole_replies_decode_the_same_number_of_tokens(tmp_path: Pa
 def test_packed_and_unpacked_views_train_on_the_same_targets(tmp_path: Path):
     out = tmp_path / "steps.jsonl"
     small = "--documents 2 --prompt-tokens 40 --chunk-tokens 12 --rounds 1 --row-tokens 256 --repeats 1"
-    run(main, f"packing {small} --warmup 0 --threads 1 --out", out)
+    run(main, f"packing {small} --threads 1 --out", out)
     where, packed, unpacked = rows(out)
     assert packed["targets"] == unpacked["targets"]
     assert packed["tokens of views"] == unpacked["tokens of views"] == unpacked["tokens computed"]

@@ -8,9 +8,10 @@ from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
-from pasta_async.testing import ScriptedBackend, WordTokenizer
+from pasta_async.testing import WordTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -30,6 +31,10 @@ async def local() -> AsyncIterator[LocalBackend]:
     made = LocalBackend()
     yield made
     await made.aclose()
+
+
+def simulated(tokenizer: WordTokenizer | None = None) -> SimulatedBackend:
+    return SimulatedBackend(EngineModel(step=0.01), tokenizer=tokenizer)
 
 
 def forced(backend: Backend) -> ForcedBackend:
@@ -67,33 +72,34 @@ async def test_threads_joins_and_caches_are_the_real_ones(local: LocalBackend):
     assert first.requests[0].prompt_tokens < behind_sync.cached_tokens < behind_sync.prompt_tokens
 
 
-async def test_the_kv_is_that_of_the_dictated_tokens(local: LocalBackend):
-    """Behind the last dictated token the engine goes on as behind a prompt that ends with it."""
+async def test_the_kv_is_that_of_the_given_tokens(local: LocalBackend):
+    """Behind the last given token the engine goes on as behind a prompt that ends with it."""
     prompt = tuple(await local.encode_chat([{"role": "user", "content": "Well?"}], {}))
-    dictated = tuple(await local.encode("Anna has seven red apples and Ben has "))
+    given = tuple(await local.encode("Anna has seven red apples and Ben has "))
 
     async def decode(ids: tuple[int, ...], forced: tuple[int, ...], count: int) -> Sequence[int]:
         request = force(local, DecodeRequest("a", 0, ids, count, Sampling()), forced)
         return [token async for piece in local.decode(request) for token in piece.ids]
 
-    led = await decode(prompt, dictated, len(dictated) + 5)
-    assert led[: len(dictated)] == list(dictated)
-    free = await decode((*prompt, *dictated), (), 5)
-    assert led[len(dictated) :] == free
+    led = await decode(prompt, given, len(given) + 5)
+    assert led[: len(given)] == list(given)
+    free = await decode((*prompt, *given), (), 5)
+    assert led[len(given) :] == free
 
 
 async def test_a_context_that_is_not_the_documents_is_refused():
-    async with Client(forced(ScriptedBackend("")), limits=FORCED_LIMITS) as client:
+    backend = simulated()
+    async with Client(forced(backend), limits=FORCED_LIMITS, clock=backend.clock) as client:
         with pytest.raises(InvalidRequestError, match="FORCED_LIMITS"):  # a cap cuts a chunk short
             await client.generate("Well?", limits=FORCED_LIMITS.model_copy(update={"chunk_tokens": 3}))
 
 
 async def test_what_cannot_be_forced_is_refused():
     with pytest.raises(InvalidRequestError, match="promise without its chunk"):
-        ForcedBackend(ScriptedBackend(""), {"Well?": parse('<promise topic="a" tokens="10"/>')})
+        ForcedBackend(simulated(), {"Well?": parse('<promise topic="a" tokens="10"/>')})
     with pytest.raises(UnsupportedModelError, match="random_model"):
-        await forced(ScriptedBackend("", tokenizer=WordTokenizer(tags=False))).connect()
-    async with Client(forced(ScriptedBackend(""))) as client:
+        await forced(simulated(WordTokenizer(tags=False))).connect()
+    async with Client(forced(simulated())) as client:
         with pytest.raises(InvalidRequestError, match="no document to force for the prompt 'Who"):
             await client.generate("Who?")
         with pytest.raises(InvalidRequestError, match="encode_chat"):

@@ -26,8 +26,8 @@ async def test_cutting_computes_less_and_asks_more_often():
         answers = await measure(client, prompts, passes=2, empty=empty, clock=clock)
 
     assert emptied == len(answers) == 8
-    assert [answer.mode[0] for answer in answers] == list("sccs" + "cssc")
-    assert {answer.written for answer in answers if answer.prompt == 0} == {DOCUMENT}
+    assert [answer["mode"][0] for answer in answers] == list("sccs" + "cssc")
+    assert {answer["written"] for answer in answers if answer["prompt"] == 0} == {DOCUMENT}
     stream, cut = summarise(answers)
     assert (stream["mode"], cut["mode"]) == ("stream", "cut")
     assert stream["answers"] == cut["answers"] == 2
@@ -46,11 +46,11 @@ async def test_what_main_decoded_is_computed_again_for_its_threads_unless_main_i
         answers = await measure(client, [Prompt("a", "f"), Prompt("b", "f")], empty=leave, clock=clock)
 
     stream, _, cut, _ = answers
-    assert (stream.mode, cut.mode) == ("stream", "cut")
-    assert stream.prefilled_tokens > cut.prefilled_tokens
-    assert stream.requests < cut.requests
-    assert stream.fork_tokens == cut.fork_tokens
-    assert stream.fork_cached < cut.fork_cached < cut.fork_tokens
+    assert (stream["mode"], cut["mode"]) == ("stream", "cut")
+    assert stream["prefilled_tokens"] > cut["prefilled_tokens"]
+    assert stream["requests"] < cut["requests"]
+    assert stream["fork_tokens"] == cut["fork_tokens"]
+    assert stream["fork_cached"] < cut["fork_cached"] < cut["fork_tokens"]
     # one join each, whatever main was cut into; its context is all but what is written behind it
-    assert stream.join_tokens == cut.join_tokens > 2 * 20
-    assert 0 < stream.join_cached < stream.join_tokens
+    assert stream["join_tokens"] == cut["join_tokens"] > 2 * 20
+    assert 0 < stream["join_cached"] < stream["join_tokens"]

@@ -23,10 +23,11 @@ async def test_threads_share_their_prefix_and_their_steps_are_put_beside_the_flo
     backend = SimulatedBackend(MODEL)
     traffic = Traffic(weights=4_000_000, token=1000, bandwidth=1e9)
     steps = await decode_steps(backend, traffic, context=300, rounds=1, clock=backend.clock)
-    assert [(step.threads, step.context) for step in steps] == [(count, 300) for count in (1, 2, 4, 8)]
+    assert [(step["threads"], step["context"]) for step in steps] == [(count, 300) for count in (1, 2, 4, 8)]
     for step in steps:
-        assert step.seconds == pytest.approx(MODEL.seconds(step.threads, step.threads * 312, 0), rel=0.02)
-        assert step.floor == pytest.approx(0.004 + step.threads * 300 * 1e-6)
+        modelled = MODEL.seconds(step["threads"], step["threads"] * 312, 0)
+        assert step["step ms"] == pytest.approx(1000 * modelled, rel=0.02)
+        assert step["floor ms"] == pytest.approx(4 + step["threads"] * 0.3)
     both = [
         (await take_samples(backend, [(1, 300)], rounds=1, shared=shared, clock=backend.clock))[0].first_token
         for shared in (True, False)

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands_run import run
+from recorder import Recorder
 
 from pasta_async.evals.load import (
     Answered,
     Block,
     default_target,
+    describe_break_even,
     drive,
     figures,
     main,
     measure,
-    pays_up_to,
     summarise,
 )
 from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
-from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -45,11 +46,10 @@ BOTH = [METHODS["sequential"], METHODS["pasta"]]
 
 
 @asynccontextmanager
-async def opened() -> AsyncGenerator[tuple[Engine, ScriptedBackend]]:
-    """An engine on which nothing waits for anything else."""
-    clock = VirtualClock()
-    backend = ScriptedBackend("", clock=clock, latency=LATENCY)
-    async with open_engine(backend, DOCUMENTS, clock=clock) as engine:
+async def opened() -> AsyncGenerator[tuple[Engine, Recorder]]:
+    """An engine whose steps take the same time whatever is in them, and what it was asked."""
+    backend = Recorder(SimulatedBackend(EngineModel(step=LATENCY)))
+    async with open_engine(backend, DOCUMENTS) as engine:
         yield engine, backend
 
 
@@ -58,12 +58,13 @@ async def test_a_closed_loop_keeps_so_many_answers_under_way():
         one = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=1)
         three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=3)
     assert backend.max_open == 3
-    assert one.seconds == pytest.approx(3 * three.seconds)
+    assert one.seconds == pytest.approx(3 * three.seconds, rel=0.02)
     tokens = one.answers[0].tokens
     assert {answer.tokens for answer in one.answers} == {tokens}
-    assert all(answer.seconds == pytest.approx(tokens * LATENCY) for answer in (*one.answers, *three.answers))
+    for answer in (*one.answers, *three.answers):
+        assert answer.seconds == pytest.approx(tokens * LATENCY, rel=0.02)
     arrived = [answer.arrived for answer in three.answers]
-    assert arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3)
+    assert arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3, rel=0.02)
 
 
 async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
@@ -129,8 +130,9 @@ def test_figures_of_known_blocks():
     assert found[3].goodput == 0.1
     assert found[5].throughput == 0.1 and found[5].goodput == 0
     assert found[5].speedup == pytest.approx(0.8)
-    assert pays_up_to(found, "pasta", "closed") == 4
-    assert pays_up_to(found, "pasta", "open") is None
+    said = describe_break_even(found, "pasta")
+    assert "with 4 at once (2 answers)" in said and "with 16 at once, where it no longer pays" in said
+    assert "a second" not in said
     assert summarise(found)[1]["sooner than in sequence"] == "2.00"
 
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from commands_run import refused, run
+from recorder import Recorder
 
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play, rounds
+from pasta_async.evals.methods import METHODS, Played, rounds
 from pasta_async.evals.methods.__main__ import main, measure, methods_for, summarise
+from pasta_async.evals.simulated import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
-from pasta_async.testing import ScriptedBackend, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pasta_async import Backend
 
 LATENCY = 0.01
-ANYWHERE = [method for method in METHODS.values() if method.talks_to == "backend"]
+ANYWHERE = [method for method in METHODS.values() if not method.needs_server]
 
 
 def chunk(topic: str, head: str, words: int) -> str:
@@ -39,31 +39,29 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse(PLAIN)}
 
 
 class World:
-    """Scripted backends that take time for each token and for nothing else."""
+    """Simulated engines whose steps take the same time whatever is in them, and what they were asked."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.made: list[ScriptedBackend] = []
+        self.made: list[Recorder] = []
 
     @asynccontextmanager
     async def opened(self) -> AsyncGenerator[Backend]:
-        self.made.append(ScriptedBackend("", clock=self.clock, latency=LATENCY))
+        self.made.append(Recorder(SimulatedBackend(EngineModel(step=LATENCY))))
         yield self.made[-1]
 
 
 async def test_every_method_takes_the_time_of_its_critical_path():
-    world = World()
-    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, clock=world.clock)
+    rows = await measure(World().opened, DOCUMENTS, ANYWHERE)
     assert [row.method for row in rows[: len(ANYWHERE)]] == list(dict.fromkeys(m.name for m in ANYWHERE))
     for row in rows:
-        assert row.seconds == pytest.approx(row.critical_path * LATENCY), row.method
+        waits = row.requests * LATENCY  # a request may wait for the step that is under way
+        assert row.critical_path * LATENCY == pytest.approx(row.seconds - waits / 2, abs=waits / 2 + 1e-9)
         assert row.first_token == pytest.approx(LATENCY)
         assert row.tokens >= row.critical_path
 
 
 async def test_what_each_method_has_to_wait_for():
-    world = World()
-    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, clock=world.clock)
+    rows = await measure(World().opened, DOCUMENTS, ANYWHERE)
     many, single = ({row.method: row for row in rows if row.prompt == prompt} for prompt in (0, 1))
     tokens = many["sequential"].tokens
     assert all(row.tokens > tokens for name, row in many.items() if name != "sequential")
@@ -86,9 +84,9 @@ async def test_what_each_method_has_to_wait_for():
 async def test_every_method_writes_the_whole_text():
     for method in ANYWHERE:
         world = World()
-        await measure(world.opened, {"many": DOCUMENTS["many"]}, [method], clock=world.clock)
+        await measure(world.opened, {"many": DOCUMENTS["many"]}, [method])
         (backend,) = world.made
-        written = [await backend.detokenize(play.ids) for play in backend.played]
+        written = [await backend.detokenize(request.extra["forced"]) for request in backend.requests]
         text = "".join(written[len(written) // 2 :])  # behind what warms up
         assert text.count("word") == 95, method.name
         assert text.count("So it is.") == 1, method.name
@@ -97,47 +95,24 @@ async def test_every_method_writes_the_whole_text():
 
 async def test_apar_forks_where_its_rules_do_and_its_child_is_told_that_it_is_one():
     world = World()
-    await measure(world.opened, {"many": DOCUMENTS["many"]}, [METHODS["apar"]], clock=world.clock)
+    await measure(world.opened, {"many": DOCUMENTS["many"]}, [METHODS["apar"]])
     (backend,) = world.made
     info = await backend.connect()
     assert info.tags
-    main, *children = backend.played[len(backend.played) // 2 :]
-    written = [await backend.detokenize(play.ids) for play in (main, *children)]
+    main, *children = backend.requests[len(backend.requests) // 2 :]
+    written = [await backend.detokenize(request.extra["forced"]) for request in (main, *children)]
     assert "1. Apples:" in written[0] and "2. Pears:" in written[0] and "word" not in written[0]
     assert [text.count("word") for text in written[1:]] == [30, 40, 25]
     for number, child in enumerate(children, 1):
-        context = child.request.ids
-        assert context[-2:] == (info.tags.promise, info.tags.open_async)
-        assert context.count(info.tags.promise) == number  # it sees the forks before it, not what they write
-        assert context[:-1] == (*main.request.ids, *main.ids)[: len(context) - 1]
-        assert child.ids[-1] == info.end_ids[0]
-
-
-async def test_what_is_written_by_hand_goes_over_an_endpoint_without_tags():
-    backend = ScriptedBackend("", clock=REAL_CLOCK)
-    async with open_engine(backend, DOCUMENTS) as engine:
-        many, single = [
-            await play(engine, METHODS["by hand"], Case(index, prompt, document))
-            for index, (prompt, document) in enumerate(DOCUMENTS.items())
-        ]
-    assert (many.requests, single.requests) == (1 + 2 + 1, 1)  # a list of parts, then two rounds
-    assert many.tokens + single.tokens == sum(len(play.ids) for play in backend.played)
-    assert single.tokens == single.critical_path < many.critical_path < many.tokens
-    texts = [await backend.detokenize(play.ids) for play in backend.played]
-    assert [text.count("word") for text in texts] == [0, 30, 40, 25, 1]
-    info = await backend.connect()
-    assert info.tags
-    context = sum(len(play.request.ids) for play in backend.played)
-    assert (
-        many.prefilled_tokens + many.cached_tokens + single.prefilled_tokens + single.cached_tokens == context
-    )
-    assert not {*info.tags} & {token for play in backend.played for token in (*play.request.ids, *play.ids)}
-    assert not backend.open
+        assert child.ids[-2:] == (info.tags.promise, info.tags.open_async)
+        assert child.ids.count(info.tags.promise) == number  # the forks before it, not what they write
+        assert child.ids[:-1] == (*main.ids, *main.extra["forced"])[: len(child.ids) - 1]
+        assert child.extra["forced"][-1] == info.end_ids[0]
 
 
 async def test_no_answer_finds_anothers_kv():
     world = World()
-    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, passes=2, clock=world.clock)
+    rows = await measure(world.opened, DOCUMENTS, ANYWHERE, passes=2)
     first, again = ({(r.prompt, r.method): r for r in rows if r.number == number} for number in (0, 1))
     assert {key: row.prefilled_tokens for key, row in first.items()} == {
         key: row.prefilled_tokens for key, row in again.items()
@@ -148,14 +123,14 @@ async def test_no_answer_finds_anothers_kv():
 async def test_a_run_that_broke_off_goes_on(tmp_path: Path):
     world, file = World(), tmp_path / "rows.jsonl"
     with Journal(file, {"benchmark": "methods"}) as journal:
-        whole = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal, clock=world.clock)
+        whole = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal)
     lines = file.read_text().splitlines()
     assert len(lines) == 1 + len(whole) == 1 + 2 * len(ANYWHERE)
     file.write_text("\n".join(lines[:5]) + '\n{"prompt": 0, "meth')
 
     world = World()
     with Journal(file, {"benchmark": "methods"}) as journal:
-        rows = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal, clock=world.clock)
+        rows = await measure(world.opened, DOCUMENTS, ANYWHERE, journal=journal)
     assert [(row.prompt, row.method) for row in rows] == [(row.prompt, row.method) for row in whole]
     assert [json.loads(line) for line in file.read_text().splitlines()[1:5]] == list(
         map(json.loads, lines[1:5])
@@ -192,7 +167,7 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
     documents.write_text(json.dumps(record) + "\n")
     command = ["--backend", "local:", "--documents", str(documents), "--out", str(out)]
-    several = [part for name in ("pasta", "plan-then-fork", "by hand") for part in ("--methods", name)]
+    several = [part for name in ("pasta", "plan-then-fork") for part in ("--methods", name)]
     run(main, "", *command, *several)
     table = capsys.readouterr().out
     head, environment, *rows = map(json.loads, out.read_text().splitlines())
@@ -203,19 +178,17 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
             "sequential",
             "pasta",
             "plan-then-fork",
-            "by hand",
         ]
     )
     assert environment["environment"]["cores"] >= 1
     assert all(row["cached_tokens"] > 0 for row in rows[1:3])
-    assert rows[3]["tokens"] > rows[0]["tokens"]
     assert "| plan-then-fork | 1 |" in table
     assert refused(main, "", *command).startswith("InvalidRequestError")  # other methods are in that file
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("sglang frontend", "local:"), ("by hand", "simulated:engine.json"), ("?", "local:")],
+    [("sglang frontend", "local:"), ("by hand", "local:"), ("by hand", "simulated:e.json"), ("?", "local:")],
 )
 def test_methods_that_cannot_run_somewhere_are_refused(name: str, backend: str):
     with pytest.raises(InvalidRequestError):

@@ -10,6 +10,7 @@ from commands_run import refused, run
 
 from pasta_async import Sampling
 from pasta_async.errors import BackendError, InvalidRequestError
+from pasta_async.evals import load as loads
 from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
@@ -39,8 +40,8 @@ REAL = EngineModel(
 
 
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
-    backend = SimulatedBackend(constants, engines=engines)
-    async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+    backend = SimulatedBackend(constants.model_copy(update={"gpus": engines}))
+    async with open_engine(backend, DOCUMENTS) as engine:
         return await drive(engine, METHODS[method], CASES * answers, mode="closed", level=at_once)
 
 
@@ -68,7 +69,7 @@ async def test_more_engines_share_the_answers():
 async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
     async def prefilled(*, embedded: bool) -> int:
         backend = SimulatedBackend(REAL.model_copy(update={"embedded": embedded}))
-        async with open_engine(backend, DOCUMENTS, clock=backend.clock) as engine:
+        async with open_engine(backend, DOCUMENTS) as engine:
             ids = await engine.ask_library(CASES[0].fresh(), plain=False)
             return (
                 await engine.client.generate(ids, sampling=Sampling(max_tokens=10**9))
@@ -141,24 +142,29 @@ async def test_what_is_not_forced_is_refused_and_closing_ends_what_is_open():
         await anext(pieces)
 
 
-def test_the_command_runs_a_load_and_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_load_on_simulated_engines_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     engine, documents, out = tmp_path / "engine.json", tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     engine.write_text(REAL.model_dump_json())
-    assert EngineModel.load(engine) == REAL
+    assert EngineModel.load(str(engine)) == REAL
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = (
-        f"run --engine {engine} --documents {documents} --gpus 2 --rates 1 --rates 4 --answers 6 --out {out}"
-    )
-    run(main, command, "--assume", "step=0.005")
+    command = f"--documents {documents} --rates 1 --rates 4 --answers 6"
+    run(loads.main, command, "--backend", f"simulated:{engine}?gpus=2&step=0.005", "--out", out)
     printed = capsys.readouterr().out
     assert "SIMULATED: 2 engines" in printed
     assert "step 5 (ASSUMED), sequence 1," in printed
     assert "| 4 a second | pasta | 6 |" in printed
     assert len(out.read_text().splitlines()) == 2 + 4
-    assert refused(main, command, "--assume", "speed=1").startswith("InvalidRequestError")
-    engine.write_text("[]")
-    assert refused(main, command).startswith("InvalidRequestError")
+    for wrong in ("?speed=1", "?step=-1", "?step", "x"):
+        refusal = refused(loads.main, command, "--backend", f"simulated:{engine}{wrong}")
+        assert refusal.startswith("InvalidRequestError")
+
+
+def test_the_command_fits_the_constants_of_the_shipped_model(tmp_path: Path):
+    run(main, "--backend local: --rounds 1 --out", tmp_path / "engine.json")
+    found = EngineModel.load(str(tmp_path / "engine.json"))
+    assert found.embedded
+    assert found.assumed == ("token", "request")
 
 
 def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

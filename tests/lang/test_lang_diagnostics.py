@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.errors import ParseError
 from pasta_async.lang import MESSAGES, STYLE_CODES, Code, Diagnostic, Parser, check, parse
+from pasta_async.lang.diagnostics import ParseError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^### `([a-z-]+)`\n\n```text\n(.*?)\n```$", PAGE, re.M | re.S))

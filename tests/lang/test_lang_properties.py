@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from language_texts import canonical_documents, texts, thorough, token_streams
 
-from pasta_async.errors import ParseError
 from pasta_async.lang import (
     ASYNC_CLOSE,
     MAX_TAG,
@@ -23,6 +22,7 @@ from pasta_async.lang import (
     check,
     parse,
 )
+from pasta_async.lang.diagnostics import ParseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

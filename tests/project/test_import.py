@@ -26,11 +26,10 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
-    "evals/alpaca/judge_worker": {"pandas", "yaml"},
+    "evals/alpaca/judging": {"pandas", "yaml"},
     "evals/costs": {"opentelemetry", "prometheus_client"},
     "evals/forcing": {"torch"},
     "evals/hardware": {"torch"},
-    "evals/methods/endpoint": {"uvicorn"},
     "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "pasta_async/jobs": {"rich"},

@@ -430,7 +430,7 @@ async def test_leaving_early_aborts_on_the_member() -> None:
 def test_several_names_make_one_backend_and_a_name_given_twice_is_refused() -> None:
     made = open_backend(["http://a:1", "http://b:1/"])
     assert isinstance(made, RoutedBackend)
-    assert made.names == ("http://a:1", "http://b:1")
+    assert [member.name for member in made.members] == ["http://a:1", "http://b:1"]
     assert not isinstance(open_backend(["http://a:1"]), RoutedBackend)
     with pytest.raises(InvalidRequestError, match="http://a:1 is named more than once"):
         open_backend(["http://a:1", "http://a:1/"])
@@ -440,7 +440,7 @@ def test_the_environment_names_several_with_commas(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PASTA_BACKEND", "http://a:1, http://b:1")
     backend = Client().backend
     assert isinstance(backend, RoutedBackend)
-    assert backend.names == ("http://a:1", "http://b:1")
+    assert [member.name for member in backend.members] == ["http://a:1", "http://b:1"]
     assert backend_names("local:/a,b") == ["local:/a,b"]
 
 

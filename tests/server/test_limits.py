@@ -14,7 +14,7 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, offi
 
 from pasta_async import BackendConnectError, InvalidRequestError
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.run import uvicorn_server
+from pasta_async.server.app import uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import DecodeRequest
+from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from pasta_async.protocol import Piece
+
 SPECIALS = ("</s>", "<|end|>", *TAG_TOKENS)
 END = 0
 TAGS = tuple(range(2, 8))
+STOP = {"type": "stop", "matched": END}
 FIRST_LETTER = 10
 VOCABULARY = FIRST_LETTER + 0x110000
 
@@ -109,7 +115,7 @@ class OddServer(httpx.AsyncBaseTransport):
 
     def _usual(self) -> dict[str, Answer]:
         return {
-            "/server_info": {"version": "0.5.23", "dp_size": 1, "enable_deterministic_inference": False},
+            "/server_info": {"version": "0.5.23", "incremental_streaming_output": True},
             "/model_info": {"model_path": "odd", "is_generation": True},
             "/v1/models": {"data": [{"id": "odd", "max_model_len": 100}]},
             "/tokenize": _tokenize,
@@ -152,3 +158,21 @@ def _respond(answer: Answer, body: Any) -> httpx.Response:
     if isinstance(answer, httpx.Response):
         return answer
     return httpx.Response(200, json=answer)
+
+
+def backend(server: OddServer, **options: Any) -> SGLangBackend:
+    """A backend for this server."""
+    return SGLangBackend("http://odd", client=server.client(), **options)
+
+
+async def pieces_of(made: SGLangBackend, **fields: Any) -> list[Piece]:
+    """What is decoded for a request with these fields."""
+    fields = {
+        "answer": "a",
+        "thread": 0,
+        "ids": (11, 12, 13),
+        "max_tokens": 50,
+        "sampling": Sampling(),
+        **fields,
+    }
+    return [piece async for piece in made.decode(DecodeRequest(**fields))]

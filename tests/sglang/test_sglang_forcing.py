@@ -1,4 +1,4 @@
-"""Answers dictated to the real server."""
+"""Answers that the real server is made to write."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def decode(
     return [token async for piece in backend.decode(request) for token in piece.ids]
 
 
-async def test_free_and_dictated_requests_share_batches_and_the_kv_is_that_of_the_dictated_tokens(
+async def test_free_and_given_requests_share_batches_and_the_kv_is_that_of_the_given_tokens(
     backend: SGLangBackend, local: LocalBackend
 ):
     prompt = await backend.encode_chat([{"role": "user", "content": "Well?"}], {})
@@ -76,29 +76,31 @@ async def test_free_and_dictated_requests_share_batches_and_the_kv_is_that_of_th
     assert first == await decode(local, prompt, one, 20)
     assert second == await decode(local, prompt, two, 20)
     assert first[: len(one)] == one and warm == two
-    # what follows is what follows a prompt that ends with the dictated tokens
+    # what follows is what follows a prompt that ends with the given tokens
     assert second[len(two) :] == await decode(backend, [*prompt, *two], [], 20 - len(two))
 
 
 async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_engine(
     backend: SGLangBackend, local: LocalBackend, server: RealServer
 ):
-    methods = [method for method in METHODS.values() if method.talks_to != "sglang"]
+    methods = [method for method in METHODS.values() if not method.needs_server]
     case = Case(0, "Well?", LISTED)
     found = list[list[Played]]()
     for inner, url in ((backend, server.url), (local, "local:")):
         async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
             found.append([await play(engine, method, case) for method in methods])
+    async with open_engine(backend, {"Well?": LISTED}, url=server.url) as engine:
+        by_hand = await play(engine, METHODS["by hand"], case)
     real, embedded = (
         [(row.method, row.tokens, row.critical_path, row.requests) for row in rows] for rows in found
     )
     assert real == embedded
     rows = {row.method: row for row in found[0]}
-    assert rows["skeleton"].requests == rows["by hand"].requests == 1 + 3
+    assert rows["skeleton"].requests == by_hand.requests == 1 + 3
     assert rows["apar"].requests == 1 + 2
     assert all(row.tokens > row.critical_path for row in rows.values() if row.method != "sequential")
     # forks and joins find the prompt that they share; prompts of their own share their first words
-    assert rows["plan-then-fork"].cached_tokens > rows["by hand"].cached_tokens
+    assert rows["plan-then-fork"].cached_tokens > by_hand.cached_tokens
     assert all(row.tokens > rows["sequential"].tokens for name, row in rows.items() if name != "sequential")
 
 

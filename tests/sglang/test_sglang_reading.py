@@ -11,15 +11,15 @@ import pytest
 import table_model
 from hypothesis import given
 from hypothesis import strategies as st
-from odd_server import FIRST_LETTER, TAGS, VOCABULARY, OddServer, decode, event
+from odd_server import FIRST_LETTER, TAGS, VOCABULARY, OddServer, decode, event, stream
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.sglang.events import Increments, LocalReader, RemoteReader
-from pasta_async.backends.sglang.transport import SSEDecoder
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import TagIds
+from pasta_async.protocol import DecodeRequest, TagIds
+from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,28 +36,30 @@ def cut(content: bytes, places: Sequence[int]) -> list[bytes]:
     return [content[a:b] for a, b in pairwise(edges)]
 
 
-@given(st.lists(LINES, max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), CUTS)
-def test_any_split_of_the_bytes_gives_the_same_events(lines: list[str], end: str, places: list[int]) -> None:
-    content = "".join(f": note{end}event: x{end}data: {line}{end}{end}" for line in lines) + f"data: cut{end}"
-    decoder = SSEDecoder()
-    events = [one for chunk in cut(content.encode(), places) for one in decoder.feed(chunk)]
-    assert events == lines
+@given(LINES, st.sampled_from(["\n", "\r\n"]), CUTS)
+async def test_any_split_of_the_bytes_gives_the_same_text(text: str, end: str, places: list[int]) -> None:
+    ids = [FIRST_LETTER + ord(letter) for letter in text]
+    stop = {"type": "stop", "matched": 0}
+    events = [event(ids, len(ids)), event([0], len(ids) + 1, finish_reason=stop)]
+    data = [json.dumps(one, ensure_ascii=False) for one in events]
+    content = "".join(f": note{end}data: {line}{end}{end}" for line in (*data, "[DONE]"))
+    pieces = await answer(cut(content.encode(), places))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [i for piece in pieces for i in piece.ids] == [*ids, 0]
 
 
-@given(LINES, LINES, CUTS)
-def test_an_event_of_several_lines_is_one(first: str, second: str, places: list[int]) -> None:
-    content = f"data:{first}\ndata: {second}\n\n"
-    decoder = SSEDecoder()
-    events = [one for chunk in cut(content.encode(), places) for one in decoder.feed(chunk)]
-    assert events == [f"{first.removeprefix(' ')}\n{second}"]
-
-
-def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pasta_async.backends.sglang.transport.MAX_EVENT", 100)
-    decoder = SSEDecoder()
-    with pytest.raises(ValueError, match="more than 100 bytes"):
-        for _ in range(20):
-            decoder.feed(b"data: 12345")
+    with pytest.raises(BackendProtocolError):
+        await answer([b"data: 12345"] * 20)
+
+
+async def answer(chunks: Sequence[bytes]) -> list[Piece]:
+    """What a backend makes of an event stream in these chunks."""
+    server = OddServer()
+    server.decoding = [stream(chunks)]
+    backend = SGLangBackend("http://odd", client=server.client())
+    return [piece async for piece in backend.decode(DecodeRequest("a", 0, (11,), 50, Sampling()))]
 
 
 TOKENS = st.sampled_from([*TAGS, *(FIRST_LETTER + ord(letter) for letter in '<sync/> "tokens=aé')])

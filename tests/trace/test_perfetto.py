@@ -1,4 +1,4 @@
-"""`Generation.to_perfetto()` keeps the rules of the trace-event format, whatever became of the answer."""
+"""`perfetto_trace` keeps the rules of the trace-event format, whatever became of the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pasta_async import Client, Limits, ThreadFailedError
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
+from pasta_async.trace import perfetto_trace
 from tests.interpreter.support import RICH, promise
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from pasta_async import Generation
     from pasta_async.interpreter import Fork
-    from pasta_async.trace import PerfettoTrace, TraceEvent
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
@@ -30,7 +30,7 @@ async def answer(backend: ScriptedBackend, **options: Any) -> Generation:
         return await client.generate("Why?", **options)
 
 
-def check(trace: PerfettoTrace) -> None:
+def check(trace: dict[str, Any]) -> None:
     """Fail where a trace breaks a rule of the format."""
     trace = json.loads(json.dumps(trace))
     events = trace["traceEvents"]
@@ -44,7 +44,7 @@ def check(trace: PerfettoTrace) -> None:
     check_flows((event for event in events if event["ph"] in ("s", "t", "f")), slices)
 
 
-def check_pairs(events: Iterable[TraceEvent]) -> None:
+def check_pairs(events: Iterable[dict[str, Any]]) -> None:
     """What begins ends, and what has one id nests."""
     open_: dict[tuple[int, str, str], list[str]] = defaultdict(list)
     for event in events:
@@ -56,7 +56,7 @@ def check_pairs(events: Iterable[TraceEvent]) -> None:
     assert open_ and not any(open_.values())
 
 
-def check_slices(events: Iterable[TraceEvent]) -> dict[tuple[int, int], list[tuple[float, float]]]:
+def check_slices(events: Iterable[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[float, float]]]:
     """Slices of one track lie behind or inside each other."""
     slices: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for event in events:
@@ -70,7 +70,7 @@ def check_slices(events: Iterable[TraceEvent]) -> dict[tuple[int, int], list[tup
 
 
 def check_flows(
-    events: Iterable[TraceEvent], slices: dict[tuple[int, int], list[tuple[float, float]]]
+    events: Iterable[dict[str, Any]], slices: dict[tuple[int, int], list[tuple[float, float]]]
 ) -> None:
     """Start, step and end, in time, each inside a slice of its track; ids are hexadecimal numbers."""
     flows: dict[int, str] = defaultdict(str)
@@ -83,7 +83,7 @@ def check_flows(
     assert set(flows.values()) <= {"stf"}
 
 
-def flows(trace: PerfettoTrace) -> int:
+def flows(trace: dict[str, Any]) -> int:
     return sum(event["ph"] == "f" for event in trace["traceEvents"])
 
 
@@ -94,14 +94,14 @@ async def test_the_rules_hold_whatever_the_timing(
 ) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, prefill=2.0, thread_latency=latencies)
     generation = await answer(backend, limits=Limits(max_threads=threads), fork=fork)
-    trace = generation.to_perfetto()
+    trace = perfetto_trace(generation)
     check(trace)
     assert flows(trace) == len(generation.threads) - 1
 
 
 async def test_times_are_microseconds_and_requests_tell_their_tokens() -> None:
     written = f"One two. {promise('tea', 'Tea is old.', 10)}<sync/> Enough."
-    trace = (await answer(ScriptedBackend(written, latency=1.0))).to_perfetto()
+    trace = perfetto_trace(await answer(ScriptedBackend(written, latency=1.0)))
     slices = {event["name"]: event for event in trace["traceEvents"] if event["ph"] == "X"}
     assert slices["tea"].get("dur") == pytest.approx(5e6)
     assert slices["tea"].get("args", {})["completion_tokens"] == 5
@@ -116,7 +116,7 @@ async def test_times_are_microseconds_and_requests_tell_their_tokens() -> None:
 async def test_the_baseline_is_a_second_process() -> None:
     backend = ScriptedBackend(RICH, latency=1.0)
     generation, baseline = await answer(backend), await answer(backend, baseline=True)
-    trace = generation.to_perfetto(baseline)
+    trace = perfetto_trace(generation, baseline)
     check(trace)
     assert {event["pid"] for event in trace["traceEvents"]} == {1, 2}
 
@@ -127,13 +127,13 @@ async def test_an_answer_that_failed_has_a_trace_of_what_there_was(thread: int) 
     with pytest.raises(ThreadFailedError) as caught:
         await answer(backend)
     assert caught.value.partial is not None
-    check(caught.value.partial.to_perfetto())
+    check(perfetto_trace(caught.value.partial))
 
 
 async def test_requests_that_were_sent_again_have_a_slice_each() -> None:
     fault = Fault(1, 0, "fail", retryable=True)
     generation = await answer(ScriptedBackend(RICH, latency=1.0, prefill=1.0, faults=[fault]))
-    trace = generation.to_perfetto()
+    trace = perfetto_trace(generation)
     check(trace)
     sent = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["tid"] == 2]
     assert [event.get("args", {}).get("completion_tokens") for event in sent[:2]] == [
@@ -145,13 +145,13 @@ async def test_requests_that_were_sent_again_have_a_slice_each() -> None:
 async def test_a_chunk_that_main_wrote_itself_is_joined_by_no_flow() -> None:
     script = Script([f"A. {promise('tea')}   <async>Inline.</async> B."], {1: "Thread text.</async>"})
     backend = ScriptedBackend(script, tokenizer=WordTokenizer(tags=False), latency=1.0)
-    trace = (await answer(backend)).to_perfetto()
+    trace = perfetto_trace(await answer(backend))
     check(trace)
     assert flows(trace) == 0
 
 
 async def test_the_rules_above_refuse_broken_traces() -> None:
-    trace = (await answer(ScriptedBackend(RICH, latency=1.0))).to_perfetto()
+    trace = perfetto_trace(await answer(ScriptedBackend(RICH, latency=1.0)))
     check(trace)
     for ph in ("e", "s", "f", "b"):
         broken = copy.deepcopy(trace)
@@ -166,7 +166,7 @@ async def test_the_rules_above_refuse_broken_traces() -> None:
 
 
 async def test_an_answer_without_promises_has_one_track() -> None:
-    trace = (await answer(ScriptedBackend("One. Two.", latency=1.0))).to_perfetto()
+    trace = perfetto_trace(await answer(ScriptedBackend("One. Two.", latency=1.0)))
     check(trace)
     assert [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"] == [
         "main",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async import Client
 from pasta_async.jobs import Advance, Journal
 from pasta_async.training.corpus import plain_record
-from pasta_async.training.preference.recording import Recording
-from pasta_async.training.sample import Drawing, SampleSettings
+from pasta_async.training.sample import Drawing, Recording, SampleSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,11 +42,14 @@ def draw(
     n: int = 3,
     together: int = 2,
     plain: ScriptedBackend | None = None,
+    max_tokens: int = 2048,
     after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own."""
-    settings = SampleSettings(prompts=(journal,), out=journal, n=n, together=together, seed=7)
+    settings = SampleSettings(
+        prompts=(journal,), out=journal, n=n, together=together, seed=7, max_tokens=max_tokens
+    )
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
         recording = Recording(backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang import parse
-from pasta_async.training.corpus.records import write_lines
+from pasta_async.training.corpus.records import write_records
 from pasta_async.training.packing import pack_views
 from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt, Score
 
@@ -61,10 +61,10 @@ def write_files(
     folder: Path, prompts: Sequence[SampledPrompt], values: Mapping[str, Sequence[tuple[float, float]]]
 ) -> None:
     """`samples.jsonl` and `scores.jsonl`; the values are speed-up and quality, by prompt and number."""
-    write_lines(folder / "samples.jsonl", prompts)
+    write_records(folder / "samples.jsonl", prompts)
     scores = [
         Score(id=name, number=number, speedup=speedup, quality=quality)
         for name, pairs in values.items()
         for number, (speedup, quality) in enumerate(pairs)
     ]
-    write_lines(folder / "scores.jsonl", scores)
+    write_records(folder / "scores.jsonl", scores)

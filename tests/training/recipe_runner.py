@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pasta_async.training.run import run_steps
-from pasta_async.training.steps import Step
+from pasta_async.training.run import Step, run_steps
 
 
 def steps(out: Path, *described: str) -> list[Step]:
-    """Steps by their descriptions; one whose name begins with `reads` reads the file of its option `hold`."""
+    """Steps by their descriptions; `hold` is a file that it reads."""
     made: dict[str, Step] = {}
     for one in described:
         name, given, *needs = one.split(":")
@@ -18,10 +17,8 @@ def steps(out: Path, *described: str) -> list[Step]:
         own = {"out": out / name, **flags}
         if needs:
             own["input"] = made[needs[0]].result
-        reads = (Path(flags["hold"]),) if name.startswith("reads") else ()
-        made[name] = Step(
-            name, "recipe_step", own, out / name / "result", tuple(made[need] for need in needs), reads
-        )
+        needed = tuple(made[need] for need in needs)
+        made[name] = Step(name, "recipe_step", own, out / name / "result", needed)
     return list(made.values())
 
 

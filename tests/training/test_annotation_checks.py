@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Document, check, escape, parse
-from pasta_async.training.annotate.prompt import EXAMPLES, first_prompt
+from pasta_async.training.annotate.annotator import EXAMPLES, first_prompt
 from pasta_async.training.annotate.siblings import sibling_reference, sibling_references
 from pasta_async.training.annotate.tags import Piece, check_reply, place_tags
 from pasta_async.training.corpus import plain_record, rough_tokens

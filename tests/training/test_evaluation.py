@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 
-from pasta_async.training.card import main as write_card
-from pasta_async.training.evaluate import Row, table, wilson
+from pasta_async.training.evaluate import Row, card, table, wilson
 from pasta_async.training.synthetic import sample
 from pasta_async.training.synthetic.records import parallel_chain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_chain_in_parallel_has_the_same_text() -> None:
@@ -32,28 +26,17 @@ def test_intervals_are_those_of_wilson() -> None:
     )
 
 
-def test_a_card_says_how_the_model_was_made_and_what_it_can(tmp_path: Path) -> None:
-    model = tmp_path / "round2" / "lambda4" / "model"
-    model.mkdir(parents=True)
-    (model / "config.json").write_text('{"vocab_size": 1065, "max_position_embeddings": 2048}')
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base" / "metrics.jsonl").write_text(
-        '{"step": 1, "tokens": 9}\n{"step": 6500, "tokens": 24300000}\n'
-    )
+def test_a_card_says_how_the_model_was_made_and_what_it_can() -> None:
     parallel = Row("totals", "names", "parallel", 50, 49, 50, 4000, 6000, 100)
     rows = [parallel, replace(parallel, form="baseline")]
-    results, base, ablations = (tmp_path / name for name in ("results.json", "base.json", "ablations.md"))
-    results.write_text(json.dumps([asdict(row) for row in rows]))
-    base.write_text(json.dumps([asdict(replace(row, right=50)) for row in rows]))
-    ablations.write_text("| chunks hidden | 0.8% |")
-    more = ["--base-results", str(base), "--ablations", str(ablations)]
-    with pytest.raises(SystemExit) as left:
-        write_card([str(results), str(tmp_path), "round2/lambda4", *more])
-    assert not left.value.code
-    card = (model / "README.md").read_text()
-    assert "pasta_async.training.run pasta-tiny --only evaluation/round2/lambda4" in card
-    assert "6,500 updates on 24,300,000 tokens" in card
-    assert "| shipped | names | parallel | 50 | 98.0% |" in card
-    assert "| base alone | names | parallel | 50 | 100.0% |" in card
-    assert "totals 1.50" in card
-    assert "| chunks hidden | 0.8% |" in card
+    base = [replace(row, right=50) for row in rows]
+    hidden = replace(parallel, form="chunks hidden", right=1)
+    trained = {"step": 6500, "tokens": 24300000}
+    config = {"vocab_size": 1065, "max_position_embeddings": 2048}
+    text = card(rows, base, [hidden], "round2/lambda4", trained, config)
+    assert "pasta_async.training.run pasta-tiny --only evaluation/round2/lambda4" in text
+    assert "6,500 updates on 24,300,000 tokens" in text
+    assert "| shipped | names | parallel | 50 | 98.0% |" in text
+    assert "| base alone | names | parallel | 50 | 100.0% |" in text
+    assert "totals 1.50" in text
+    assert "| chunks hidden | 50 | 2.0% |" in text

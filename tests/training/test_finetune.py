@@ -2,6 +2,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -22,8 +23,8 @@ from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedMo
 from pasta_async.protocol import DecodeRequest
 from pasta_async.sampling import Sampling
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
-from pasta_async.training.trainer import loop, run
-from pasta_async.training.trainer.metrics import Metrics, check_tracker
+from pasta_async.training.trainer import loop
+from pasta_async.training.trainer.metrics import Metrics
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
@@ -227,10 +228,8 @@ def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
     assert not torch.equal(weights, weights.bfloat16().float())
 
 
-def test_what_does_not_fit_is_refused_before_the_first_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = settings(tmp_path)
+def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    settings(tmp_path)
 
     def refused(reason: str, error: type[Exception] = InvalidRequestError, **changes: Any) -> None:
         with pytest.raises(error, match=reason):
@@ -250,13 +249,6 @@ def test_what_does_not_fit_is_refused_before_the_first_update(
     broken = {"id": "odd", "messages": CHAT, "written": "one <sync/> two"}
     (tmp_path / "broken.jsonl").write_text(json.dumps(broken))
     refused("odd: .*sync", data=[tmp_path / "broken.jsonl"])
-
-    def little(device: torch.device) -> int:
-        return 10_000_000
-
-    monkeypatch.setattr(run, "available_memory", little)
-    refused(r"needs about .* GiB and has 0\.0 .*--recompute", row_tokens=4096)
-    assert finetune(config.model_copy(update={"ignore_memory": True, "steps": 1}))
 
 
 def test_long_examples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,17 +276,27 @@ def test_tensorboard_gets_what_the_file_gets(tmp_path: Path, monkeypatch: pytest
 
     stub = SimpleNamespace(SummaryWriter=SummaryWriter)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)  # type: ignore[arg-type]
-    metrics = Metrics(tmp_path, 4, "tensorboard", {})
+
+    def installed(name: str) -> bool:
+        return name == "tensorboard"
+
+    monkeypatch.setattr(importlib.util, "find_spec", installed)
+    metrics = Metrics(tmp_path, 4, board=True)
     metrics.write({"step": 5, "loss": 2.5})
     metrics.close()
-    assert written == [(str(tmp_path / "tensorboard"), 5), ("loss", 2.5, 5), ()]
+    assert written == [(str(tmp_path / "tensorboard"), 5), ("step", 5, 5), ("loss", 2.5, 5), ()]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 5, "loss": 2.5}
 
 
-def test_trackers_that_are_missing_are_refused() -> None:
-    assert check_tracker("none") == "none"
-    with pytest.raises(InvalidRequestError, match="pip install wandb"):
-        check_tracker("wandb")
+def test_too_little_memory_is_said_with_what_makes_it_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: loop.Loop) -> dict[str, float]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(loop.Loop, "update", full)
+    with pytest.raises(TrainingError, match="--recompute"):
+        finetune(settings(tmp_path))
 
 
 def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

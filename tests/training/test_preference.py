@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, write_records
-from pasta_async.training.corpus.records import write_lines
 from pasta_async.training.finetune import FinetuneSettings, finetune
 from pasta_async.training.prefer import PreferSettings, main, prefer
 from pasta_async.training.preference.bonbon import BonBon, best_of_n_target
@@ -237,7 +236,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
     def with_ids(ids: tuple[int, ...]) -> None:
         changes = {n: {"ids": ids[: len(s.ids)]} for n, s in enumerate(sampled[0].samples)}
         prompts = [prompt_of(codec, prompt.id, ANSWERS, changes) for prompt in sampled]
-        write_lines(tmp_path / "samples.jsonl", prompts)
+        write_records(tmp_path / "samples.jsonl", prompts)
 
     with_ids((3,) * 10 + (99999,) * 1000)
     refused("has ids that the model lacks")
@@ -308,7 +307,7 @@ async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
         for p in read_samples(tmp_path / "samples.jsonl")
         for s in p.samples
     ]
-    write_lines(tmp_path / "scores.jsonl", scores)
+    write_records(tmp_path / "scores.jsonl", scores)
     shares: dict[str, float] = {}
     for weight in ("0", "inf"):
         out = tmp_path / weight

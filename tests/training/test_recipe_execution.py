@@ -17,8 +17,7 @@ import recipe_runner
 
 from pasta_async.errors import BackendConnectError, TrainingError
 from pasta_async.training.recipe import Serving
-from pasta_async.training.run import run_steps
-from pasta_async.training.steps import SERVED, Step
+from pasta_async.training.run import SERVED, Step, run_steps
 
 HERE = Path(__file__).parent
 

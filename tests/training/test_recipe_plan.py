@@ -11,8 +11,7 @@ import pytest
 
 from pasta_async import InvalidRequestError
 from pasta_async.training.recipe import PACKAGED, find_recipe, read_recipe
-from pasta_async.training.run import command, main
-from pasta_async.training.steps import Plan, as_arguments, check_options, needed
+from pasta_async.training.run import Plan, as_arguments, check_options, command, main
 
 OUT = Path("runs/x")
 
@@ -90,11 +89,11 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
     [
         (SMALL + "[stage3]\n", "stage3: Extra inputs"),
         (SMALL + "[stage1.variants.other]\nannotator = 'nobody'\n", "stage1.variants.other.annotator"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "noisy annotates `data.synthetic` alone"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "`data.annotator` is missing"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "needs a table data.synthetic"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "needs a table data.annotator"),
         (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "it is no variant"),
         (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other' is no variant of stage 1 .own."),
-        (SMALL + "[stage2]\nstart = 'own'\nprompts = 5\nquality_weights = [1, 1.0]\n", "different"),
+        (SMALL + "[stage2]\nstart = 'own'\nprompts = 5\nquality_weights = [-1]\n", "stage2.quality_weights"),
         (SMALL + "[base.pretrain]\nsteps = 1\n", "and not both"),
         (SMALL.replace("[data.source]", "[data.other]"), "data.other: Extra inputs"),
         ("extends = 'mine.toml'\n", "extends itself"),
@@ -111,11 +110,11 @@ def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, te
     ("settings", "words"),
     [
         (["stage1.train.lr"], "write key=value"),
-        (["title.deep=1"], "title is no table"),
+        (["title.deep=1"], "title: Input should be a valid string"),
         (["stage1.train.epoch=1"], "stage1/baseline .*finetune.: epoch: Extra inputs"),
         (["stage2.train.lr=-1"], "round1/lambda1 .*prefer.: lr: Input should be greater than 0"),
         (["stage2.sample.n=many"], "samples/round1 .*: n: Input should be a valid integer"),
-        (["stage1.train.out=here"], "stage1.train: out is set by the plan"),
+        (["stage1.train.out=here"], "stage1/baseline: out is set by the plan"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[str], words: str) -> None:
@@ -158,7 +157,7 @@ def test_rounds_have_prompts_of_their_own_of_other_data() -> None:
 
 def test_only_what_one_model_needs() -> None:
     made = plan("pasta-tiny")
-    path = [step.name for step in needed(made.steps, ["evaluation/round2/lambda4"])]
+    path = [step.name for step in made.needed(["evaluation/round2/lambda4"])]
     assert path == [
         *("base", "data/noisy", "stage1/baseline", "stage1/noisy", "evaluation/stage1/baseline"),
         *("prompts/round1", "samples/round1", "scores/round1", "round1/lambda4"),
@@ -166,7 +165,7 @@ def test_only_what_one_model_needs() -> None:
         "evaluation/round2/lambda4",
     ]
     with pytest.raises(InvalidRequestError, match="no step 'lambda4'"):
-        needed(made.steps, ["lambda4"])
+        made.needed(["lambda4"])
 
 
 def test_flags_as_a_command_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from judge_server import (
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from pasta_async.training.corpus.records import write_lines
+from pasta_async.training.corpus.records import write_records
 from pasta_async.training.preference.samples import (
     Plain,
     Sample,
@@ -32,7 +33,7 @@ from pasta_async.training.preference.samples import (
     read_scores,
     value,
 )
-from pasta_async.training.score import ScoreSettings, Summary, main, score
+from pasta_async.training.score import ScoreSettings, main, score
 from pasta_async.training.synthetic import grade
 from pasta_async.training.synthetic.records import draw_records, example_of
 
@@ -68,13 +69,13 @@ PROMPTS = (
 
 
 def settings(folder: Path, judge: str, prompts: tuple[SampledPrompt, ...] = PROMPTS, **more: Any) -> Any:
-    write_lines(folder / "samples.jsonl", prompts)
+    write_records(folder / "samples.jsonl", prompts)
     given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": judge}
     named = {} if judge == "task" else {"judge_model": "some-judge", "retries": 1}
     return ScoreSettings.model_validate({**given, **named, **more})
 
 
-def scored(folder: Path, judge: str, **more: Any) -> tuple[Summary, dict[tuple[str, int], float]]:
+def scored(folder: Path, judge: str, **more: Any) -> tuple[dict[str, Any], dict[tuple[str, int], float]]:
     summary = asyncio.run(score(settings(folder, judge, **more)))
     return summary, {key: one.quality for key, one in read_scores(folder / "scores.jsonl").items()}
 
@@ -95,9 +96,9 @@ def test_a_judge_who_knows_the_better_answers_gives_known_qualities(tmp_path: Pa
         summary, qualities = scored(tmp_path, url)
     expected = {("a", 0): 0.9, ("a", 1): 0.1, ("a", 2): 0.9, ("b", 0): 0.5, ("b", 1): 0.1, ("b", 2): 0.9}
     assert qualities == pytest.approx({**expected, ("c", 0): 0.9, ("c", 1): 0.9})
-    assert summary.mean_quality == pytest.approx(5 * 0.9 / 8 + 0.2 / 8 + 0.5 / 8)
+    assert summary["mean_quality"] == pytest.approx(5 * 0.9 / 8 + 0.2 / 8 + 0.5 / 8)
     assert (
-        judge.asked.total() == len(judge.asked) == summary.requests == 2 * 5
+        judge.asked.total() == len(judge.asked) == summary["requests"] == 2 * 5
     )  # both orders, no answer twice
     assert all("What is" in question for question in judge.asked)
 
@@ -120,13 +121,13 @@ def test_a_judge_without_a_doubt_is_believed(tmp_path: Path) -> None:
     assert qualities == {("a", 0): 1.0}
 
 
-@pytest.mark.parametrize("trouble", [rate_limited, failing, not_json, talkative])
+@pytest.mark.parametrize("trouble", [rate_limited, failing])
 def test_a_judge_that_fails_once_is_asked_again(trouble: Trouble, tmp_path: Path) -> None:
     with judging(_known) as (judge, url):
         judge.trouble = first_request(trouble)
         summary, qualities = scored(tmp_path, url)
     assert len(qualities) == 8
-    assert not summary.failures
+    assert not summary["failures"]
     assert judge.asked.total() == 11
 
 
@@ -136,22 +137,22 @@ def test_an_answer_that_cannot_be_judged_harms_no_other(trouble: Trouble, tmp_pa
         judge.trouble = of_answer("bad b", trouble)
         summary, qualities = scored(tmp_path, url, in_flight=1, retries=0, timeout=0.5)
         assert {*qualities} == {(p.id, s.number) for p in PROMPTS for s in p.samples} - {("b", 1)}
-        assert sum(summary.failures.values()) == 1
-        assert summary.scored == 7
+        assert sum(summary["failures"].values()) == 1
+        assert summary["scored"] == 7
         before = judge.asked.total()
         judge.trouble = no_trouble
         again, qualities = scored(tmp_path, url)
     assert len(qualities) == 8
-    assert again.resumed == 8
-    assert again.requests == judge.asked.total() - before == 2
+    assert again["resumed"] == 8
+    assert again["requests"] == judge.asked.total() - before == 2
 
 
 @pytest.mark.parametrize(
     ("trouble", "error", "message"),
     [
         (forbidding, BackendStatusError, "401"),
-        (talkative, BackendProtocolError, "must serve logprobs"),
-        (not_json, BackendProtocolError, "no JSON"),
+        (talkative, BackendProtocolError, "logprobs"),
+        (not_json, BackendProtocolError, "JSON"),
     ],
 )
 def test_a_judge_of_no_use_ends_the_run(
@@ -181,8 +182,8 @@ def test_an_interrupted_run_pays_for_no_reply_again(tmp_path: Path) -> None:
         judge.trouble = no_trouble
         summary, qualities = scored(tmp_path, url)
         assert len(qualities) == 8
-        assert summary.resumed == 5
-        assert summary.requests == 5
+        assert summary["resumed"] == 5
+        assert summary["requests"] == 5
         assert sorted(judge.asked.values()) == [1] * 9 + [2]  # the one under way
         with pytest.raises(InvalidRequestError, match="results of something else"):
             scored(tmp_path, url, judge_model="another")
@@ -215,8 +216,9 @@ def test_the_tasks_program_gives_the_share_that_is_right(
     assert {key: one.quality for key, one in scores.items()} == expected
     assert {one.quality for one in scores.values()} > {0.0, 1.0}
     assert {one.speedup for one in scores.values()} == {30 / path for path in (10, 11, 12, 13)}
-    summary = Summary.model_validate_json(capsys.readouterr().out)
-    assert (summary.scored, summary.samples, summary.prompts, summary.well_formed) == (20, 20, 5, 1.0)
+    summary = json.loads(capsys.readouterr().out)
+    figures = {"scored": 20, "samples": 20, "prompts": 5, "well_formed": 1.0}
+    assert {**summary, **figures} == summary
 
 
 def test_prompts_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -253,17 +255,17 @@ def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     with judging(_known) as (_, url):
         summary, qualities = scored(tmp_path, url, prompts=prompts)
     assert {*qualities} == {("a", 0), ("a", 1)}
-    assert summary.samples == 3
-    assert summary.scored == 2
+    assert summary["samples"] == 3
+    assert summary["scored"] == 2
 
 
 def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None:
     with judging(_known) as (_, url):
         summary, _ = scored(tmp_path, url)
-    assert summary.ties == {"1": 0, "2": 0, "4": 0, "8": 0, "inf": 1}  # c: as good, not as fast
-    assert summary.quality_spread == pytest.approx((0.8 + 0.8 + 0) / 3)
+    assert summary["ties"] == {"1": 0, "2": 0, "4": 0, "8": 0, "inf": 1}  # c: as good, not as fast
+    assert summary["quality_spread"] == pytest.approx((0.8 + 0.8 + 0) / 3)
     spreads = (30 / 10 - 30 / 12, 30 / 10 - 30 / 12, 30 / 10 - 30 / 11)
-    assert summary.speedup_spread == pytest.approx(sum(spreads) / 3)
+    assert summary["speedup_spread"] == pytest.approx(sum(spreads) / 3)
 
 
 @pytest.mark.parametrize(

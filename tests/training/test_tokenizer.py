@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from task_codec import task_codec
 from transformers import AutoTokenizer
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import views
 from pasta_async.training.synthetic import FAMILIES, sample
-from pasta_async.training.tokenizer import SPECIAL, Codec, build_tokenizer, save_tokenizer
+from pasta_async.training.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CODEC = Codec(build_tokenizer())
-SPECIAL_IDS = {CODEC.special(text) for text in (*SPECIAL, *TAG_TOKENS)}
+CODEC = task_codec()
+SPECIAL_IDS = {*range(len(SPECIAL)), *CODEC.tag_ids}
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text() | st.lists(st.sampled_from([*TAG_TOKENS, *SPECIAL, " ", "Kelora", "12"])).map("".join))
 def test_any_text_comes_back_without_a_special_id(text: str) -> None:
     ids = CODEC.encode(text)
-    assert CODEC.decode(ids) == text
+    assert CODEC.detokenize(ids) == text
     assert not SPECIAL_IDS.intersection(ids)
 
 
 @pytest.mark.parametrize("length", [1_000, 20_000])
 def test_a_long_word_costs_linear_time(length: int) -> None:
-    assert CODEC.decode(CODEC.encode("z" * length)) == "z" * length
+    assert CODEC.detokenize(CODEC.encode("z" * length)) == "z" * length
 
 
 def test_a_name_has_the_same_tokens_wherever_it_stands() -> None:
@@ -46,7 +47,7 @@ def test_decoded_views_are_the_written_form() -> None:
     for family in FAMILIES:
         document = sample(family, 3).document
         last = [view for view in views(document) if view.thread == 0][-1]
-        whole = CODEC.decode(CODEC.segments((*last.context, *last.target)))
+        whole = CODEC.detokenize(CODEC.segments((*last.context, *last.target)))
         joined = "".join(part.text for part in (*last.context, *last.target))
         assert whole == joined
 
@@ -60,7 +61,7 @@ def test_estimates_are_counted_with_the_tokenizer() -> None:
 
 
 def test_the_template_writes_what_the_trainer_trains_on(tmp_path: Path) -> None:
-    save_tokenizer(CODEC.tokenizer, tmp_path, 2048)
+    save_tokenizer(build_tokenizer(), tmp_path, 2048)
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
     for pasta in (True, False):
         messages = [
@@ -69,8 +70,8 @@ def test_the_template_writes_what_the_trainer_trains_on(tmp_path: Path) -> None:
         ]
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, pasta=pasta)
         ids = theirs.encode(text, add_special_tokens=False)
-        assert ids == CODEC.prompt("Describe Kelora.", pasta, system="Be kind.")
+        assert ids == CODEC.prompt(messages, pasta)
     history = [*messages, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Why?"}]
     text = theirs.apply_chat_template(history, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|plain|>No.<|end|><|user|>Why?<|end|><|assistant|>")
-    assert theirs.decode(ids, skip_special_tokens=False) == CODEC.decode(ids)
+    assert theirs.decode(ids, skip_special_tokens=False) == CODEC.detokenize(ids)

@@ -9,57 +9,47 @@ run.
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from collections import Counter
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from pasta_async.cli.command import run_command
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.annotate.annotator import Annotator, Rejected, annotated, journal_identity
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
-from pasta_async.training.corpus.records import Record, write_lines
+from pasta_async.training.corpus.records import Record, write_records
 from pasta_async.training.corpus.sources import SourceSettings
-from pasta_async.training.corpus.tokens import text_speedup, token_counter
-from pasta_async.training.endpoint import Endpoint
+from pasta_async.training.corpus.tokens import token_counter
+from pasta_async.training.endpoint import Endpoint, EndpointSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.training.corpus.tokens import CountTokens
 
-__all__ = ["AnnotateSettings", "Parallelism", "Summary", "annotate", "main"]
-
-Outcome = Record | Rejected
+__all__ = ["AnnotateSettings", "annotate", "main"]
 
 
-class AnnotateSettings(SourceSettings):
+class AnnotateSettings(SourceSettings, EndpointSettings):
     """How to annotate. Every field is a flag of the command line."""
 
     out: Path = Field(description="folder of the run")
     base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
     model: str = Field(default="", description="name of the model at the endpoint")
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")
-    temperature: float = Field(default=0.0, ge=0, description="of the annotator's sampling")
-    max_tokens: int | None = Field(default=None, ge=1, description="of a reply (default: the server's)")
-    in_flight: int = Field(default=32, ge=1, description="requests at the same time")
     tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
-    retries: int = Field(default=5, ge=0, description="of a request that fails")
-    timeout: float = Field(default=600.0, gt=0, description="seconds for a request")
     ask_from: int = Field(
-        default=2 * LEAST,
-        ge=0,
-        description="tokens from which an answer is worth a request; shorter ones stay plain",
+        default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
     )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
     )
     heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
     cut: Cut = Field(default="points", description="of --heuristic: points or details")
-    least: int = Field(default=LEAST, ge=0, description="of --heuristic: tokens that a chunk has at least")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -68,54 +58,11 @@ class AnnotateSettings(SourceSettings):
         return self
 
 
-class Parallelism(BaseModel):
-    """How much of some annotated answers can be decoded in parallel."""
-
-    answers: int
-    any_share: float
-    """Share of answers with a promise."""
-    promises: float
-    """Mean promises of an answer that has any."""
-    mean_speedup: float
-    """Theoretical speed-up (tokens of the answer / critical path with tags), mean over all answers."""
-    geometric_mean_speedup: float
-    geometric_mean_any: float
-    """Over the answers that have a promise."""
-    quantiles: dict[str, float]
-    """Of the speed-ups of all answers, by percentile."""
-
-
-class Summary(BaseModel):
-    """The figures of a run."""
-
-    annotator: str
-    accepted: int
-    rejected: int
-    unasked: int
-    """Of those accepted: answers too short to gain anything, for which no request was sent."""
-    unanswered: int
-    """Records for which the endpoint failed; the same command asks again."""
-    reasons: dict[str, int]
-    """Replies that were not accepted, by their first problem, the most frequent first."""
-    requests: int
-    """Sent by this run, without the client's own retries."""
-    resumed: int
-    """Replies that were in the journal already."""
-    prompt_tokens: int
-    completion_tokens: int
-    """Of all replies, also those of earlier runs."""
-    seconds: float
-    left_out: str
-    """Records that were left out as repeated, or as leaking evaluation prompts."""
-    parallelism: Parallelism | None
-    """Of what was accepted."""
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
     run_command(
         AnnotateSettings,
-        lambda settings: print(annotate(settings).model_dump_json(indent=1)),
+        lambda settings: print(json.dumps(annotate(settings), indent=1)),
         program="pasta_async.training.annotate",
         description=__doc__,
         arguments=argv,
@@ -123,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
 
 
-def annotate(settings: AnnotateSettings) -> Summary:
-    """Annotate, and write the files of the run.
+def annotate(settings: AnnotateSettings) -> dict[str, Any]:
+    """Annotate, write the files of the run, and return its figures, as `summary.json` has them.
 
     Raises:
         PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
@@ -136,7 +83,10 @@ def annotate(settings: AnnotateSettings) -> Summary:
     totals, problems = Counter[str](), Counter[str]()
     if settings.heuristic:
         name = f"structure:{settings.cut}"
-        outcomes = _by_structure(settings, records, name, count)
+        outcomes: list[Record | Rejected] = []
+        for record in records:
+            document = annotate_by_structure(record.document.text, count, settings.cut)
+            outcomes.append(annotated(record, document, name, count))
     else:
         name = settings.model
         outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
@@ -144,51 +94,29 @@ def annotate(settings: AnnotateSettings) -> Summary:
     accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
     fields = ("unasked", "unanswered", "requests", "resumed", "prompt_tokens", "completion_tokens")
-    summary = Summary(
-        annotator=name,
-        accepted=len(accepted),
-        rejected=len(rejected) - totals["unanswered"],
-        reasons=dict(problems.most_common()),
-        seconds=round(time.monotonic() - started, 3),
-        left_out=leaks.summary(),
-        parallelism=_parallelism(accepted, count),
+    summary = {
+        "annotator": name,
+        "accepted": len(accepted),
+        "rejected": len(rejected) - totals["unanswered"],
+        "reasons": dict(problems.most_common()),
         **{field: totals[field] for field in fields},
-    )
-    write_lines(settings.out / "annotated.jsonl", accepted)
-    write_lines(settings.out / "rejected.jsonl", rejected)
-    (settings.out / "summary.json").write_text(summary.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        "seconds": round(time.monotonic() - started, 3),
+        "left_out": dict(leaks.counts),
+        "parallelism": _parallelism(accepted),
+    }
+    write_records(settings.out / "annotated.jsonl", accepted)
+    write_records(settings.out / "rejected.jsonl", rejected)
+    (settings.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
-
-
-def _by_structure(
-    settings: AnnotateSettings, records: Sequence[Record], name: str, count: CountTokens
-) -> list[Outcome]:
-    outcomes: list[Outcome] = []
-    with progress(len(records), "answers") as advance:
-        for record in records:
-            text = record.document.text
-            document = annotate_by_structure(text, count, cut=settings.cut, least=settings.least)
-            outcomes.append(annotated(record, document, name, count))
-            advance()
-    return outcomes
 
 
 async def _by_endpoint(
     settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
-) -> tuple[list[Outcome], Annotator]:
-    outcomes: dict[int, Outcome] = {}
-    path, identity = settings.out / "journal.jsonl", journal_identity(settings.model, settings.temperature)
-    limit = {"max_tokens": settings.max_tokens} if settings.max_tokens else {}
-    async with Endpoint(
-        settings.base_url,
-        settings.model,
-        key_variable=settings.key_variable,
-        retries=settings.retries,
-        timeout=settings.timeout,
-        temperature=settings.temperature,
-        **limit,
-    ) as endpoint:
-        with Journal(path, identity, durable=True) as journal, progress(len(records), "answers") as advance:
+) -> tuple[list[Record | Rejected], Annotator]:
+    outcomes: dict[int, Record | Rejected] = {}
+    journal = Journal(settings.out / "journal.jsonl", journal_identity(settings.model), durable=True)
+    with journal, progress(len(records), "answers") as advance:
+        async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
             annotator = Annotator(endpoint, settings.model, journal, count, settings.tries, settings.ask_from)
 
             async def work(numbered: tuple[int, Record]) -> None:
@@ -200,24 +128,23 @@ async def _by_endpoint(
     return [outcomes[number] for number in range(len(records))], annotator
 
 
-def _parallelism(records: Sequence[Record], count: CountTokens) -> Parallelism | None:
-    """The parallelism of annotated answers; None if no answer has any text."""
-    documents = [record.document for record in records]
-    measured = [(text_speedup(document, count), len(document.promises)) for document in documents]
+def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Theoretical speed-ups of annotated answers, and how many have a promise; None without any text."""
+    measured = [(record.scores["text_speedup"], len(record.document.promises)) for record in records]
     speedups = [speedup for speedup, _ in measured if speedup > 0]
     if not speedups:
         return None
     parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
     percentiles = statistics.quantiles(speedups, n=100, method="inclusive") if speedups[1:] else speedups * 99
-    return Parallelism(
-        answers=len(documents),
-        any_share=len(parallel) / len(documents),
-        promises=statistics.mean([promises for _, promises in measured if promises] or [0]),
-        mean_speedup=statistics.mean(speedups),
-        geometric_mean_speedup=statistics.geometric_mean(speedups),
-        geometric_mean_any=statistics.geometric_mean(parallel) if parallel else 1.0,
-        quantiles={f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
-    )
+    return {
+        "answers": len(measured),
+        "any_share": len(parallel) / len(measured),
+        "promises": statistics.mean([promises for _, promises in measured if promises] or [0]),
+        "mean_speedup": statistics.mean(speedups),
+        "geometric_mean_speedup": statistics.geometric_mean(speedups),
+        "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
+        "quantiles": {f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
+    }
 
 
 if __name__ == "__main__":

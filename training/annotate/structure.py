@@ -72,7 +72,7 @@ class _Block(NamedTuple):
 
 
 def annotate_by_structure(
-    text: str, count: CountTokens = rough_tokens, *, cut: Cut = "points", least: int = LEAST
+    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
 ) -> Document:
     """Annotate a plain answer by its lists and paragraphs; see the module for the rules.
 

@@ -28,8 +28,7 @@ _REPAIRED = frozenset(
 )
 """What writing estimates and tags anew puts right."""
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
-_MOST = 8
-"""Problems that are reported; more would help nobody."""
+_MAX_PROBLEMS = 8
 
 
 class Piece(NamedTuple):
@@ -51,8 +50,7 @@ class Problem(NamedTuple):
 def place_tags(text: str, pieces: Iterable[Piece], joins: Iterable[int], count: CountTokens) -> Document:
     """The text as a document: pieces (which do not overlap) as chunks, and a sync at each join.
 
-    Estimates are the chunks' lengths by `count`, in tens. A join stands before a piece that starts at its
-    place.
+    Estimates are the chunks' lengths by `count`. A join stands before a piece that starts at its place.
     """
     marks: list[tuple[int, Piece | None]] = [(piece.start, piece) for piece in pieces]
     marks += [(join, None) for join in joins]
@@ -90,9 +88,9 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
     if not problems and "".join(read.text.split()) != "".join(original.split()):
         problems = [_text_changed(original, read.text)]
     if problems:
-        return problems[:_MOST]
+        return problems[:_MAX_PROBLEMS]
     document = _project(read, original, count)
-    return [*_problems(document)][:_MOST] or document
+    return [*_problems(document)][:_MAX_PROBLEMS] or document
 
 
 def _problem(diagnostic: Diagnostic) -> Problem:

@@ -7,17 +7,15 @@
 leak evaluation prompts. Nothing here needs torch; docs/data.md describes it.
 """
 
-from pasta_async.training.corpus.leakage import LeakageFilter, Overlap
+from pasta_async.training.corpus.leakage import LeakageFilter
 from pasta_async.training.corpus.records import Record, plain_record, read_records, write_records
 from pasta_async.training.corpus.sources import read_prompts, read_source
-from pasta_async.training.corpus.tokens import critical_path, in_tens, recount, rough_tokens, text_speedup
+from pasta_async.training.corpus.tokens import critical_path, recount, rough_tokens, text_speedup
 
 __all__ = [
     "LeakageFilter",
-    "Overlap",
     "Record",
     "critical_path",
-    "in_tens",
     "plain_record",
     "read_prompts",
     "read_records",

@@ -28,9 +28,8 @@ class CorpusSettings(SourceSettings):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        CorpusSettings, convert, program="pasta_async.training.corpus", description=__doc__, arguments=argv
-    )
+    program = "pasta_async.training.corpus"
+    run_command(CorpusSettings, convert, program=program, description=__doc__, arguments=argv)
 
 
 def convert(settings: CorpusSettings) -> None:
@@ -41,7 +40,7 @@ def convert(settings: CorpusSettings) -> None:
     """
     records, leaks = settings.read()
     written = write_records(settings.out, records)
-    print(f"{written} records in {settings.out}; {leaks.summary()}")
+    print(f"{written} records in {settings.out}; left out: {dict(leaks.counts)}")
 
 
 if __name__ == "__main__":

@@ -23,27 +23,25 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pasta_async.training.corpus.records import Record
 
-__all__ = ["INSIDE", "INSIDE_WORDS", "NEAR", "SHINGLE", "LeakageFilter", "Overlap", "normalise"]
+__all__ = ["LeakageFilter", "Overlap"]
 
 SHINGLE = 5
 NEAR = 0.7
 INSIDE = 0.95
 INSIDE_WORDS = 8
 
-Rule = Literal["exact", "near", "inside"]
-
 
 class Overlap(NamedTuple):
     """Why a prompt is kept out."""
 
-    rule: Rule
+    rule: Literal["exact", "near", "inside"]
     prompt: str
     """The evaluation prompt that it meets."""
     likeness: float
@@ -51,17 +49,13 @@ class Overlap(NamedTuple):
 
 
 class LeakageFilter:
-    """Finds prompts that would leak evaluation prompts into training, and counts them.
-
-    Args:
-        prompts: What models are evaluated on.
-    """
+    """Finds prompts that would leak evaluation prompts (`prompts`) into training, and counts them."""
 
     def __init__(self, prompts: tuple[str, ...]) -> None:
         self.prompts: tuple[str, ...] = prompts
         self.counts: Counter[str] = Counter()
         """Records that `keep` left out: by rule, and those `repeated`."""
-        texts = [normalise(prompt) for prompt in prompts]
+        texts = [_normalise(prompt) for prompt in prompts]
         shingles = [_shingles(text) for text in texts]
         self._exact = {text: number for number, text in reversed([*enumerate(texts)])}
         self._sizes = [len(one) for one in shingles]
@@ -73,7 +67,7 @@ class LeakageFilter:
 
     def find(self, prompt: str) -> Overlap | None:
         """The evaluation prompt that a prompt leaks, if there is one."""
-        text = normalise(prompt)
+        text = _normalise(prompt)
         if not text:
             return None
         if (number := self._exact.get(text)) is not None:
@@ -101,23 +95,15 @@ class LeakageFilter:
                 self.counts["repeated"] += 1
                 continue
             seen.add(record.id)
-            asked = (message["content"] for message in record.messages if message["role"] == "user")
-            found = next(filter(None, map(self.find, asked)), None)
+            texts = (message["content"] for message in record.messages if message["role"] == "user")
+            found = next(filter(None, map(self.find, texts)), None)
             if found is None:
                 yield record
             else:
                 self.counts[found.rule] += 1
 
-    def summary(self) -> str:
-        """How many records were left out so far, and why."""
-        repeated = f"{self.counts['repeated']} left out as repeated"
-        if not self.prompts:
-            return f"{repeated}, none compared with evaluation prompts"
-        leaks = ", ".join(f"{self.counts[rule]} {rule}" for rule in get_args(Rule))
-        return f"{repeated}, as leaking one of {len(self.prompts)} evaluation prompts: {leaks}"
 
-
-def normalise(prompt: str) -> str:
+def _normalise(prompt: str) -> str:
     """A prompt by its letters and digits alone, in one case, with single spaces."""
     folded = unicodedata.normalize("NFKC", prompt).casefold()
     return " ".join(re.findall(r"[^\W_]+", folded))

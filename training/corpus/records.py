@@ -6,27 +6,26 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, escape, parse
-from pasta_async.protocol import Message  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
+    "Prompt",
     "Record",
     "StrictModel",
-    "check_messages",
     "digest",
     "explain",
     "plain_record",
     "read_lines",
     "read_records",
-    "write_lines",
     "write_records",
 ]
 
@@ -41,26 +40,32 @@ class StrictModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
+def _check_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    for message in messages:
+        if message.keys() != {"role", "content"} or message["role"] not in _ROLES:
+            raise ValueError(f"a message has a role ({', '.join(_ROLES)}) and a content, not {message}")
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError("the last message must be the user's")
+    return messages
+
+
+Prompt = Annotated[tuple[Message, ...], AfterValidator(_check_messages)]
+"""A conversation: ``{"role": ..., "content": ...}``, the last one by the user."""
+
+
 class Record(StrictModel):
     """A prompt and its answer in PASTA-LANG's written form. The format of every step from annotation on."""
 
     id: str = Field(min_length=1)
     """Unique in its file."""
-    messages: tuple[Message, ...]
-    """The prompt: ``{"role": ..., "content": ...}``, the last one by the user."""
+    messages: Prompt
     written: str
     """The answer in its written form; a plain answer is one without tags (literal ones escaped)."""
     source: str = ""
-    """Where prompt and answer come from."""
     annotator: str = ""
     """Who put in the tags: a model's name, ``structure:points``, ...; empty for a plain answer."""
     scores: dict[str, float] = {}
     """What was measured of it, by name."""
-
-    @field_validator("messages")
-    @classmethod
-    def _checked(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        return check_messages(messages)
 
     @property
     def document(self) -> Document:
@@ -75,28 +80,14 @@ class Record(StrictModel):
 
 def plain_record(messages: Sequence[Message], response: str, *, source: str = "", id: str = "") -> Record:
     """A record of an answer without annotation; without an id it gets one made of its content."""
-    record_id = id or digest(messages, response)
-    return Record(id=record_id, messages=tuple(messages), written=escape(response), source=source)
+    id = id or digest(messages, response)
+    return Record(id=id, messages=tuple(messages), written=escape(response), source=source)
 
 
 def digest(messages: Sequence[Message], response: str) -> str:
     """24 hexadecimal digits that stand for a prompt and its answer."""
     content = json.dumps([list(messages), response], sort_keys=True)
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-
-
-def check_messages(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The same messages, if they are a prompt.
-
-    Raises:
-        ValueError: They are not, and why.
-    """
-    for message in messages:
-        if message.keys() != {"role", "content"} or message["role"] not in _ROLES:
-            raise ValueError(f"a message has a role ({', '.join(_ROLES)}) and a content, not {message}")
-    if not messages or messages[-1]["role"] != "user":
-        raise ValueError("the last message must be the user's")
-    return messages
 
 
 def read_records(path: Path | str) -> Iterator[Record]:
@@ -132,25 +123,19 @@ def read_lines(path: Path | str, model: type[M]) -> Iterator[tuple[int, M]]:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from error
 
 
-def write_records(path: Path | str, records: Iterable[Record]) -> int:
-    """Write a file of records, whole or not at all; returns how many there are."""
-    return write_lines(path, records)
-
-
-def write_lines(path: Path | str, models: Iterable[BaseModel]) -> int:
-    """Write a file with a line of JSON for each model, whole or not at all; returns how many there are."""
+def write_records(path: Path | str, records: Iterable[BaseModel]) -> int:
+    """Write records, or other models, as JSON lines, whole or not at all; returns how many there are."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.part")
     count = 0
     with draft.open("w", encoding="utf-8") as out:
-        for count, model in enumerate(models, 1):  # noqa: B007 - the count is returned
-            out.write(model.model_dump_json() + "\n")
+        for count, record in enumerate(records, 1):  # noqa: B007 - the count is returned
+            out.write(record.model_dump_json() + "\n")
     os.replace(draft, path)
     return count
 
 
 def explain(error: ValidationError) -> str:
     """What is wrong with a record, in one line."""
-    wrong = (f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())
-    return "; ".join(wrong)
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'record'}: {e['msg']}" for e in error.errors())

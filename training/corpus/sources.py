@@ -6,7 +6,7 @@ import json
 import re
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field, ValidationError
 
@@ -26,8 +26,10 @@ ALIASES = {"slimorca": "Open-Orca/SlimOrca"}
 
 _HUB_NAME = re.compile(r"(?!.*\.(jsonl?|txt|csv|parquet)$)[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "prompter": "user"}
-_PROMPTS = ("instruction", "prompt", "question")
-_ANSWERS = ("output", "response", "answer", "completion")
+_FIELDS = {
+    "prompt": ("instruction", "prompt", "question"),
+    "answer": ("output", "response", "answer", "completion"),
+}
 
 
 class SourceSettings(StrictModel):
@@ -70,9 +72,9 @@ def read_source(
 
     Args:
         data: A file (`.jsonl`, `.json` with a list, `.csv`, `.parquet`), a folder that `datasets` saved or
-            can load, or the name of a data set on the hub, which is streamed; `slimorca` is one of `ALIASES`.
+            can load, or the name of a data set on the hub, which is streamed (or a short one: `ALIASES`).
         split: Of a data set.
-        limit: Read no more rows than this.
+        limit: Rows to read at most.
         prompts: A file with the prompts of rows that hold answers alone, in the same order.
 
     Raises:
@@ -118,28 +120,26 @@ def _messages(row: Mapping[str, Any], place: str) -> list[Message]:
         turns.pop()
     if turns:
         return turns
-    for name in _PROMPTS:
-        if isinstance(row.get(name), str) and row[name].strip():
-            content = "\n\n".join(part for part in (row[name], row.get("input") or "") if part)
-            opening = [{"role": "system", "content": str(row["system"])}] if row.get("system") else []
-            return [*opening, {"role": "user", "content": content}]
-    raise _unmapped(row, place, "prompt", _PROMPTS)
+    prompt, context = _field(row, place, "prompt"), row.get("input") or ""
+    opening = [{"role": "system", "content": str(row["system"])}] if row.get("system") else []
+    return [*opening, {"role": "user", "content": f"{prompt}\n\n{context}" if context else prompt}]
 
 
 def _answer(row: Mapping[str, Any], place: str) -> str:
     turns = _turns(row)
     if turns and turns[-1]["role"] == "assistant":
         return turns[-1]["content"]
-    for name in _ANSWERS:
-        if isinstance(row.get(name), str):
+    return _field(row, place, "answer")
+
+
+def _field(row: Mapping[str, Any], place: str, wanted: Literal["prompt", "answer"]) -> str:
+    """The first field with a prompt or an answer; an answer may be empty."""
+    for name in _FIELDS[wanted]:
+        if isinstance(row.get(name), str) and (row[name].strip() or wanted == "answer"):
             return row[name]
-    raise _unmapped(row, place, "answer", _ANSWERS)
-
-
-def _unmapped(row: Mapping[str, Any], place: str, wanted: str, names: tuple[str, ...]) -> InvalidRequestError:
-    return InvalidRequestError(
+    raise InvalidRequestError(
         f"{place}: no {wanted} in the fields {', '.join(row) or '(none)'}; "
-        f"known are messages, conversations, {', '.join(names)}"
+        f"known are messages, conversations, {', '.join(_FIELDS[wanted])}"
     )
 
 
@@ -157,18 +157,23 @@ def _turn(turn: Any) -> Message:
 
 def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The rows of a source, each with its place for error messages."""
-    path = Path(data)
+    path, name = Path(data), ALIASES.get(data, data)
     if path.is_file() and path.suffix not in (".csv", ".parquet"):
         yield from _json_rows(path)
         return
     if not (path.exists() or _HUB_NAME.fullmatch(data)):
         raise InvalidRequestError(f"{data}: there is no such file or folder, and a data set has no such name")
-    name = ALIASES.get(data, data)
     try:
         for number, row in enumerate(_dataset(name, split), 1):
             yield f"{data}, row {number}", row
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise InvalidRequestError(_unreadable(name, split, error)) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if path.exists():
+            raise InvalidRequestError(f"{data} is no data set with a split {split!r}: {reason}") from error
+        raise InvalidRequestError(
+            f"the data set {name} cannot be loaded: {reason}. If the hub is out of reach, download it "
+            "where it is not, and name the folder, or a file with its rows as JSON lines"
+        ) from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -206,13 +211,3 @@ def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     if (path / "state.json").is_file():
         return library.load_from_disk(name)
     return library.load_dataset(name, split=split, streaming=True)
-
-
-def _unreadable(name: str, split: str, error: Exception) -> str:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if Path(name).exists():
-        return f"{name} is no data set with a split {split!r}: {reason}"
-    return (
-        f"the data set {name} cannot be loaded: {reason}. If the hub is out of reach, download it "
-        "where it is not, and name the folder, or a file with its rows as JSON lines"
-    )

@@ -59,10 +59,7 @@ def in_tens(tokens: int) -> int:
 
 
 def recount(document: Document, count: CountTokens) -> Document:
-    """The same document, each estimate made from the length of its chunk (of an empty one: 10).
-
-    Tags are written anew, in their exact form.
-    """
+    """The same document, its tags in their exact form, each estimate made from the length of its chunk."""
     nodes = [
         replace(node, tokens=in_tens(count(node.chunk.text)), source="")
         if isinstance(node, Promise) and node.chunk is not None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BonBon", "best_of_n_target"]
 
-REPORTED = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
+_REPORTED = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
 
 
 def best_of_n_target(n: int) -> float:
@@ -54,21 +54,18 @@ class BonBon:
             the square of its ratio, whatever alpha is.
     """
 
-    reported: tuple[str, ...] = REPORTED
+    reported: tuple[str, ...] = _REPORTED
     """Log-ratio of the best less that of the worst, how often it is positive, each of them, and the negative
     log-likelihood of a token of the best; with kept answers their ratio."""
 
     def __init__(
         self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] | None = None
     ) -> None:
-        self._pairs = pairs
-        self._alpha = alpha
-        self._beta = beta
-        self._kept = kept
+        self._pairs, self._alpha, self._beta, self._kept = pairs, alpha, beta, kept
         self._reference: Mapping[int, tuple[float, ...]] = {}
         self.fingerprint: str = _fingerprint(pairs) + ("" if kept is None else "+kept")
         if kept is not None:
-            self.reported = (*REPORTED, "kept_ratio")
+            self.reported = (*_REPORTED, "kept_ratio")
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -81,7 +78,7 @@ class BonBon:
         """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities.
 
         Raises:
-            InvalidRequestError: What is stored of a sample makes no sense.
+            InvalidRequestError: The stored tokens of a sample form no tree.
         """
         pair = self._pairs[index]
         kept = () if self._kept is None else (self._kept[index],)
@@ -99,7 +96,12 @@ class BonBon:
     def loss(
         self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss, summed over pairs."""
+        """The loss, summed over pairs, and the sums of what is reported.
+
+        Args:
+            logprobs: For each pair the log-probabilities of its trees' targets, summed: [2 or 3], float32.
+            examples: The pairs.
+        """
         ours = torch.stack(list(logprobs))
         constants = ours.new_tensor([example.constants for example in examples])
         targets = ours.new_tensor([len(example.trees[0].labels) for example in examples])
@@ -114,6 +116,6 @@ class BonBon:
 def _fingerprint(pairs: Sequence[Pair]) -> str:
     digest = hashlib.sha256()
     for pair in pairs:
-        said = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
-        digest.update(repr((pair.id, pair.n, *said)).encode("utf-8", "surrogatepass"))
+        tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
+        digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The best and the worst answer to each prompt, by the value of their scores.
 
-The objective's derivation speaks of ranks in one order of all samples, so there is one: a malformed answer is
-below every well-formed one, and equals are drawn for by a seed. Hence nothing but the value decides.
+The objective's derivation needs one order of all samples: a malformed answer is below every well-formed one,
+and a seed decides between equals.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ Malformed = Literal["last", "out"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt."""
+    """The best and the worst of n answers to the prompt `id`."""
 
     id: str
-    """Of the prompt."""
     best: Sample
     worst: Sample
     n: int
-    """Samples that they are the best and the worst of."""
 
 
 @dataclass(slots=True)
@@ -43,19 +41,12 @@ class Pairs:
 
     pairs: list[Pair] = field(default_factory=list[Pair])
     counts: Counter[str] = field(default_factory=Counter[str])
-    """prompts and samples that were read; of the samples failed, unscored, inexact and malformed ones; of
-    the prompts those with fewer than two usable samples (few), without a well-formed one (no_best), with a
-    best and a worst that tie (ties)."""
+    """prompts and samples; samples that are failed, unscored, inexact, malformed; prompts with fewer than two
+    usable samples (few), without a well-formed one (no_best), whose best and worst tie (ties)."""
 
     def __str__(self) -> str:
-        """One line."""
-        counts = self.counts
-        return (
-            f"{len(self.pairs)} pairs of {counts['prompts']} prompts (left out: {counts['ties']} tied, "
-            f"{counts['few']} with fewer than two usable samples, {counts['no_best']} without a well-formed "
-            f"one); of {counts['samples']} samples {counts['failed']} failed, {counts['unscored']} have "
-            f"no score, {counts['inexact']} are inexact, {counts['malformed']} malformed"
-        )
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items() if name != "pairs")
+        return f"{len(self.pairs)} pairs of {self.counts['prompts']} prompts ({counts})"
 
 
 def choose_pairs(
@@ -75,7 +66,7 @@ def choose_pairs(
         scores: By prompt and number of the sample.
         weight: Of quality against speed-up; infinite for quality alone.
         seed: Of the draws among equals.
-        malformed: Whether malformed samples stand below all others, or take no part.
+        malformed: Where malformed samples stand.
 
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.
@@ -90,9 +81,8 @@ def choose_pairs(
             if sample.exact and sample.targets and (prompt.id, sample.number) in scores
             if sample.well_formed or malformed == "last"
         ]
-        order = {
-            s.number: (s.well_formed, round(value(scores[prompt.id, s.number], weight), 9)) for s in usable
-        }
+        values = (round(value(scores[prompt.id, one.number], weight), 9) for one in usable)
+        order = {one.number: (one.well_formed, worth) for one, worth in zip(usable, values, strict=True)}
         reason, pair = _pair(prompt.id, usable, order, random.Random(f"{seed}/{prompt.id}"))
         chosen.counts[reason] += 1
         if pair is not None:
@@ -119,31 +109,28 @@ def _pair(
 
 
 def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
-    sound = [sample for sample in prompt.samples if not sample.error]
+    finished = [sample for sample in prompt.samples if not sample.error]
     return {
         "prompts": 1,
         "samples": len(prompt.samples),
-        "failed": len(prompt.samples) - len(sound),
-        "unscored": sum((prompt.id, sample.number) not in scores for sample in sound),
-        "inexact": sum(not sample.exact for sample in sound),
-        "malformed": sum(not sample.well_formed for sample in sound),
+        "failed": len(prompt.samples) - len(finished),
+        "unscored": sum((prompt.id, sample.number) not in scores for sample in finished),
+        "inexact": sum(not sample.exact for sample in finished),
+        "malformed": sum(not sample.well_formed for sample in finished),
     }
 
 
 def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Score]) -> None:
-    """Every score is of a sample, and most samples that did not fail have one."""
-    if repeated := [name for name, times in Counter(prompt.id for prompt in prompts).items() if times > 1]:
+    """Every prompt occurs once, every score is of a sample, and most finished samples have one."""
+    name, repeated = Counter(prompt.id for prompt in prompts).most_common(1)[0] if prompts else ("", 0)
+    if repeated > 1:
+        raise InvalidRequestError(f"the prompt {name!r} occurs more than once among the samples")
+    samples = {(prompt.id, one.number): one for prompt in prompts for one in prompt.samples}
+    finished = {place for place, sample in samples.items() if not sample.error}
+    unknown, missing = scores.keys() - samples.keys(), finished - scores.keys()
+    if unknown or 2 * len(missing) > len(finished):
+        places, what = (unknown, "scores have no sample") if unknown else (missing, "samples have no score")
         raise InvalidRequestError(
-            f"{len(repeated)} prompts occur more than once among the samples: {repeated[0]}"
+            f"samples and scores do not match: {len(places)} {what}, such as {min(places)}: "
+            "score these samples with pasta_async.training.score"
         )
-    samples = {(prompt.id, s.number): s for prompt in prompts for s in prompt.samples}
-    sound = {place for place, sample in samples.items() if not sample.error}
-    strange, missing = scores.keys() - samples.keys(), sound - scores.keys()
-    if not strange and 2 * len(missing) <= len(sound):
-        return
-    places, what = (strange, "scores have no sample") if strange else (missing, "samples have no score")
-    name, number = min(places)
-    raise InvalidRequestError(
-        f"samples and scores do not match: {len(places)} {what}, the first of {name!r}, number {number}: "
-        "score these samples with pasta_async.training.score"
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from pasta_async.protocol import FinishReason, Message  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.training.corpus.records import StrictModel, check_messages, read_lines
+from pasta_async.training.corpus.records import Prompt, StrictModel, read_lines
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
@@ -33,28 +33,27 @@ class Sample(StrictModel):
     """Its place among the answers to its prompt."""
     seed: int | None
     """Of the answer (`Sampling.seed`); None where the backend honours none."""
-    text: str
+    text: str = ""
     """What a reader sees."""
-    written: str
+    written: str = ""
     """With the tags."""
     finish_reason: FinishReason
     error: str = ""
     """What ended it, if an error did: the rest is what there was by then."""
-    well_formed: bool
+    well_formed: bool = False
     """Whether it ended by itself, without a diagnostic."""
-    tokens: int = Field(ge=0)
+    tokens: int = Field(default=0, ge=0)
     """Generated, tags counted."""
-    critical_path: int = Field(ge=0)
+    critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags counted."""
     threads: tuple[ThreadRecord, ...] = ()
-    """The full record: main, and a thread for each promise."""
     ids: tuple[int, ...] = ()
-    """The tokens of the requests that were sent and of what came back, as a trie in topological order."""
+    """The tokens that were sent and that came back, as a trie in topological order."""
     parents: tuple[int, ...] = ()
     """The index of each token's parent; -1 for the first one."""
     targets: tuple[int, ...] = ()
     """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
-    exact: bool
+    exact: bool = False
     """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
 
     @model_validator(mode="after")
@@ -80,24 +79,17 @@ class SampledPrompt(StrictModel):
 
     id: str = Field(min_length=1)
     """Of the record that the prompt is from."""
-    messages: tuple[Message, ...]
+    messages: Prompt
     samples: tuple[Sample, ...]
-    """In the order of their numbers."""
     baseline: Plain
-
-    @field_validator("messages")
-    @classmethod
-    def _prompt(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        return check_messages(messages)
 
 
 class Score(StrictModel):
-    """What was measured of one sample: a line of JSON. Another weight of its parts is free."""
+    """What was measured of one sample."""
 
     id: str
     """Of its prompt."""
     number: int
-    """Of the sample."""
     speedup: float = Field(ge=0)
     """Theoretical: tokens of the baseline's answer / critical path."""
     quality: float = Field(ge=0, le=1)

@@ -8,7 +8,6 @@
 Nothing here needs torch.
 """
 
-from pasta_async.training.synthetic.examples import Example, Split, Template, grade, score
-from pasta_async.training.synthetic.families import FAMILIES, sample, templates
+from pasta_async.training.synthetic.families import FAMILIES, Example, Split, grade, sample, score, templates
 
-__all__ = ["FAMILIES", "Example", "Split", "Template", "grade", "sample", "score", "templates"]
+__all__ = ["FAMILIES", "Example", "Split", "grade", "sample", "score", "templates"]

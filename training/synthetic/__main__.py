@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.records import write_records
+from pasta_async.training.corpus.records import StrictModel, write_records
 from pasta_async.training.corpus.tokens import token_counter
-from pasta_async.training.synthetic.examples import Split  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.training.synthetic.families import FAMILIES
+from pasta_async.training.synthetic.families import (
+    FAMILIES,
+    Split,
+)
 from pasta_async.training.synthetic.records import Annotator, draw_records
 
 if TYPE_CHECKING:
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["SyntheticSettings", "export", "main"]
 
 
-class SyntheticSettings(BaseModel):
+class SyntheticSettings(StrictModel):
     """What to draw. Every field is a flag of the command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     out: Path = Field(description="file to write, JSON lines")
     count: int = Field(default=1000, ge=1, description="how many examples")
@@ -32,8 +32,7 @@ class SyntheticSettings(BaseModel):
     split: Split = Field(default="train", description="train, names or templates: which are held out")
     families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
     annotator: Annotator = Field(
-        default="maker",
-        description="maker: the right tags; noisy: some wrong; nobody: no tags",
+        default="maker", description="maker: the right tags; noisy: some wrong; nobody: no tags"
     )
     tokenizer: Path | None = Field(
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
@@ -42,13 +41,8 @@ class SyntheticSettings(BaseModel):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        SyntheticSettings,
-        export,
-        program="pasta_async.training.synthetic",
-        description=__doc__,
-        arguments=argv,
-    )
+    program = "pasta_async.training.synthetic"
+    run_command(SyntheticSettings, export, program=program, description=__doc__, arguments=argv)
 
 
 def export(settings: SyntheticSettings) -> None:

@@ -10,25 +10,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
 from pasta_async.training.corpus.records import Record
 from pasta_async.training.corpus.tokens import in_tens, rough_tokens
-from pasta_async.training.synthetic.examples import merge_text
-from pasta_async.training.synthetic.families import FAMILIES, sample
+from pasta_async.training.synthetic.families import FAMILIES, merge_text, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pasta_async.lang.document import Node
-    from pasta_async.training.synthetic.examples import Example, Split
+    from pasta_async.training.synthetic.families import Example, Split
 
-__all__ = [
-    "ERROR_RATES",
-    "Annotator",
-    "ErrorRates",
-    "annotate_noisily",
-    "draw_records",
-    "example_of",
-    "parallel_chain",
-    "record_of",
-]
+__all__ = ["ERROR_RATES", "Annotator", "annotate_noisily", "draw_records", "example_of", "parallel_chain"]
 
 SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]
@@ -56,7 +46,7 @@ ERROR_RATES: dict[Layout, ErrorRates] = {
 """Fixed before any model was trained by preferences on it."""
 
 
-def record_of(example: Example, annotator: Annotator = "maker") -> Record:
+def _record_of(example: Example, annotator: Annotator = "maker") -> Record:
     """An example as a record."""
     match annotator:
         case "maker":
@@ -100,7 +90,7 @@ def draw_records(
     drawn: set[str] = set()
     while len(drawn) < count:
         example = sample(rng.choice(families), rng.getrandbits(40), split, count_tokens)
-        record = record_of(example, annotator)
+        record = _record_of(example, annotator)
         if record.id not in drawn:
             drawn.add(record.id)
             yield record

@@ -7,19 +7,20 @@ from __future__ import annotations
 import math
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pasta_async.errors import TrainingError
 from pasta_async.jobs import progress
+from pasta_async.training.trainer.metrics import Metrics
 from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_examples
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from pasta_async.training.trainer.metrics import Metrics
     from pasta_async.training.trainer.processes import Checkpoints, Processes
     from pasta_async.training.trainer.rows import Example
     from pasta_async.training.trainer.settings import TrainerSettings
@@ -38,6 +39,7 @@ def make_optimizer(model: Any, settings: TrainerSettings) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95))
 
 
+@dataclass
 class Loop:
     """Updates, and where they stand.
 
@@ -45,39 +47,25 @@ class Loop:
     its rows one by one and adds up gradients, and all are divided by what the examples of all processes
     weigh. What is random comes from the seed and the number of the update, so a checkpoint needs weights,
     moments and a number.
-
-    Args:
-        settings: Of the run.
-        task: Examples and their loss.
-        sizes: Tokens of each example that is trained on, by its number.
-        model: Sharded.
-        pad: Id that fills a row.
-        schedule: The order of the examples.
-        processes: The run's.
     """
 
-    def __init__(
-        self,
-        settings: TrainerSettings,
-        task: Task,
-        sizes: Mapping[int, int],
-        model: Any,
-        pad: int,
-        schedule: Schedule,
-        processes: Processes,
-    ) -> None:
-        self.settings = settings
-        self.task = task
-        self.sizes = sizes
-        self.model = model
-        self.pad = pad
-        self.schedule = schedule
-        self._numbers = list(sizes)
-        self.processes = processes
-        self.optimizer: torch.optim.Optimizer = make_optimizer(model, settings)
-        self.step: int = 0
-        self._asked = False  # this process was told to leave
-        self._leaving = False  # all processes know it
+    settings: TrainerSettings
+    task: Task
+    sizes: Mapping[int, int]
+    """Tokens of each example that is trained on, by its number."""
+    model: Any
+    """Sharded."""
+    pad: int
+    """Id that fills a row."""
+    schedule: Schedule
+    processes: Processes
+    step: int = 0
+    _asked: bool = False  # this process was told to leave
+    _leaving: bool = False  # all processes know it
+
+    def __post_init__(self) -> None:
+        self._numbers = list(self.sizes)
+        self.optimizer: torch.optim.Optimizer = make_optimizer(self.model, self.settings)
 
     def update(self) -> dict[str, float]:
         """Do one update, and return what there is to report about it.
@@ -151,27 +139,43 @@ class Loop:
             (loss * (self.processes.world / weight)).backward()  # FSDP takes means over the processes
         return sums
 
-    def run(self, checkpoints: Checkpoints, metrics: Metrics | None) -> bool:
+    def run(self, checkpoints: Checkpoints) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
 
         SIGTERM (as a scheduler sends it) or Ctrl-C, to any process, writes a checkpoint and leaves.
 
         Returns:
             Whether the end was reached (not so after `stop_at` or SIGTERM).
+
+        Raises:
+            TrainingError: As `update`, or the device has too little memory.
         """
         settings, last = self.settings, self.schedule.steps
         stop = min(last, settings.stop_at or last)
         shown = progress(stop, "updates", done=self.step, shown=self.processes.first)
-        with self._stoppable(), shown as advance:
+        with self._stoppable(), self._metrics() as write, shown as advance:
             while self.step < stop and not self._leaving:
-                report = self.update()
+                try:
+                    report = self.update()
+                except torch.OutOfMemoryError as error:
+                    raise TrainingError(
+                        f"update {self.step + 1} needs more memory than {self.processes.device} has: use "
+                        "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
+                    ) from error
                 advance(note=f"loss {report['loss']:.4f}")
-                done = self.step == stop or self._leaving
-                if metrics is not None and (done or self.step % settings.log_every == 0):
-                    metrics.write(report)
-                if done or self.step % settings.save_every == 0:
+                write(report)
+                if self.step == stop or self._leaving or self.step % settings.save_every == 0:
                     checkpoints.save(self.step, self.model, self.optimizer)
         return self.step == last
+
+    @contextmanager
+    def _metrics(self) -> Generator[Callable[[Mapping[str, float]], None]]:
+        """Writes what an update reports, in the first process."""
+        if not self.processes.first:
+            yield lambda report: None
+            return
+        with closing(Metrics(self.settings.out, self.step, self.settings.track == "auto")) as metrics:
+            yield metrics.write
 
     @contextmanager
     def _stoppable(self) -> Generator[None]:

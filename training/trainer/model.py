@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.checkpoint import load_weights, read_config
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
@@ -41,42 +40,27 @@ _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """Makes the model of a run, empty or with the base weights.
-
-    Args:
-        folder: Checkpoint folder of a Llama, Qwen2 or Qwen3.
-        added: Ids of tag tokens that the folder's model does not know yet.
-        tag_ids: Ids of all six.
-        attention: transformers' name of the attention.
-        lora_rank: 0 for none.
-        lora_alpha: Scale of the adapters.
-    """
+    """Makes the model of a run, empty or with the base weights."""
 
     folder: Path
+    """Checkpoint folder of a Llama, Qwen2 or Qwen3."""
     added: tuple[int, ...]
+    """Ids of tag tokens that the folder's model does not know yet."""
     tag_ids: tuple[int, ...]
+    """Ids of all six."""
     attention: str
+    """transformers' name of the attention."""
     lora_rank: int = 0
     lora_alpha: float = 16.0
+    """Scale of the adapters."""
 
     def shape(self) -> ModelConfig:
         """The base model's shape, before the vocabulary grows.
 
         Raises:
-            UnsupportedModelError: As `config`.
-        """
-        return read_config(self.folder, REFUSAL)
-
-    def config(self) -> Any:
-        """The config of transformers, with the rows of the vocabulary that the tags need.
-
-        Raises:
             UnsupportedModelError: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
         """
-        shape = self.shape()
-        config = AutoConfig.from_pretrained(self.folder)
-        config.vocab_size = new_rows(shape.vocab_size, self.tag_ids)
-        return config
+        return read_config(self.folder, REFUSAL)
 
     def empty(self) -> Any:
         """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
@@ -101,8 +85,10 @@ class BaseModel:
         return self._finished(model)
 
     def _skeleton(self) -> Any:
+        config = AutoConfig.from_pretrained(self.folder)
+        config.vocab_size = new_rows(self.shape().vocab_size, self.tag_ids)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _pieces(self) -> dict[int, list[int]]:
         """For each added tag the ids that its text had before."""
@@ -125,10 +111,8 @@ class BaseModel:
 
     def _adapted(self, model: Any) -> Any:
         """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
-        try:
-            from peft import LoraConfig, get_peft_model
-        except ImportError as error:
-            raise InvalidRequestError("lora_rank needs peft: pip install 'pasta_async[train]'") from error
+        from peft import LoraConfig, get_peft_model
+
         rows: dict[str, list[int]] = {"embed_tokens": list(self.tag_ids)}
         if not model.config.tie_word_embeddings:
             rows["lm_head"] = list(self.tag_ids)

@@ -10,7 +10,7 @@ import shutil
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -19,19 +19,20 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 
-from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Checkpoints", "Processes", "is_first", "open_processes"]
 
-T = TypeVar("T")
-
 _NOTE = "run.json"
+
+_KEPT = 2
+"""Checkpoints that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +60,6 @@ class Processes:
         box: list[Any] = [value]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
-
-    def once(self, work: Callable[[], T]) -> T:
-        """Let the first process do some work, and give its result, or its error, to all.
-
-        Every process must call it.
-
-        Raises:
-            PastaError: What the work raised.
-        """
-        done: tuple[Any, PastaError | None] = (None, None)
-        if self.first:
-            try:
-                done = (work(), None)
-            except PastaError as error:
-                done = (None, error)
-        result, error = self.share(done)
-        if error is not None:
-            raise error
-        return result
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Sums over all processes, in float64. Every process must call it."""
@@ -132,14 +114,12 @@ class Checkpoints:
 
     Args:
         folder: Where they lie.
-        keep: How many to keep.
         identity: What must be the same when a run goes on, by the name of the setting.
         processes: The run's.
     """
 
-    def __init__(self, folder: Path, keep: int, identity: dict[str, Any], processes: Processes) -> None:
+    def __init__(self, folder: Path, identity: dict[str, Any], processes: Processes) -> None:
         self._folder = folder
-        self._keep = keep
         self._identity = json.loads(json.dumps(identity))
         self._processes = processes
 
@@ -176,7 +156,7 @@ class Checkpoints:
             (partial / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
             shutil.rmtree(place, ignore_errors=True)
             partial.replace(place)
-            for old in self._steps()[: -self._keep]:
+            for old in self._steps()[:-_KEPT]:
                 shutil.rmtree(self._place(old))
         self._processes.wait()
 

@@ -148,9 +148,8 @@ class Row(NamedTuple):
 
     def to(self, device: torch.device) -> Row:
         """The same on another device."""
-        ids, positions, ends, predictors, labels, owners, trees = self
-        parts = (part.to(device) for part in (ids, positions, ends, predictors, labels, owners))
-        return Row(*parts, trees=trees)
+        *tensors, trees = self
+        return Row(*(part.to(device) for part in tensors), trees=trees)
 
     def mask(self) -> torch.Tensor:
         """Which token (row) sees which (column), boolean [1, 1, length, length]."""

@@ -4,8 +4,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,27 +12,26 @@ from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
 from pasta_async.training.trainer.loop import Loop
-from pasta_async.training.trainer.metrics import Metrics, check_tracker
-from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, new_rows, shard
+from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, open_processes
-from pasta_async.training.trainer.reference import Reference
+from pasta_async.training.trainer.reference import reference_scores
 from pasta_async.training.trainer.rows import choose_attention
 from pasta_async.training.trainer.task import ComparedTask, Schedule
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
     from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task
 
-__all__ = ["available_memory", "check_memory", "measure", "memory_needs", "train"]
+__all__ = ["measure", "train"]
 
 _FREE = {
-    *("out", "device", "dtype", "attention", "recompute", "save_every", "keep", "log_every", "stop_at"),
-    *("track", "threads", "ignore_memory", "export_dtype"),
+    *("out", "device", "dtype", "attention", "recompute", "save_every", "stop_at", "track", "threads"),
+    "export_dtype",
 }
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 
@@ -46,7 +43,6 @@ def train(
     template: Path | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     both: bool = False,
-    drop_long: bool = False,
 ) -> bool:
     """Train from a checkpoint folder to `OUT/model`, on this process or on all that torchrun started.
 
@@ -58,40 +54,39 @@ def train(
         template: File of a chat template instead of the model's own.
         template_kwargs: Further values for the chat template.
         both: Whether the template must tell PASTA-LANG from the baseline (`write_tokenizer`).
-        drop_long: Leave out examples that do not fit, rather than refuse to start.
 
     Returns:
         Whether the end was reached and the model written.
 
     Raises:
         UnsupportedModelError: The base model or its tokenizer cannot be used.
-        InvalidRequestError: Data, template, vocabulary, memory or a setting do not fit; nothing is done.
+        InvalidRequestError: Data, template, vocabulary or a setting do not fit; nothing is done.
         TrainingError: Training cannot go on.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     with open_processes(settings.device) as processes:
-        track = processes.once(lambda: check_tracker(settings.track))
         base, codec = _open_base(settings, processes, template, template_kwargs, both)
         shape = base.shape()
-        _check_room(settings, shape, codec, processes)
         task = make_task(codec)
-        sizes = measure(task, settings.row_tokens, shape.positions, processes, drop_long)
+        sizes = measure(task, settings.row_tokens, shape.positions, processes, settings.drop_long)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
-        checkpoints = Checkpoints(settings.out / "checkpoints", settings.keep, identity, processes)
+        checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
         latest = checkpoints.latest()
         if isinstance(task, ComparedTask):
-            dtype = _dtype(settings.dtype, processes.device)
-            file = settings.out / "reference.json"
-            reference = Reference(file, base, dtype, settings.row_tokens, codec.end, processes)
-            task.compare_with(reference.scores(task, sizes))
+            reference = reference_scores(
+                settings.out / "reference.json",
+                base,
+                task,
+                sizes,
+                dtype=_dtype(settings.dtype, processes.device),
+                row_tokens=settings.row_tokens,
+                pad=codec.end,
+                processes=processes,
+            )
+            task.compare_with(reference)
         loop = _make_loop(settings, base, codec, task, sizes, checkpoints, latest, processes)
-        metrics = Metrics(settings.out, loop.step, track, identity) if processes.first else None
-        try:
-            finished = loop.run(checkpoints, metrics)
-        finally:
-            if metrics is not None:
-                metrics.close()
+        finished = loop.run(checkpoints)
         if finished:
             tokenizer, out = settings.out / "tokenizer", settings.out / "model"
             export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
@@ -112,8 +107,11 @@ def _open_base(
     attention = choose_attention(settings.attention, processes.device)
     read_config(settings.model, REFUSAL)
     tokenizer = settings.out / "tokenizer"
-    text = None if template is None else _template_text(template)
-    added = processes.once(lambda: write_tokenizer(settings.model, tokenizer, text, both))
+    added: list[int] = []
+    if processes.first:
+        text = None if template is None else _template_text(template)
+        added = write_tokenizer(settings.model, tokenizer, text, both)
+    added = processes.share(added)
     codec = ModelCodec(tokenizer, template_kwargs)
     base = BaseModel(
         settings.model, tuple(added), codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha
@@ -207,77 +205,7 @@ def _template_text(path: Path) -> str:
         raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
 
 
-def _check_room(
-    settings: TrainerSettings, shape: ModelConfig, codec: ModelCodec, processes: Processes
-) -> None:
-    bytes_each = _dtype(settings.dtype, processes.device).itemsize
-    needs = memory_needs(
-        shape, new_rows(shape.vocab_size, codec.tag_ids), settings, processes.world, bytes_each
-    )
-    if not settings.ignore_memory:
-        check_memory(needs, available_memory(processes.device))
-
-
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
-
-
-def memory_needs(
-    shape: ModelConfig, vocabulary: int, settings: TrainerSettings, world: int, bytes_each: int
-) -> dict[str, int]:
-    """Bytes a process needs at its peak, by purpose: a rough count, good to about a third.
-
-    Args:
-        shape: Of the base model.
-        vocabulary: Rows of the vocabulary with the tags.
-        settings: Of the run.
-        world: Processes that share the weights.
-        bytes_each: Of a number in the computation.
-    """
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    layer = shape.hidden * (2 * queries + 2 * keys + 3 * shape.intermediate)
-    outside = vocabulary * shape.hidden * (1 if shape.tied else 2)
-    weights = shape.layers * layer + outside
-    adapted = settings.lora_rank * shape.layers * (4 * shape.hidden + 2 * queries + 2 * keys)
-    trained = adapted + settings.lora_rank * 3 * shape.layers * (shape.hidden + shape.intermediate)
-    trained = trained or weights
-    tokens = settings.row_tokens
-    kept = tokens * (6 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.intermediate) * bytes_each
-    stored = shape.layers * tokens * shape.hidden * bytes_each + kept
-    return {
-        "weights, gradients and optimizer": (4 * weights + 12 * trained) // world,
-        "unsharded layers": (2 * layer + outside) * (bytes_each + 4),
-        "activations": stored if settings.recompute else shape.layers * kept,
-        "logits": tokens * vocabulary * (bytes_each + 8),
-    }
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that a process can have on a device; None where that is unknown."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    values = dict(line.split(":") for line in lines)
-    return int(values["MemAvailable"].split()[0]) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def check_memory(needs: dict[str, int], available: int | None) -> None:
-    """Refuse a run that cannot fit.
-
-    Raises:
-        InvalidRequestError: With what needs how much, and what makes it smaller.
-    """
-    total = sum(needs.values())
-    if available is None or total <= available:
-        return
-    parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
-    raise InvalidRequestError(
-        f"a process needs about {total / 2**30:.1f} GiB and has {available / 2**30:.1f} ({parts}): use "
-        "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes; "
-        "--ignore-memory starts all the same"
-    )

@@ -42,17 +42,17 @@ class TrainerSettings(BaseModel):
     lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
     lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
-    keep: int = Field(default=2, ge=1, description="checkpoints that are kept")
-    log_every: int = Field(default=1, ge=1, description="updates between lines of OUT/metrics.jsonl")
     stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
-    track: Literal["auto", "none", "tensorboard", "wandb"] = Field(
+    track: Literal["auto", "none"] = Field(
         default="auto", description="where metrics also go; auto: TensorBoard where it is installed"
+    )
+    drop_long: bool = Field(
+        default=False, description="leave out examples that do not fit a row or the model, and count them"
     )
     export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="of the weights in OUT/model"
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
-    ignore_memory: bool = Field(default=False, description="start even if the memory looks too small")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

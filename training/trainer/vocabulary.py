@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.lang.views import Segment
-    from pasta_async.protocol import Message
+    from pasta_async.protocol import Message, TagIds
 
 __all__ = ["ModelCodec", "write_tokenizer"]
 
@@ -63,7 +63,7 @@ class ModelCodec:
         self._kwargs = dict(template_kwargs or {})
         if self._text.tags is None:
             raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
-        self.tag_ids: tuple[int, ...] = tuple(self._text.tags)
+        self.tag_ids: TagIds = self._text.tags
         self._tags: dict[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
         self.vocab_size: int = self._text.vocab_size
         self.end: int = _end_of_turn(Tokenizer.from_file(str(folder / "tokenizer.json")), self, folder)

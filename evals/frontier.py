@@ -1,11 +1,13 @@
-"""A model as one point of speed and quality, against another one that writes no tags.
+"""A model as one point of speed and quality, against sequential answers.
 
-    python -m pasta_async.evals.frontier --backend local:BASELINE/model --out results/baseline
+    python -m pasta_async.evals.frontier --backend local: --out results/tiny
+    python -m pasta_async.evals.frontier --backend local:BASELINE/model --sequential --out results/baseline
     python -m pasta_async.evals.frontier --backend local:MODEL --baseline results/baseline --out results/model
 
-The first command measures the sequential baseline: a model that was trained on the same data without tags.
-The second measures a model against its answers: theoretical and length-matched speed-up and wall clock, how
-good the answers are, how long, and how many of them are parallel. `pasta_async.training.run` gives both.
+The first command compares a model with its own sequential answers. The others compare it with those of a
+model that was trained on the same data without tags: the second measures that one, the third the model.
+Measured are theoretical and length-matched speed-up and wall clock, how good the answers are, how long, and
+how many of them are parallel. `pasta_async.training.run` gives the last two.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ from pydantic import Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.cli.command import run_command
-from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, answer_all
+from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
 from pasta_async.evals.commands import Settings
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.speed import kept_runs, time_answers, warm_up
-from pasta_async.evals.statistics import estimate, format_estimate, geometric_mean, share
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.evals.speed import compare, open_forms
+from pasta_async.evals.speed import measure as time_answers
+from pasta_async.evals.statistics import estimate, format_estimate, share
+from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference.samples import Plain, SampledPrompt
 from pasta_async.training.score import ScoreSettings, open_judge
@@ -51,7 +53,10 @@ class FrontierSettings(Settings):
 
     backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
     baseline: Path | None = Field(
-        default=None, description="folder of the sequential model's result; without it, this is that model"
+        default=None, description="folder of a sequential model's result; without it, it is the model itself"
+    )
+    sequential: bool = Field(
+        default=False, description="the model writes no tags: others are compared with it"
     )
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     n: int = Field(default=50, ge=1, description="held-out prompts of each family of the synthetic task")
@@ -74,19 +79,16 @@ class FrontierSettings(Settings):
     def _checked(self) -> Self:
         if self.judge == "task" and self.prompts is not None:
             raise ValueError("the synthetic task's program judges its own prompts only: name a --judge")
+        if self.sequential and self.baseline is not None:
+            raise ValueError("a sequential model is the baseline: it has none")
         self.scoring()
         return self
 
     def scoring(self) -> ScoreSettings:
         """The judge's settings; its replies are kept in OUT."""
-        return ScoreSettings(
-            samples=self.out / "answers.jsonl",
-            out=self.out / "judge.jsonl",
-            judge=self.judge,
-            judge_model=self.judge_model,
-            key_variable=self.key_variable,
-            in_flight=self.in_flight,
-        )
+        names = ("judge", "judge_model", "key_variable", "in_flight")
+        files = {"samples": self.out / "answers.jsonl", "out": self.out / "judge.jsonl"}
+        return ScoreSettings.model_validate({**files, **{name: getattr(self, name) for name in names}})
 
     def asked(self) -> list[Prompt]:
         """What is asked.
@@ -115,39 +117,34 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     prompts = settings.asked()
     sampling = Sampling(max_tokens=settings.max_tokens)
     asked = {"prompts": digest(prompt.text for prompt in prompts), "max_tokens": settings.max_tokens}
-    baseline = None if settings.baseline is None else _read_baseline(settings.baseline, asked)
-    form: Form = "baseline" if baseline is None else "parallel"
-    identity = {"benchmark": "frontier", "backend": settings.backend, "form": form, **asked}
+    other = None if settings.baseline is None else _read_baseline(settings.baseline, asked)
+    forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
+    identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
     where = environment()
-    texts = [prompt.text for prompt in prompts]
     async with cold_client(settings.backend) as client:
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
-                client, texts, journal, sampling=sampling, together=settings.together, forms=[form]
+                client,
+                [prompt.text for prompt in prompts],
+                journal,
+                sampling=sampling,
+                together=settings.together,
+                forms=forms,
             )
-    grades = await _grade_all(settings, prompts, answers, baseline)
-    plain = baseline and (baseline.answers, await _grade_all(settings, prompts, baseline.answers, None))
-    result = {**identity, "judge": settings.judge, "environment": where}
-    result |= outcome(prompts, answers, grades, plain)
-    if baseline is not None and settings.timed:
-        runs = await _time_all(settings, prompts[: settings.timed], baseline.backend, sampling, identity)
-        result["wall_clock"] = _wall_clock(runs, answers, baseline.answers)
+    plain = other.answers if other else of_form(answers, "baseline")
+    plain_grades = await _grade(settings, prompts, plain, plain)
+    result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": where}
+    if settings.sequential:
+        result |= outcome(prompts, plain, plain_grades)
+    else:
+        answers = of_form(answers, "parallel")
+        grades = await _grade(settings, prompts, answers, plain)
+        result |= outcome(prompts, answers, grades, (plain, plain_grades))
+        if settings.timed:
+            runs = await _time(settings, prompts[: settings.timed], other and other.backend, identity)
+            result["wall_clock"] = _wall_clock(runs, answers, plain)
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
-
-
-async def _grade_all(
-    settings: FrontierSettings,
-    prompts: Sequence[Prompt],
-    answers: Sequence[Answer],
-    baseline: _Baseline | None,
-) -> list[float]:
-    if settings.judge == "task":
-        pairs = zip(prompts, answers, strict=True)
-        return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
-    if baseline is None:  # as good as itself
-        return [0.5] * len(answers)
-    return await _compare_by_judge(settings.scoring(), prompts, answers, baseline.answers)
 
 
 def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
@@ -161,9 +158,10 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
         lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
         differ = [name for name, value in asked.items() if result[name] != value]
         answers = sorted((Answer(**json.loads(line)) for line in lines[1:]), key=lambda one: one.prompt)
+        forms = result["forms"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidRequestError(f"{folder} is no result of a sequential model: {error!r}") from error
-    if differ or result["form"] != "baseline":
+    if differ or forms != ["baseline"]:
         wrong = f"other {', '.join(differ)}" if differ else "it is of a model that writes tags"
         raise InvalidRequestError(
             f"{folder} cannot be compared with ({wrong}): measure it anew with equal options"
@@ -171,56 +169,51 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
     return _Baseline(str(result["backend"]), answers)
 
 
-async def _time_all(
-    settings: FrontierSettings,
-    prompts: Sequence[Prompt],
-    baseline: str,
-    sampling: Sampling,
-    identity: dict[str, Any],
-) -> list[Run]:
-    """Both models' answers one at a time, in the order A B B A. Cancelling it closes both."""
-    warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
-    measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
-    with Journal(settings.out / "timed.jsonl", measured) as journal:
-        if len(known := kept_runs(journal)) == 2 * settings.passes * len(prompts):
-            return known
-        runs: list[Run] = []
-        with progress(2 * settings.passes * len(prompts), "timed answers") as done:
-            for number in range(settings.passes):
-                async with cold_client(settings.backend) as client, cold_client(baseline) as plain:
-                    timed = partial(time_answers, clock=REAL_CLOCK, number=number, sampling=sampling)
-                    await warm_up(client, warm, sampling)
-                    await warm_up(plain, warm, sampling)
-                    runs += await timed(client, prompts, baseline=plain, journal=journal, done=done)
-    return runs
-
-
-async def _compare_by_judge(
-    settings: ScoreSettings,
-    prompts: Sequence[Prompt],
-    answers: Sequence[Answer],
-    baseline: Sequence[Answer],
+async def _grade(
+    settings: FrontierSettings, prompts: Sequence[Prompt], answers: Sequence[Answer], plain: Sequence[Answer]
 ) -> list[float]:
-    """How sure the judge is that each answer is better than the baseline's: 0.5 for one as good.
+    """How good each answer is, from 0 to 1; for a judge, how sure it is that it is better than the plain one.
 
-    Its replies are kept beside `settings.out`, and not asked for again.
+    The judge's replies are kept beside its settings' `out`, and not asked for again.
     """
+    if settings.judge == "task":
+        pairs = zip(prompts, answers, strict=True)
+        return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
     grades = [0.5] * len(prompts)
+    if answers is plain:  # as good as itself
+        return grades
 
     async def grade_one(place: int) -> None:
-        plain = baseline[place]
         asked = SampledPrompt(
             id=str(place),
             messages=({"role": "user", "content": prompts[place].text},),
             samples=(),
-            baseline=Plain(text=plain.text, tokens=plain.tokens),
+            baseline=Plain(text=plain[place].text, tokens=plain[place].tokens),
         )
         grades[place] = await judge.quality(asked, answers[place].text)
 
     async with AsyncExitStack() as stack:
-        judge = await open_judge(settings, stack)
+        judge = await open_judge(settings.scoring(), stack)
         await for_each(range(len(prompts)), grade_one, settings.in_flight)
     return grades
+
+
+async def _time(
+    settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
+) -> list[Run]:
+    """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
+    warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
+    sampling = Sampling(max_tokens=settings.max_tokens)
+    measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
+    with Journal(settings.out / "timed.jsonl", measured) as journal:
+        return await time_answers(
+            partial(open_forms, settings.backend, baseline=baseline),
+            prompts,
+            warm=warm,
+            passes=settings.passes,
+            sampling=sampling,
+            journal=journal,
+        )
 
 
 def outcome(
@@ -235,27 +228,35 @@ def outcome(
         prompts: What was asked.
         answers: One for each prompt.
         grades: How good each of them is, from 0 to 1.
-        baseline: Answers and grades of the sequential model; None: these are the sequential model's own.
+        baseline: Sequential answers and their grades; None: these are sequential themselves.
     """
-    families = list(dict.fromkeys(prompt.family for prompt in prompts))
 
     def figures(wanted: Callable[[Prompt], bool]) -> dict[str, Any]:
         places = [place for place, prompt in enumerate(prompts) if wanted(prompt)]
-        own = _own([answers[i] for i in places], [grades[i] for i in places])
+        answered, graded = [answers[i] for i in places], [grades[i] for i in places]
+        own = _figures(answered, graded)
         if baseline is None:
             return own
-        plain, plain_grades = baseline
-        difference = estimate([100 * (grades[i] - plain_grades[i]) for i in places], fmean)
-        return {**own, **_compared([(answers[i], plain[i]) for i in places]), "difference": difference}
+        plain, plain_graded = [baseline[0][i] for i in places], [baseline[1][i] for i in places]
+        # One more token ends the answer, as in what the baseline generated.
+        matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one in answered]
+        return {
+            **own,
+            "theoretical_speedup": theoretical(answered, plain),
+            "length_matched_speedup": estimate(matched),
+            "difference": estimate([100 * (a - b) for a, b in zip(graded, plain_graded, strict=True)], fmean),
+            "baseline": _figures(plain, plain_graded),
+        }
 
+    families = dict.fromkeys(prompt.family for prompt in prompts)
     return {
         "all": figures(lambda prompt: True),
         "by_family": {name: figures(lambda prompt, name=name: prompt.family == name) for name in families},
     }
 
 
-def _own(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, Any]:
-    """What can be said of a model's answers by themselves. Shares and grades in percent."""
+def _figures(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, Any]:
+    """What can be said of answers by themselves. Shares and grades in percent."""
     return {
         "prompts": len(answers),
         "score": estimate([100 * grade for grade in grades], fmean),
@@ -265,49 +266,27 @@ def _own(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, Any]:
         "critical_path": fmean(one.critical_path for one in answers),
         "promises": fmean(one.promises for one in answers),
         "parallel": share([one.promises > 0 for one in answers]),
-        "synced": share([_syncs(one) for one in answers]),
+        "synced": share([any(isinstance(n, Sync) for n in parse(one.written).nodes) for one in answers]),
         "malformed": share([not one.well_formed for one in answers]),
     }
 
 
-def _compared(pairs: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
-    """Speed-ups over the baseline, by tokens: geometric means over the prompts."""
-    return {
-        "theoretical_speedup": estimate(
-            [max(1, plain.tokens) / max(1, own.critical_path) for own, plain in pairs]
-        ),
-        # One more token ends the answer, as in what the baseline generated.
-        "length_matched_speedup": estimate(
-            [(own.text_tokens + 1) / max(1, own.critical_path) for own, _ in pairs]
-        ),
-    }
-
-
-def _wall_clock(runs: Sequence[Run], answers: Sequence[Answer], baseline: Sequence[Answer]) -> dict[str, Any]:
+def _wall_clock(runs: Sequence[Run], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
     """The realised speed-ups of answers that were timed alone, over passes and prompts.
 
     Length-matched: the baseline's seconds, scaled to the length of the model's own text.
     """
-    prompts = sorted({run.prompt for run in runs})
-    seconds = {
-        (prompt, form): geometric_mean([r.seconds for r in runs if (r.prompt, r.form) == (prompt, form)])
-        for prompt in prompts
-        for form in ("parallel", "baseline")
-    }
-    speedups = [seconds[prompt, "baseline"] / seconds[prompt, "parallel"] for prompt in prompts]
-    lengths = [(answers[i].text_tokens + 1) / max(1, baseline[i].tokens) for i in prompts]
+    pairs = compare(runs)
+    matched = [
+        pair.speedup * (answers[pair.prompt].text_tokens + 1) / max(1, plain[pair.prompt].tokens)
+        for pair in pairs
+    ]
     return {
-        "prompts": len(prompts),
-        "speedup": estimate(speedups),
-        "length_matched_speedup": estimate([s * length for s, length in zip(speedups, lengths, strict=True)]),
-        "seconds": {
-            form: fmean(seconds[prompt, form] for prompt in prompts) for form in ("parallel", "baseline")
-        },
+        "prompts": len(pairs),
+        "speedup": estimate([pair.speedup for pair in pairs]),
+        "length_matched_speedup": estimate(matched),
+        "seconds": {form: fmean(run.seconds for run in runs if run.form == form) for form in FORMS},
     }
-
-
-def _syncs(answer: Answer) -> bool:
-    return any(isinstance(node, Sync) for node in parse(answer.written).nodes)
 
 
 def table(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -316,17 +295,19 @@ def table(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "family": name,
-            "prompts": figures["prompts"],
-            "score %": format_estimate(figures["score"]),
-            "right %": format_estimate(figures["right"]),
-            "theoretical": format_estimate(figures.get("theoretical_speedup"), ".2f"),
-            "length-matched": format_estimate(figures.get("length_matched_speedup"), ".2f"),
-            "text tokens": figures["text_tokens"],
-            "parallel %": f"{figures['parallel']['value']:.0f}",
-            "synced %": f"{figures['synced']['value']:.0f}",
-            "malformed %": f"{figures['malformed']['value']:.1f}",
+            "prompts": own["prompts"],
+            "score %": format_estimate(own["score"]),
+            "to the baseline": format_estimate(own.get("difference"), "+.1f"),
+            "right %": format_estimate(own["right"]),
+            "right, baseline %": format_estimate(own.get("baseline", own)["right"]),
+            "theoretical speed-up": format_estimate(own.get("theoretical_speedup"), ".2f"),
+            "length-matched": format_estimate(own.get("length_matched_speedup"), ".2f"),
+            "text tokens": own["text_tokens"],
+            "parallel %": own["parallel"]["value"],
+            "synced %": own["synced"]["value"],
+            "malformed %": own["malformed"]["value"],
         }
-        for name, figures in groups.items()
+        for name, own in groups.items()
     ]
 
 
@@ -342,3 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_command(
         FrontierSettings, _run, program="frontier", description=__doc__, arguments=arguments, resumes=True
     )
+
+
+if __name__ == "__main__":
+    main()

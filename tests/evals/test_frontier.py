@@ -4,14 +4,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from commands_run import run
+from commands_run import refused, run
 
 from pasta_async import Client, InvalidRequestError, Sampling
-from pasta_async.evals.answers import answer_all
+from pasta_async.evals.answers import answer_all, of_form
 from pasta_async.evals.documents import Prompt, held_out
-from pasta_async.evals.task import main, outcome, table
+from pasta_async.evals.frontier import main, outcome, table
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.training.synthetic import grade
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,18 +32,23 @@ async def answered(
     async with Client(backend, clock=clock) as client:
         with Journal(path, {"made": "up", **changed}) as journal:
             answers = await answer_all(client, texts, journal, sampling=Sampling(), together=3)
-    return {**outcome(prompts, answers), "requests": len(backend.requests)}
+    parallel, baseline = of_form(answers, "parallel"), of_form(answers, "baseline")
+    own, plain = (
+        [grade(p.example, one.text) for p, one in zip(prompts, found, strict=True) if p.example]
+        for found in (parallel, baseline)
+    )
+    return {**outcome(prompts, parallel, own, (baseline, plain)), "requests": len(backend.requests)}
 
 
 async def test_the_score_is_that_of_the_task(tmp_path: Path) -> None:
     prompts = held_out(["describe", "chain"], 4)
     scripts = {prompt.text: right(prompt) for prompt in prompts} | {prompts[0].text: "I do not know."}
     found = await answered(prompts, scripts, tmp_path / "a.jsonl")
-    assert found["all"]["right"]["parallel"]["value"] == 87.5
-    assert found["by_family"]["chain"]["right"]["parallel"]["value"] == 100
+    assert found["all"]["right"]["value"] == 87.5
+    assert found["by_family"]["chain"]["right"]["value"] == 100
     assert found["all"]["difference"] == {"value": 0, "low": 0, "high": 0}
     assert found["by_family"]["describe"]["theoretical_speedup"]["value"] > 1
-    low, high = (found["all"]["right"]["parallel"][end] for end in ("low", "high"))
+    low, high = (found["all"]["right"][end] for end in ("low", "high"))
     assert 50 < low < 87.5 < high < 100
     assert [row["family"] for row in table(found)] == ["describe", "chain", "all"]
 
@@ -76,9 +82,25 @@ async def test_an_error_ends_it_and_leaves_what_is_done(tmp_path: Path) -> None:
         await answered(prompts, {"a": "Fine."}, tmp_path / "a.jsonl")
 
 
-def test_the_command_scores_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(main, "--n 1 --families chain --out", tmp_path)
+def test_the_command_compares_the_shipped_model_with_its_own_sequential_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(main, "--n 1 --families chain --timed 1 --out", tmp_path)
     result = json.loads((tmp_path / "result.json").read_text())
-    assert result["benchmark"] == "task"
-    assert result["all"]["prompts"] == 1
+    assert result["benchmark"] == "frontier"
+    assert result["all"]["prompts"] == result["all"]["baseline"]["prompts"] == 1
+    assert result["wall_clock"]["prompts"] == 1
     assert "| all | 1 |" in capsys.readouterr().out
+
+
+def test_a_model_is_compared_with_another_that_was_measured_with_equal_options(tmp_path: Path) -> None:
+    some = "--n 1 --families chain --timed 0"
+    run(main, f"{some} --sequential --out", tmp_path / "plain")
+    run(main, f"{some} --baseline {tmp_path / 'plain'} --out", tmp_path / "model")
+    result = json.loads((tmp_path / "model/result.json").read_text())
+    assert result["forms"] == ["parallel"]
+    assert result["all"]["baseline"] == json.loads((tmp_path / "plain/result.json").read_text())["all"]
+    other = f"--n 2 --families chain --baseline {tmp_path / 'plain'} --out"
+    assert refused(main, other, tmp_path / "other").startswith("InvalidRequestError")
+    nested = f"{some} --baseline {tmp_path / 'model'} --out"
+    assert refused(main, nested, tmp_path / "other").startswith("InvalidRequestError")

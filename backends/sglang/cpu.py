@@ -1,0 +1,220 @@
+"""Run SGLang, unmodified, on a machine with no GPU stack: for tests and for trying things out.
+
+``python -m pasta_async.backends.sglang.cpu --model-path MODEL ...`` takes the arguments of
+``python -m sglang.launch_server``. Its speed says nothing about SGLang on a GPU.
+
+Inert modules take the place of the GPU packages that SGLang imports at its top. With a small Llama-like model
+in float32 and torch's own attention, SGLang never calls into them: it only needs `import triton` and
+`@triton.jit` to pass. Whatever would really run one raises instead, so that a missing kernel is never
+silently wrong. Packages that are installed are left alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+__all__ = ["engine_class", "main", "run_detokenizer", "run_scheduler"]
+
+PACKAGES = ("torchvision", "torchaudio", "triton", "sgl_kernel", "flashinfer")
+
+_ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",  # else SGLang does not see a CPU as a device
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class _Class:
+    """Base of placeholder classes: may be subclassed, built and parametrized."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class _Function:
+    """A placeholder callable: decorates, with or without arguments; what it decorated refuses to run."""
+
+    def __init__(self, name: str, *, decorated: bool = False) -> None:
+        self.__name__ = name
+        self._decorated = decorated
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._decorated:
+            raise RuntimeError(
+                f"{self.__name__} needs a GPU package that is not installed; SGLang runs on placeholders here"
+            )
+        decorates = len(args) == 1 and not kwargs and callable(args[0])
+        name = getattr(args[0], "__name__", self.__name__) if decorates else self.__name__
+        return _Function(name, decorated=decorates)
+
+    def __getitem__(self, grid: Any) -> _Function:
+        return self  # kernel[grid](...)
+
+    def __getattr__(self, name: str) -> Any:
+        return _attribute(self.__name__, name)
+
+    def __or__(self, other: Any) -> Any:
+        return other  # annotations such as `tl.constexpr | int`
+
+    __ror__ = __or__
+
+
+class _Module(types.ModuleType):
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> Any:
+        value = _attribute(self.__name__, name)
+        setattr(self, name, value)
+        return value
+
+
+def _attribute(parent: str, name: str) -> Any:
+    full = f"{parent}.{name}"
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if full.startswith("triton.runtime.driver"):
+        # Probes for a device must fail here, as the real package does without a GPU.
+        raise RuntimeError("there is no triton driver on this machine")
+    if full in sys.modules:
+        return sys.modules[full]
+    return type(name, (_Class,), {"__module__": parent}) if name[:1].isupper() else _Function(full)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds a placeholder for each of some packages, and for everything below them."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._packages:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def _install() -> None:
+    """Put placeholders where a package is missing, and tell SGLang to use the CPU."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    probes = importlib.import_module("transformers.utils.import_utils")
+    for name in (*PACKAGES, "torchvision_v2"):  # transformers keeps its honest "not installed"
+        getattr(probes, f"is_{name}_available", bool)()
+    sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
+
+
+# SGLang's launcher lets its processes run other functions. A spawned process finds its function by importing
+# this module, so that the placeholders are there before anything of SGLang is imported.
+_install()
+
+
+def run_scheduler(server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """SGLang's scheduler process."""
+    if server_args.enable_deterministic_inference:
+        _honour_seeds()
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler")
+    return scheduler.run_scheduler_process(server_args, *args, **kwargs)
+
+
+def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
+    """SGLang's detokenizer process."""
+    detokenizer = importlib.import_module("sglang.srt.managers.detokenizer_manager")
+    return detokenizer.run_detokenizer_process(*args, **kwargs)
+
+
+_PROCESSES = {
+    "run_scheduler_process_func": run_scheduler,
+    "run_detokenizer_process_func": run_detokenizer,
+}
+
+
+def engine_class(*, honours_seeds: bool) -> Any:
+    """`sglang.Engine`, with processes that start with the placeholders."""
+    kind: Any = importlib.import_module("sglang.srt.entrypoints.engine").Engine
+    if honours_seeds:
+        _honour_seeds()
+    return type("Engine", (kind,), {name: staticmethod(run) for name, run in _PROCESSES.items()})
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run SGLang's HTTP server until it is told to stop; arguments of `sglang.launch_server`."""
+    if "--enable-deterministic-inference" in arguments:
+        _honour_seeds()
+    server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args(list(arguments))
+    try:
+        server = importlib.import_module("sglang.srt.entrypoints.http_server")
+        server.launch_server(server_args, **_PROCESSES)
+    finally:
+        importlib.import_module("sglang.srt.utils").kill_process_tree(os.getpid(), include_parent=False)
+
+
+# Seeds ------------------------------------------------------------------------------------------------------
+
+
+def _honour_seeds() -> None:
+    """Have SGLang read the seeds of requests, which it does only with ``--enable-deterministic-inference``.
+
+    The flag asks for an accelerator; here it means just that seeds are honoured. It is not SGLang's
+    deterministic inference: results may depend on the batch, and need not equal those of a GPU.
+    """
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the compiled sampler hangs without triton
+    choices = importlib.import_module("sglang.srt.arg_groups.choices")
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+    kernels: Any = importlib.import_module("sglang.srt.batch_invariant_ops")
+    kernels.enable_batch_invariant_mode = _Class  # the kernels need an accelerator
+    hashes: Any = importlib.import_module("sglang.kernels.ops.sampling.murmur_hash")
+    hashes.murmur_hash32 = _murmur3
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _murmur3(seed: Tensor, positions: Tensor, columns: Tensor) -> Tensor:
+    """MurmurHash3 x86_32 of seed (u64), position (u32) and column (u32), which SGLang's kernels have.
+
+    Shapes: [rows], [rows], [columns] to uint32 [rows, columns]. Source: Austin Appleby's MurmurHash3, public
+    domain.
+    """
+    torch: Any = importlib.import_module("torch")
+    wide = seed.view(torch.int64) if seed.dtype == torch.uint64 else seed.to(torch.int64)
+    rows = (wide & _MASK, (wide >> 32) & _MASK, positions.to(torch.int64) & _MASK)
+    state: Any = torch.zeros(1, 1, dtype=torch.int64)
+    for block in (*(row[:, None] for row in rows), (columns.to(torch.int64) & _MASK)[None, :]):
+        state = state ^ ((_rotate((block * 0xCC9E2D51) & _MASK, 15) * 0x1B873593) & _MASK)
+        state = (_rotate(state, 13) * 5 + 0xE6546B64) & _MASK
+    state = state ^ 16  # bytes hashed
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = ((state ^ (state >> shift)) * factor) & _MASK
+    return (state ^ (state >> 16)).to(torch.uint32)
+
+
+def _rotate(value: Tensor, bits: int) -> Tensor:
+    return ((value << bits) | (value >> (32 - bits))) & _MASK
+
+
+if __name__ == "__main__":
+    importlib.import_module("pasta_async.backends.sglang.cpu").main(sys.argv[1:])

@@ -1,0 +1,47 @@
+"""`pasta-async serve`: the server's settings and the limits of its client, and uvicorn until a signal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from pasta_async.limits import Limits
+from pasta_async.server.app import create_app, uvicorn_server
+from pasta_async.server.settings import Names, ServerSettings
+
+if TYPE_CHECKING:
+    from pasta_async.protocol import Backend
+
+__all__ = ["ServeOptions", "run"]
+
+
+class ServeOptions(ServerSettings):
+    """The server's settings, its backends, and limits that its client has."""
+
+    backend: Names = ()
+    """local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over servers
+    of one model; default: PASTA_BACKEND, or local:."""
+    max_threads: int | None = Field(default=None, ge=1)
+    """Threads of an answer that decode at once."""
+    client_threads: int | None = Field(default=None, ge=1)
+    """Threads of all answers that decode at once."""
+
+
+def run(options: ServeOptions, backend: Backend | None) -> None:
+    """Serve until SIGTERM or SIGINT, then close what was opened.
+
+    Args:
+        options: What the command line and the environment say.
+        backend: Decodes instead of what they name.
+
+    Raises:
+        InvalidRequestError: It is to listen where others can reach it, and has no key.
+        SystemExit: The server could not start.
+    """
+    limits = Limits(**options.model_dump(include={"max_threads", "client_threads"}, exclude_none=True))
+    server = uvicorn_server(create_app(backend or options.backend or None, options, limits=limits), options)
+    server.run()
+    if not server.started:
+        sys.exit(1)

@@ -1,0 +1,117 @@
+"""Model folders that the embedded engine refuses, and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import local_models
+import pytest
+import safetensors.torch
+import torch
+
+from pasta_async.backends.local import LocalBackend
+from pasta_async.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("folder")
+    return local_models.save(path, local_models.model(), local_models.byte_level())
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        untyped: Any = safetensors.torch
+        tensors = untyped.load_file(folder / "model.safetensors")
+        change(tensors)
+        untyped.save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
+    "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "not hold a JSON object"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json cannot be used"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    "broken weights": (
+        lambda f: (f / "model.safetensors").write_bytes(b"no tensors"),
+        "not a readable safetensors",
+    ),
+    "missing tensor": (
+        _weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
+        r"missing tensors .*layers\.1\.mlp\.up_proj",
+    ),
+    "unknown tensor": (_weights(lambda t: t.update(extra=torch.zeros(1))), "unknown tensors .*extra"),
+    "wrong shape": (
+        _weights(lambda t: t.update({"model.norm.weight": torch.zeros(3)})),
+        r"model\.norm\.weight is \[3\], not \[64\]",
+    ),
+    "architecture": (
+        _config(architectures=["MistralForCausalLM"]),
+        "MistralForCausalLM.*not one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+    ),
+    "rope": (
+        _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "'yarn', not 'default' or 'llama3'",
+    ),
+    "old rope": (
+        _config(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
+        "'linear', not",
+    ),
+    "quantised": (_config(quantization_config={"bits": 4}), "quantised"),
+    "sliding window": (_config(use_sliding_window=True), "sliding window"),
+    "sliding layers": (
+        _config(layer_types=["full_attention", "sliding_attention"]),
+        "sliding_attention",
+    ),
+    "activation": (_config(hidden_act="gelu"), "'gelu'"),
+    "nonsense": (_config(num_hidden_layers="many"), "num_hidden_layers must be a positive number"),
+    "heads": (_config(num_key_value_heads=3), "4 heads cannot share 3"),
+    "fewer rows than tokens": (_config(vocab_size=100), "is \\[512, 64\\], not \\[100, 64\\]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_unusable_folders_are_refused_with_the_reason(
+    folder: Path, tmp_path: Path, damage: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    change, message = DAMAGE[damage]
+    change(copy)
+    backend = LocalBackend(copy, device="cpu")
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        await backend.connect()
+    assert str(copy) in str(caught.value)
+    await backend.aclose()
+
+
+async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "nowhere")
+    with pytest.raises(UnsupportedModelError, match=r"no model folder .*nowhere"):
+        await backend.connect()
+    await backend.aclose()
+
+
+async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    local_models.save(tmp_path, local_models.model(vocabulary=300), local_models.byte_level())
+    backend = LocalBackend(tmp_path, device="cpu")
+    with pytest.raises(UnsupportedModelError, match=r"the tokenizer has .* tokens, the model 300"):
+        await backend.connect()
+    await backend.aclose()

@@ -1,0 +1,33 @@
+"""A backend that notes what another one is asked."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from pasta_async.backends import WrappingBackend
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from pasta_async.protocol import Backend, DecodeRequest, Piece
+
+
+class Recorder(WrappingBackend):
+    """Attributes: `requests` in order, `open` of them now, `max_open` of them at once at most."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self.requests: list[DecodeRequest] = []
+        self.open = self.max_open = 0
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        self.requests.append(request)
+        self.open += 1
+        self.max_open = max(self.max_open, self.open)
+        try:
+            async with aclosing(self.inner.decode(request)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.open -= 1
