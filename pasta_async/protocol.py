@@ -71,6 +71,8 @@ class ModelInfo:
     tags: TagIds | None
     """Ids of the tag tokens; None for a model that was not trained to annotate."""
     honours_seeds: bool
+    dtype: str | None = None
+    """The number format that the engine computes in, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

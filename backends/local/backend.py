@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import threading
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalBackend"]
 
+_LOG = logging.getLogger(__name__)
 _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -45,7 +47,11 @@ class LocalBackend:
         path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json); None for
             the model that ships with pasta_async.
         device: ``"cpu"``, ``"cuda"``, ...; None for CUDA where there is one.
-        dtype: ``"float32"`` (default), ``"bfloat16"`` or ``"float16"``, whatever the files hold.
+        dtype: Number format to compute in, whatever the files hold: ``"float32"`` (exact), ``"int8"``
+            (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, a loss of
+            about 1% of the bits a token), ``"bfloat16"`` or ``"float16"``. None or ``"auto"``: float32 for
+            models of fewer than 50 million weights, else int8 on a CPU and bfloat16 on CUDA.
+            `ModelInfo.dtype` says which it is.
         slots: Tokens whose keys and values are kept; None for what a gibibyte holds, at most 32768.
         context_length: Limit of prompt and output together; None for the model's own, at most `slots`.
         max_running: Requests that decode at the same time; the others wait.
@@ -239,7 +245,9 @@ class _Model:
             end_ids=self.codec.end_ids,
             tags=self.codec.tags,
             honours_seeds=True,
+            dtype=self.engine.dtype,
         )
+        _LOG.info("%s: %d million weights, %s", folder.name, self.engine.weights // 10**6, self.engine.dtype)
 
     def stream(self, request: DecodeRequest) -> Stream:
         """A request as the engine takes it."""

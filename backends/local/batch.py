@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "BatchMaker", "Block", "Entry"]
 
+_HOLES = 0.2  # share of slots between those attended to that is read along rather than stepped over
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
 
 
@@ -51,8 +52,8 @@ class Block:
     """The block's rows of the batch, `[groups * queries]`."""
     groups: int
     queries: int
-    table: torch.Tensor
-    """Slots to attend to, `[groups * keys]`."""
+    table: slice | torch.Tensor
+    """Slots to attend to, int64 `[groups * keys]`; a slice, read in place, if they stand together."""
     mask: torch.Tensor | None
     """0 or -inf, `[groups, 1, heads per key-value head * queries, keys]`; None: all is seen."""
 
@@ -119,9 +120,10 @@ class BatchMaker:
 
     def _group(self, entries: list[Entry], ends: list[int]) -> _Group:
         rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
-        if len(entries) == 1 and entries[0].count == 1:
-            return _Group(rows, entries[0].slots, None)
         table = self._union(entries)
+        if len(rows) == 1 and len(table) == len(entries[0].slots):
+            return _Group(rows, table, None)
+        self._column[table] = np.arange(len(table))
         mask = np.full((len(rows), len(table)), -np.inf, np.float32)
         top = 0
         for entry in entries:
@@ -134,14 +136,14 @@ class BatchMaker:
         return _Group(rows, table, mask)
 
     def _union(self, entries: list[Entry]) -> Ints:
-        if len(entries) == 1:
-            table = entries[0].slots
-        else:
-            for entry in entries:
-                self._used[entry.slots] = True
-            table = np.flatnonzero(self._used)
-            self._used[table] = False
-        self._column[table] = np.arange(len(table))
+        """The slots that any entry sees, in order; with those between if they are few (a mask hides them)."""
+        seen = np.concatenate([entry.slots for entry in entries])
+        low, high = int(seen.min()), int(seen.max()) + 1
+        self._used[seen] = True
+        used = self._used[low:high]
+        holes = high - low - np.count_nonzero(used)
+        table = np.arange(low, high) if holes <= _HOLES * (high - low) else np.flatnonzero(used) + low
+        used[:] = False
         return table
 
     def _block(self, groups: list[_Group], rows: int) -> Block:
@@ -150,7 +152,7 @@ class BatchMaker:
             (group,) = groups
             mask = None if group.mask is None else group.mask[None]
             chosen = slice(0, rows) if queries == rows else self._tensor(group.rows)
-            return Block(chosen, 1, queries, self._tensor(group.table), self._mask(mask))
+            return Block(chosen, 1, queries, self._place(group.table), self._mask(mask))
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
         index = np.stack([_pad(group.rows, queries) for group in groups])
         table = np.stack([_pad(group.table, keys) for group in groups])
@@ -161,6 +163,10 @@ class BatchMaker:
             mask[i, len(group.rows) :] = mask[i, 0]
         chosen = self._tensor(index.reshape(-1))
         return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._mask(mask))
+
+    def _place(self, table: Ints) -> slice | torch.Tensor:
+        low, high = int(table[0]), int(table[-1]) + 1
+        return slice(low, high) if high - low == len(table) else self._tensor(table)
 
     def _mask(self, mask: Floats | None) -> torch.Tensor | None:
         if mask is None:

@@ -8,8 +8,9 @@ the rest is a cache, evicted leaf by leaf, least recently used first. After SGLa
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,10 +32,15 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
         shape = (slots, 2 * config.kv_heads, config.head_dim)
-        # Not zeroed: memory is claimed page by page as it is used, and no slot is read before it is written.
-        self.layers: list[torch.Tensor] = [
-            torch.empty(shape, device=device, dtype=dtype) for _ in range(config.layers)
-        ]
+        self.layers: list[torch.Tensor] = [_zeros(shape, device, dtype) for _ in range(config.layers)]
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """On a CPU from numpy, which leaves it to the system to zero pages as they are first used."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    pages: Any = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.as_tensor(pages).view(dtype).view(shape)
 
 
 class SlotPool:

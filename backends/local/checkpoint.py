@@ -213,9 +213,9 @@ def _stretch(frequency: float, rope: Llama3Rope) -> float:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype
+    folder: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of the model by its Hugging Face name, on `device`, as `dtype`.
+    """Every tensor of the model by its Hugging Face name, on `device`, as `dtype` (None: as it is stored).
 
     Raises:
         UnsupportedModelError: No safetensors file, a broken one, or tensors that are missing, unknown or of

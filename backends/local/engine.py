@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import KVCache
-from pasta_async.backends.local.checkpoint import load_weights, read_config
+from pasta_async.backends.local.checkpoint import expected_shapes, load_weights, read_config
+from pasta_async.backends.local.linear import choose_dtype, storage_dtype
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.backends.local.checkpoint import ModelConfig
+    from pasta_async.backends.local.linear import DType
     from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
 
@@ -31,7 +34,7 @@ class EngineOptions(NamedTuple):
     """What can be set; None means: choose."""
 
     device: str | None = None
-    dtype: str | None = None
+    dtype: DType | Literal["auto"] | None = None
     slots: int | None = None
     context_length: int | None = None
     max_running: int = 256
@@ -62,13 +65,14 @@ class Engine:
         config = read_config(folder)
         self.config: ModelConfig = config
         self._device = _usable_device(options.device)
-        self._dtype = _dtype(options.dtype)
+        self.weights: int = sum(math.prod(shape) for shape in expected_shapes(config).values())
+        self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
+        self._dtype = storage_dtype(self.dtype)
         self._options = options
         self.slots: int = options.slots or _default_slots(config, self._dtype)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
-        weights = load_weights(folder, config, device=self._device, dtype=self._dtype)
-        self.weights: int = sum(tensor.numel() for tensor in weights.values())
-        self._model = CausalLM(config, weights, self.context_length)
+        weights = load_weights(folder, config, device=self._device)
+        self._model = CausalLM(config, weights, self.context_length, self.dtype)
         self.reset()
 
     def reset(self) -> None:
@@ -135,13 +139,6 @@ def _usable_device(name: str | None) -> torch.device:
             f"torch cannot use the device {name!r} here: {str(error).splitlines()[0]}"
         ) from error
     return device
-
-
-def _dtype(name: str | None) -> torch.dtype:
-    dtype = getattr(torch, name or "float32", None)
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"dtype {name!r} is not float32, bfloat16 or float16")
-    return dtype
 
 
 def _default_slots(config: ModelConfig, dtype: torch.dtype) -> int:

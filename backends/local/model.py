@@ -1,22 +1,35 @@
-"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch."""
+"""The forward pass of Llama, Qwen2 and Qwen3 over a flat batch, in plain torch.
+
+Few operators for each layer, for at the size of a small model each costs about as much as it computes:
+
+* the weights of a normalisation are multiplied into the matrix that follows it;
+* rows of queries and keys are put in the order in which a rotation is one product of complex numbers;
+* matrices with the same input are one matrix.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from pasta_async.backends.local.linear import Embedding, Linear, linear, pad_rows, storage_dtype
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, MutableMapping
 
     from pasta_async.backends.local.batch import Batch, Block
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
+    from pasta_async.backends.local.linear import DType
 
-__all__ = ["CausalLM", "Linear"]
+    Weights = MutableMapping[str, torch.Tensor]
 
-_FEW_ROWS = 8  # the row count that the packed layout is chosen for
+__all__ = ["CausalLM"]
+
+_lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 
 
 class CausalLM:
@@ -24,68 +37,81 @@ class CausalLM:
 
     Args:
         config: Its shape.
-        weights: Tensors by their Hugging Face names; taken apart, not kept.
+        weights: Tensors of any floating type by their Hugging Face names; emptied, so that no weight is kept
+            twice.
         positions: Rotary tables are made for this many.
+        dtype: The number format to compute in.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], positions: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, positions: int, dtype: DType) -> None:
         self.config = config
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._head = Linear(self._embedding if config.tied else weights["lm_head.weight"])
-        self._norm = weights["model.norm.weight"]
-        self._layers = [_Layer(config, weights, f"model.layers.{i}.") for i in range(config.layers)]
-        self._cos, self._sin = _rotary_tables(config, positions, self._embedding)
+        self._dtype: DType = dtype
+        self._layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+        table = weights.pop("model.embed_tokens.weight")
+        head = table if config.tied else weights.pop("lm_head.weight")
+        self._head = _normed_linear(weights.pop("model.norm.weight"), head, None, dtype)
+        self._embedding = Embedding(table, dtype)
+        self._rotation = _rotations(config, positions, table.device)
+        self._epsilon = _epsilon(config, table.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """Compute keys and values of the batch's tokens, and logits `[len(batch.last), vocabulary]`.
+        """Compute keys and values of the batch's tokens.
 
-        Row i of the logits belongs to the i-th of `batch.last`, a row of the batch.
+        Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
+        belongs to the i-th of `batch.last`, a row of the batch.
         """
         ids, positions = batch.ids, batch.positions
-        if (padded := _pad_rows(batch.rows)) > batch.rows:
+        if (padded := pad_rows(batch.rows, self._dtype)) > batch.rows:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
-        x = F.embedding(ids, self._embedding)  # [padded rows, hidden]
-        cos, sin = self._cos[positions], self._sin[positions]  # [padded rows, 1, head_dim]
+        x = self._embedding(ids)  # [padded rows, hidden]
+        rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, cache.layers, strict=True):
-            x = layer.forward(x, cos, sin, batch, kv)
-        x = F.rms_norm(x[batch.last], (self.config.hidden,), self._norm, self.config.norm_eps)
-        return self._head(x)
+            layer.forward(x, rotation, self._epsilon, batch, kv)
+        if len(batch.last) < padded:
+            x = x.index_select(0, batch.last)
+        return self._head(_normalised(x, self._epsilon))
 
 
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> None:
-        self.config = config
-        self._norm1 = weights[prefix + "input_layernorm.weight"]
-        self._norm2 = weights[prefix + "post_attention_layernorm.weight"]
-        self._qkv = _fused(weights, prefix + "self_attn.", ("q_proj", "k_proj", "v_proj"))
-        self._out = _fused(weights, prefix + "self_attn.", ("o_proj",))
-        self._gate_up = _fused(weights, prefix + "mlp.", ("gate_proj", "up_proj"))
-        self._down = _fused(weights, prefix + "mlp.", ("down_proj",))
+    def __init__(self, config: ModelConfig, weights: Weights, prefix: str, dtype: DType) -> None:
+        c = self.config = config
+        norm1 = weights.pop(prefix + "input_layernorm.weight")
+        norm2 = weights.pop(prefix + "post_attention_layernorm.weight")
+        qkv, bias = _stacked(weights, prefix + "self_attn.", ("q_proj", "k_proj", "v_proj"))
+        order = _rotary_order(c.head_dim).to(qkv.device)
+        rows = torch.arange(len(qkv), device=qkv.device).view(-1, c.head_dim)
+        rows[: c.heads + c.kv_heads] = rows[: c.heads + c.kv_heads, order]
+        rows = rows.flatten()
+        self._qkv = _normed_linear(norm1, qkv[rows], None if bias is None else bias[rows], dtype)
+        self._out = linear(*_stacked(weights, prefix + "self_attn.", ("o_proj",)), dtype)
+        gate_up, bias = _stacked(weights, prefix + "mlp.", ("gate_proj", "up_proj"))
+        self._gate_up = _normed_linear(norm2, gate_up, bias, dtype)
+        self._down = linear(*_stacked(weights, prefix + "mlp.", ("down_proj",)), dtype)
         self._qk_norm: torch.Tensor | None = None
-        if config.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
-            q, k = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
-            self._qk_norm = torch.stack([q] * config.heads + [k] * config.kv_heads)
+        if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
+            q, k = (weights.pop(f"{prefix}self_attn.{name}_norm.weight")[order] for name in "qk")
+            self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, kv: torch.Tensor
-    ) -> torch.Tensor:
-        width, eps = (self.config.hidden,), self.config.norm_eps
-        x = x + self._attention(F.rms_norm(x, width, self._norm1, eps), cos, sin, batch, kv)
-        gate, up = self._gate_up(F.rms_norm(x, width, self._norm2, eps)).chunk(2, -1)
-        return x + self._down(F.silu(gate).mul_(up))
+        self, x: torch.Tensor, rotation: torch.Tensor, epsilon: torch.Tensor, batch: Batch, kv: torch.Tensor
+    ) -> None:
+        """Change `x`, `[padded rows, hidden]`, in place."""
+        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
+        gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
+        x.add_(self._down(F.silu(gate).mul_(up)))
 
     def _attention(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
-        place = qk = qkv[:, : c.heads + c.kv_heads]
+        qk = qkv[:, : c.heads + c.kv_heads]
         if self._qk_norm is not None:
-            qk = F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm
-        torch.addcmul(qk * cos, qk.roll(c.head_dim // 2, -1), sin, out=place)
+            qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
+        _rotate(qk, rotation)
         kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
         queries = qkv[:, : c.heads]
         if rows == padded and isinstance(batch.blocks[0].rows, slice):  # one answer: every row, in order
@@ -102,70 +128,63 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig
     Returns `[groups * queries, heads * head_dim]`.
     """
     c, groups, queries = config, block.groups, block.queries
-    gathered = kv.index_select(0, block.table).view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
+    seen = kv[block.table] if isinstance(block.table, slice) else kv.index_select(0, block.table)
+    keys_values = seen.view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
     # The queries that share a key-value head stand below each other: one product serves them all.
     if queries > 1:
         q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(groups, c.kv_heads, -1, c.head_dim)
-    out = F.scaled_dot_product_attention(q, gathered[:, : c.kv_heads], gathered[:, c.kv_heads :], block.mask)
+    out = F.scaled_dot_product_attention(
+        q, keys_values[:, : c.kv_heads], keys_values[:, c.kv_heads :], block.mask
+    )
     if queries > 1:
         out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(groups * queries, c.heads * c.head_dim)
 
 
-def _fused(weights: Mapping[str, torch.Tensor], prefix: str, names: tuple[str, ...]) -> Linear:
-    """Matrices with the same input as one product."""
-    matrices = [weights[f"{prefix}{name}.weight"] for name in names]
-    biases = [weights[f"{prefix}{name}.bias"] for name in names if f"{prefix}{name}.bias" in weights]
-    return Linear(torch.cat(matrices), torch.cat(biases) if biases else None)
+def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+    """Rows of unit length: the norm's `sqrt(hidden)` and weights are in the matrix that follows."""
+    exact = x.float()  # itself, but for half precision
+    return (exact / torch.hypot(_lengths(exact, 2, -1, True), epsilon)).to(x.dtype)
 
 
-def _rotary_tables(
-    config: ModelConfig, positions: int, like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines, and sines with the sign that rotating halves by `roll` needs: `[positions, 1, head_dim]`."""
+def _epsilon(config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """The norm's epsilon as a length: `sqrt(|x|^2 + hidden * eps)` is `hypot(|x|, this)`."""
+    return torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=device)
+
+
+def _normed_linear(
+    norm: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: DType
+) -> Linear:
+    """A matrix with the weights `[hidden]` of the norm before it multiplied in."""
+    scale = norm.float() * math.sqrt(len(norm))
+    return linear(weight.float() * scale, bias, dtype)
+
+
+def _stacked(
+    weights: Weights, prefix: str, names: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrices with the same input as one, `[sum of out, in]`, and their biases."""
+    matrices = [weights.pop(f"{prefix}{name}.weight") for name in names]
+    biases = [weights.pop(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in weights]
+    return torch.cat(matrices), torch.cat(biases) if biases else None
+
+
+def _rotary_order(head_dim: int) -> torch.Tensor:
+    """Where the components of a head come from, so that those that are rotated together stand together."""
+    return torch.arange(head_dim).view(2, -1).T.flatten()
+
+
+def _rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:
+    """`exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`."""
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
     angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1).to(like), torch.cat((-sin, sin), -1).to(like)
+    return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
-class Linear:
-    """`y = x W^T + b` for `x` of `[rows, in]`.
-
-    A decode step has as many rows as there are threads. On a CPU the usual product of 2 to 16 rows costs
-    about twice that of one row, since it packs the weights anew each time; with oneDNN's packed weights 8
-    rows cost little more than one (measured for 256 x 1408: 1.4 times). Where torch has no packed product
-    (other devices and types), this is `torch.nn.functional.linear`.
-    """
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._bias = bias
-        self._packed = _packed_product(weight)
-        self._weight = (
-            weight if self._packed is None else torch.ops.mkldnn._reorder_linear_weight(weight, _FEW_ROWS)
-        )
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product, `[rows, out]`."""
-        if self._packed is None:
-            return F.linear(x, self._weight, self._bias)
-        return self._packed(x, self._weight, self._bias, "none", [], "")
-
-
-def _pad_rows(rows: int) -> int:
-    """A row count to round up to: each new count costs oneDNN a few milliseconds once."""
-    if rows <= _FEW_ROWS:
-        return rows
-    step = 8 if rows <= 64 else 32
-    return -(-rows // step) * step
-
-
-def _packed_product(weight: torch.Tensor) -> Callable[..., torch.Tensor] | None:
-    ops: Any = torch.ops.mkldnn
-    usable = (
-        weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    )
-    if not usable or not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
-        return None
-    return ops._linear_pointwise
+def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
+    """Rotate `[rows, heads, head_dim]`, components in `_rotary_order`, in place."""
+    exact = qk if qk.dtype == torch.float32 else qk.float()
+    torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)).mul_(rotation)
+    if exact is not qk:
+        qk.copy_(exact)

@@ -13,17 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from pasta_async.backends.local.cache import RadixCache
 from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.linear import choose_dtype, linear
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
+from pasta_async.errors import InvalidRequestError
 from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from pasta_async.backends.local.cache import Node
 
 torch.set_num_threads(1)
 LLAMA3_ROPE = {
@@ -49,6 +48,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "qwen3": {"kind": "qwen3", "head_dim": 32},
+    "9 heads for 3 of keys, 30 layers": {
+        "kind": "llama",
+        "hidden_size": 72,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 8,
+        "num_hidden_layers": 30,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -150,7 +158,7 @@ def test_half_precision_files_are_computed_in_float32(made: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: str) -> None:
+def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: Any) -> None:
     engine = Engine(folder, EngineOptions(device="cpu", slots=256, dtype=dtype))
     with torch.no_grad():
         expected = made(torch.tensor([prompt(40)])).logits[0, -1].log_softmax(-1)
@@ -159,6 +167,63 @@ def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: str) ->
     tasks = [job([*prompt(40)[:-1], token], 5) for token in (prompt(40)[-1], 7)]
     run(engine, *tasks)
     assert [len(decoded(task)) for task in tasks] == [5, 5]
+
+
+def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of vectors, relative to the length of the second."""
+    return ((seen - expected).square().sum() / expected.square().sum()).sqrt().item()
+
+
+@pytest.mark.parametrize("variant", ["llama 3.1, all biases", "qwen3", "9 heads for 3 of keys, 30 layers"])
+def test_int8_is_close_to_float32(variant: str, tmp_path: Path) -> None:
+    local_models.model(**VARIANTS[variant]).save_pretrained(tmp_path)
+    exact, rounded = (
+        Engine(tmp_path, EngineOptions(device="cpu", slots=256, dtype=dtype)) for dtype in ("float32", "int8")
+    )
+    assert (exact.dtype, rounded.dtype) == ("float32", "int8")
+    for ids in (prompt(40), prompt(1)):
+        expected, seen = logits_of(exact, ids), logits_of(rounded, ids)
+        assert distance(seen, expected) < 0.3  # of unrelated logits: 1.4
+
+
+def test_int8_rows_do_not_disturb_each_other() -> None:
+    """A huge activation, as models have at their first token, must not take the precision of other rows."""
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    product = linear(weight, None, "int8")
+    x[0] *= 1000
+    apart = torch.cat([product(row[None]) for row in x])
+    for row, alone, exact in zip(product(x), apart, x @ weight.T, strict=True):
+        assert distance(row, alone) < 0.02
+        assert distance(alone, exact) < 0.02
+
+
+def test_int8_without_products_for_it_is_float32_and_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(torch, "_make_per_channel_quantized_tensor")
+    engine = Engine(folder, EngineOptions(device="cpu", slots=256, dtype="int8"))
+    assert engine.dtype == "float32"
+    assert len(caplog.records) == 1
+    assert choose_dtype("auto", 10**9, torch.device("cpu")) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("weights", "device", "expected"),
+    [
+        (10**6, "cpu", "float32"),
+        (10**6, "cuda", "float32"),
+        (10**8, "cpu", "int8"),
+        (10**8, "cuda", "bfloat16"),
+    ],
+)
+def test_auto_takes_what_the_device_does_well(weights: int, device: str, expected: str) -> None:
+    assert choose_dtype("auto", weights, torch.device(device)) == expected
+
+
+def test_int8_is_refused_where_there_is_none() -> None:
+    with pytest.raises(InvalidRequestError):
+        choose_dtype("int8", 10**8, torch.device("cuda"))
 
 
 def test_one_stream_is_at_least_as_fast_as_transformers(made: Any, folder: Path) -> None:
@@ -387,92 +452,3 @@ def test_cuts_keep_the_right_tokens(sampling: dict[str, Any], kept: set[int]) ->
     logits = torch.tensor([0.05, 0.55, 0.25, 0.15]).log()
     seen = _drawn(logits, 300, **{"temperature": 1.0, **sampling})
     assert {token for token, share in enumerate(seen) if share} == kept
-
-
-class _Plain:
-    """What the radix tree should know: every sequence put in, as a list."""
-
-    def __init__(self) -> None:
-        self.known: set[tuple[int, ...]] = {()}
-
-    def add(self, ids: list[int]) -> None:
-        self.known |= {tuple(ids[:end]) for end in range(len(ids) + 1)}
-
-    def longest(self, ids: list[int]) -> int:
-        return max(end for end in range(len(ids) + 1) if tuple(ids[:end]) in self.known)
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=20))
-def test_the_tree_finds_the_longest_prefix_ever_put_in(sequences: list[list[int]]) -> None:
-    tree, plain, slots, standing = RadixCache(), _Plain(), 0, list[tuple["Node", list[int]]]()
-    free = set(range(1000))
-    for ids in sequences:
-        array = np.array(ids)
-        node, found = tree.match(array)
-        assert len(found) == plain.longest(ids)
-        fresh = np.array(sorted(free)[: len(ids) - len(found)], np.int64)
-        free -= set(fresh.tolist())
-        end, known = tree.insert(node, array[len(found) :], fresh)
-        assert len(known) == 0
-        plain.add(ids)
-        tree.lock(end)
-        standing.append((end, ids))
-        slots += len(fresh)
-        tree.check([node for node, _ in standing], np.array(sorted(free), np.int64), 1000)
-    for number, (node, ids) in enumerate(standing):
-        if number % 2:
-            tree.unlock(node)
-            continue
-        assert len(tree.match(np.array(ids))[1]) == len(ids)
-    kept = [node for node, _ in standing[::2]]
-    evictable = tree.evictable
-    freed = tree.evict(10**6)
-    assert len(freed) == evictable
-    assert tree.evictable == 0
-    tree.check(kept, np.array(sorted(free | set(freed.tolist())), np.int64), 1000)
-    for _, ids in standing[::2]:
-        assert len(tree.match(np.array(ids))[1]) == len(ids)  # what is locked stays
-
-
-def test_eviction_takes_the_least_recently_used_leaf_from_its_end() -> None:
-    tree = RadixCache()
-    for start in (0, 100, 200):
-        ids = np.arange(start, start + 10)
-        tree.insert(tree.root, ids, ids)
-    tree.match(np.arange(0, 10))
-    assert sorted(tree.evict(4).tolist()) == [106, 107, 108, 109]
-    assert len(tree.match(np.arange(100, 110))[1]) == 6
-    assert sorted(tree.evict(12).tolist()) == [8, 9, *range(200, 210)]
-
-
-def test_the_check_notices_every_kind_of_damage() -> None:
-    def grown() -> tuple[RadixCache, Node]:
-        tree = RadixCache()
-        node, _ = tree.insert(tree.root, np.arange(5), np.arange(5))
-        tree.lock(node)
-        return tree, node
-
-    tree, node = grown()
-    rest = np.arange(5, 8)
-    tree.check([node], rest, 8)
-    with pytest.raises(AssertionError, match="lost or has two owners"):
-        tree.check([node], rest[1:], 8)
-    with pytest.raises(AssertionError, match="lost or has two owners"):
-        tree.check([node], np.arange(4, 8), 8)
-    with pytest.raises(AssertionError, match="1 locks, 0 sequences"):
-        tree.check([], rest, 8)
-    node.locks = 0
-    with pytest.raises(AssertionError, match="evictable"):
-        tree.check([], rest, 8)
-    tree, node = grown()
-    node.ids = node.ids + 1
-    with pytest.raises(AssertionError, match="first id"):
-        tree.check([node], rest, 8)
-    tree, node = grown()
-    node.slots = node.slots[:-1]
-    with pytest.raises(AssertionError, match="one slot for each id"):
-        tree.check([node], rest, 8)
-    tree, node = grown()
-    tree.root.children.clear()
-    with pytest.raises(AssertionError, match="not in the tree"):
-        tree.check([node], np.arange(8), 8)

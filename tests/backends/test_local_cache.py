@@ -1,0 +1,104 @@
+"""The radix tree over cached keys and values: what it finds, what it evicts, what its check notices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.backends.local.cache import RadixCache
+
+if TYPE_CHECKING:
+    from pasta_async.backends.local.cache import Node
+
+
+class _Plain:
+    """What the radix tree should know: every sequence put in, as a list."""
+
+    def __init__(self) -> None:
+        self.known: set[tuple[int, ...]] = {()}
+
+    def add(self, ids: list[int]) -> None:
+        self.known |= {tuple(ids[:end]) for end in range(len(ids) + 1)}
+
+    def longest(self, ids: list[int]) -> int:
+        return max(end for end in range(len(ids) + 1) if tuple(ids[:end]) in self.known)
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=20))
+def test_the_tree_finds_the_longest_prefix_ever_put_in(sequences: list[list[int]]) -> None:
+    tree, plain, slots, standing = RadixCache(), _Plain(), 0, list[tuple["Node", list[int]]]()
+    free = set(range(1000))
+    for ids in sequences:
+        array = np.array(ids)
+        node, found = tree.match(array)
+        assert len(found) == plain.longest(ids)
+        fresh = np.array(sorted(free)[: len(ids) - len(found)], np.int64)
+        free -= set(fresh.tolist())
+        end, known = tree.insert(node, array[len(found) :], fresh)
+        assert len(known) == 0
+        plain.add(ids)
+        tree.lock(end)
+        standing.append((end, ids))
+        slots += len(fresh)
+        tree.check([node for node, _ in standing], np.array(sorted(free), np.int64), 1000)
+    for number, (node, ids) in enumerate(standing):
+        if number % 2:
+            tree.unlock(node)
+            continue
+        assert len(tree.match(np.array(ids))[1]) == len(ids)
+    kept = [node for node, _ in standing[::2]]
+    evictable = tree.evictable
+    freed = tree.evict(10**6)
+    assert len(freed) == evictable
+    assert tree.evictable == 0
+    tree.check(kept, np.array(sorted(free | set(freed.tolist())), np.int64), 1000)
+    for _, ids in standing[::2]:
+        assert len(tree.match(np.array(ids))[1]) == len(ids)  # what is locked stays
+
+
+def test_eviction_takes_the_least_recently_used_leaf_from_its_end() -> None:
+    tree = RadixCache()
+    for start in (0, 100, 200):
+        ids = np.arange(start, start + 10)
+        tree.insert(tree.root, ids, ids)
+    tree.match(np.arange(0, 10))
+    assert sorted(tree.evict(4).tolist()) == [106, 107, 108, 109]
+    assert len(tree.match(np.arange(100, 110))[1]) == 6
+    assert sorted(tree.evict(12).tolist()) == [8, 9, *range(200, 210)]
+
+
+def test_the_check_notices_every_kind_of_damage() -> None:
+    def grown() -> tuple[RadixCache, Node]:
+        tree = RadixCache()
+        node, _ = tree.insert(tree.root, np.arange(5), np.arange(5))
+        tree.lock(node)
+        return tree, node
+
+    tree, node = grown()
+    rest = np.arange(5, 8)
+    tree.check([node], rest, 8)
+    with pytest.raises(AssertionError, match="lost or has two owners"):
+        tree.check([node], rest[1:], 8)
+    with pytest.raises(AssertionError, match="lost or has two owners"):
+        tree.check([node], np.arange(4, 8), 8)
+    with pytest.raises(AssertionError, match="1 locks, 0 sequences"):
+        tree.check([], rest, 8)
+    node.locks = 0
+    with pytest.raises(AssertionError, match="evictable"):
+        tree.check([], rest, 8)
+    tree, node = grown()
+    node.ids = node.ids + 1
+    with pytest.raises(AssertionError, match="first id"):
+        tree.check([node], rest, 8)
+    tree, node = grown()
+    node.slots = node.slots[:-1]
+    with pytest.raises(AssertionError, match="one slot for each id"):
+        tree.check([node], rest, 8)
+    tree, node = grown()
+    tree.root.children.clear()
+    with pytest.raises(AssertionError, match="not in the tree"):
+        tree.check([node], np.arange(8), 8)
