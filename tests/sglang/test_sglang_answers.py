@@ -111,12 +111,19 @@ async def test_leaving_an_answer_leaves_nothing_on_the_server(
                     if event.type == "thread.delta":
                         break
             await until(server, 0)
-            task = asyncio.create_task(client.generate(prompt))
-            while not await asyncio.to_thread(server.running):
-                assert not task.done()
+            begun = asyncio.Event()
+            task = asyncio.create_task(_read(client, prompt, begun))
+            await begun.wait()
             task.cancel()
             await asyncio.wait([task])
             await until(server, 0)
+
+
+async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
+    async with client.stream(prompt) as events:
+        async for event in events:
+            if event.type == "thread.delta":
+                begun.set()
 
 
 def test_the_engine_in_this_process_answers_alike_and_leaves_the_process_alone(
