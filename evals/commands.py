@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,11 +13,19 @@ from pasta_async.cli.command import run_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Count", "DocumentSettings", "Positive", "Settings", "command", "run_sub_command"]
+__all__ = ["Command", "Count", "DocumentSettings", "Positive", "Settings", "command", "run_sub_command"]
 
 S = TypeVar("S", bound=BaseModel)
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Command(Protocol):
+    """The `main` of a benchmark."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> None:
+        """Read a command line (None: that of the process), do the work, end the process."""
+        ...
 
 
 class Settings(BaseModel):
@@ -40,7 +48,7 @@ def command(
     description: str | None,
     *,
     resumes: bool = False,
-) -> Callable[..., None]:
+) -> Command:
     """The `main` of a benchmark: it takes a command line (None: that of the process) and ends the process.
 
     Args:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import Settings, command
+from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.training.corpus import Record, read_records, write_records
 from pasta_async.training.synthetic import Example, sample, score
 
@@ -169,7 +169,7 @@ def _write(settings: JoinSettings) -> None:
     print(f"{settings.out}: {count} documents, {parallel} of them with promises")
 
 
-main = command(JoinSettings, _write, "documents", __doc__)
+main: Command = command(JoinSettings, _write, "documents", __doc__)
 
 if __name__ == "__main__":
     main()

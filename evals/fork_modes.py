@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings, command
+from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.evals.documents import WARM_UP_SEED, Prompt, document_prompts, held_out, read_documents
 from pasta_async.evals.engines import cold_client, empty_prefix_cache
 from pasta_async.evals.forcing import FORCED_SAMPLING
@@ -168,4 +168,4 @@ def _run(settings: ForkSettings) -> None:
         write_rows(settings.out, [{"backend": settings.backend, **where}, *answers])
 
 
-main = command(ForkSettings, _run, "costs forks", __doc__)
+main: Command = command(ForkSettings, _run, "costs forks", __doc__)

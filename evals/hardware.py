@@ -33,7 +33,7 @@ from pasta_async.backends.sglang.launch import server_command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError
 from pasta_async.evals import load, speed
-from pasta_async.evals.commands import Count, DocumentSettings, command
+from pasta_async.evals.commands import Command, Count, DocumentSettings, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.random_model import make_model, texts_of
@@ -246,7 +246,7 @@ def _run(settings: HardwareSettings) -> None:
     print(text)
 
 
-main = command(HardwareSettings, _run, "hardware", __doc__, resumes=True)
+main: Command = command(HardwareSettings, _run, "hardware", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy import quantile
 from pydantic import Field
 
-from pasta_async.evals.commands import Count, DocumentSettings, Positive, command
+from pasta_async.evals.commands import Command, Count, DocumentSettings, Positive, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
@@ -326,7 +326,7 @@ def run(settings: LoadSettings) -> str:
     return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
 
 
-main = command(LoadSettings, run, "load", __doc__, resumes=True)
+main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pasta_async.evals.commands import Settings, command
+from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
@@ -192,4 +192,4 @@ def _run(settings: StepSettings) -> None:
         write_rows(settings.out, [where, *figures])
 
 
-main = command(StepSettings, _run, "costs packing", __doc__)
+main: Command = command(StepSettings, _run, "costs packing", __doc__)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.evals.commands import Settings, command
+from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
@@ -148,7 +148,7 @@ def texts_of(documents: Mapping[str, Document]) -> list[str]:
     return [text for prompt, document in documents.items() for text in (prompt, document.text)]
 
 
-main = command(ModelSettings, _run, "random_model", __doc__)
+main: Command = command(ModelSettings, _run, "random_model", __doc__)
 
 if __name__ == "__main__":
     main()

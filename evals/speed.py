@@ -28,7 +28,7 @@ from pydantic import Field
 
 from pasta_async import Sampling
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.commands import Settings, command
+from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.evals.documents import (
     WARM_UP_SEED,
     Prompt,
@@ -310,7 +310,7 @@ def _prompts(
     return prompts, held_out(settings.families, 1, first_seed=WARM_UP_SEED)
 
 
-main = command(SpeedSettings, run, "speed", __doc__, resumes=True)
+main: Command = command(SpeedSettings, run, "speed", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.backends.sglang.transport import Server
     from pasta_async.backends.tokenization import TextCodec
@@ -47,8 +47,12 @@ class LocalTokenizer:
         from pasta_async.backends.tokenization import AsyncTextCodec, Detokenizer
 
         text = AsyncTextCodec(codec, context_length)
-        self.tags = codec.tags
-        self.encode, self.encode_chat, self.detokenize = text.encode, text.encode_chat, text.detokenize
+        self.tags: TagIds | None = codec.tags
+        self.encode: Callable[[str], Awaitable[list[int]]] = text.encode
+        self.encode_chat: Callable[[Sequence[Message], Mapping[str, Any]], Awaitable[list[int]]] = (
+            text.encode_chat
+        )
+        self.detokenize: Callable[[Sequence[int]], Awaitable[str]] = text.detokenize
         self._detokenizer = lambda: Detokenizer(codec)
 
     def reader(self, stop_ids: Sequence[int]) -> LocalReader:

@@ -66,15 +66,15 @@ class Connections:
         timeout: httpx.Timeout | float,
         max_connections: int,
     ) -> None:
-        self.headers = {"Content-Type": "application/json"}
+        self.headers: dict[str, str] = {"Content-Type": "application/json"}
         if api_key:
             self.headers["Authorization"] = f"Bearer {api_key}"
-        self.timeout = httpx.Timeout(timeout)
-        self.short_timeout = httpx.Timeout(**self.timeout.as_dict())
+        self.timeout: httpx.Timeout = httpx.Timeout(timeout)
+        self.short_timeout: httpx.Timeout = httpx.Timeout(**self.timeout.as_dict())
         self.short_timeout.read = min(self.timeout.read or SHORT_READ, SHORT_READ)
         self._owned = client is None
         count = max_connections + SPARE_CONNECTIONS
-        self.client = client or httpx.AsyncClient(
+        self.client: httpx.AsyncClient = client or httpx.AsyncClient(
             limits=httpx.Limits(
                 max_connections=count, max_keepalive_connections=count, keepalive_expiry=KEEPALIVE
             ),

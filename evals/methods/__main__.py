@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import DocumentSettings, command
+from pasta_async.evals.commands import Command, DocumentSettings, command
 from pasta_async.evals.documents import documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Played, cases_of, open_engine, play
@@ -163,7 +163,7 @@ def _run(settings: MethodSettings) -> None:
     print("\n" + "\n".join(f"- {method.name}: {method.source}" for method in methods))
 
 
-main = command(MethodSettings, _run, "methods", __doc__, resumes=True)
+main: Command = command(MethodSettings, _run, "methods", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()
