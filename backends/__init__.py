@@ -38,7 +38,7 @@ class BackendOptions(TypedDict, total=False):
     device: str | None
     """`local:` and `sglang:`: "cpu", "cuda"; None: a GPU if there is one."""
     dtype: str | None
-    """`local:`: "float32", "bfloat16", "float16"; None: what suits the device."""
+    """`local:`: "auto", "float32", "int8", "bfloat16", "float16"; None: "auto"."""
     slots: int | None
     """`local:`: tokens that the KV cache holds."""
     context_length: int | None
