@@ -328,5 +328,5 @@ def test_the_synthetic_task_is_exported_and_judged_again(
         assert score(example_of(record), record.document.text)
     with pytest.raises(ValueError, match="no record of the synthetic task"):
         example_of(plain_record(user("x"), "y"))
-    assert "no family 'poems'" in str(run(export, "--families", "poems", "--out", tmp_path / "c"))
+    assert run(export, "--families", "poems", "--out", tmp_path / "c") == 2
     assert "20 records" in capsys.readouterr().out
