@@ -39,13 +39,10 @@ INSIDE_WORDS = 8
 
 
 class Overlap(NamedTuple):
-    """Why a prompt is kept out."""
+    """Why a prompt is kept out: the rule, and the evaluation prompt that it meets."""
 
     rule: Literal["exact", "near", "inside"]
     prompt: str
-    """The evaluation prompt that it meets."""
-    likeness: float
-    """Jaccard index, or for `inside` the share of the evaluation prompt; 0 to 1."""
 
 
 class LeakageFilter:
@@ -71,18 +68,16 @@ class LeakageFilter:
         if not text:
             return None
         if (number := self._exact.get(text)) is not None:
-            return Overlap("exact", self.prompts[number], 1.0)
+            return Overlap("exact", self.prompts[number])
         shingles = _shingles(text)
         shared = Counter(number for shingle in shingles for number in self._index.get(shingle, ()))
-        found: list[Overlap] = []
-        for number, common in shared.items():
-            jaccard = common / (len(shingles) + self._sizes[number] - common)
-            inside = common / self._sizes[number] if self._long[number] else 0.0
-            if jaccard >= NEAR:
-                found.append(Overlap("near", self.prompts[number], jaccard))
-            elif inside >= INSIDE:
-                found.append(Overlap("inside", self.prompts[number], inside))
-        return max(found, key=lambda one: (one.rule == "near", one.likeness), default=None)
+        near = {number: n / (len(shingles) + self._sizes[number] - n) for number, n in shared.items()}
+        inside = {number: n / self._sizes[number] for number, n in shared.items() if self._long[number]}
+        if near and max(near.values()) >= NEAR:
+            return Overlap("near", self.prompts[max(near, key=near.__getitem__)])
+        if inside and max(inside.values()) >= INSIDE:
+            return Overlap("inside", self.prompts[max(inside, key=inside.__getitem__)])
+        return None
 
     def keep(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records that leak nothing and repeat no earlier one; the others are added to `counts`.

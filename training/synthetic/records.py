@@ -48,11 +48,14 @@ ERROR_RATES: dict[Layout, ErrorRates] = {
 
 def _record_of(example: Example, annotator: Annotator) -> Record:
     """An example as a record."""
-    documents = {"maker": lambda _: example.document, "noisy": annotate_noisily, "nobody": _plain}
+    if annotator == "nobody":
+        document = _plain(example)
+    else:
+        document = example.document if annotator == "maker" else annotate_noisily(example)
     return Record(
         id=f"{SOURCE}/{example.family}/{example.split}/{example.seed}",
         messages=({"role": "user", "content": example.prompt},),
-        written=documents[annotator](example).format(),
+        written=document.format(),
         source=SOURCE,
         annotator="" if annotator == "nobody" else f"{SOURCE}:{annotator}",
     )
