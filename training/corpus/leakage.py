@@ -1,21 +1,8 @@
-"""Keeps evaluation prompts out of training data.
+"""Keeps evaluation prompts out of training data, by three rules (docs/data.md states them with examples).
 
-Three rules, on prompts that were normalised (Unicode NFKC, case folded, everything but letters and digits a
-space):
-
-exact
-    The two are equal.
-near
-    Their sets of shingles (every run of `SHINGLE` characters) have a Jaccard index of at least `NEAR`. Among
-    the labelled pairs of the tests, prompts that were only reworded have 0.73 or more, and prompts that are
-    only similar ("the capital of France", "the capital of Spain") 0.61 or less.
-inside
-    At least `INSIDE` of the evaluation prompt's shingles are in the training prompt, if it has `INSIDE_WORDS`
-    words or more: an evaluation prompt with something around it. (GPT-3's authors looked for shared n-grams
-    of 8 to 13 words, arXiv 2005.14165, appendix C.)
-
-Shingles are compared exactly, through an index of the evaluation prompts' shingles: a few thousand evaluation
-prompts are few enough that nothing has to be estimated (by MinHash, say).
+Prompts are normalised first (Unicode NFKC, case folded, everything but letters and digits a space), and
+compared exactly by their shingles, every run of `SHINGLE` characters: a few thousand evaluation prompts are
+few enough that nothing has to be estimated (by MinHash, say).
 """
 
 from __future__ import annotations
@@ -34,8 +21,11 @@ __all__ = ["LeakageFilter", "Overlap"]
 
 SHINGLE = 5
 NEAR = 0.7
+"""Least Jaccard index. Of the tests' prompts, reworded ones have 0.73 or more, others 0.61 or less."""
 INSIDE = 0.95
+"""Least share of an evaluation prompt's shingles that are in the training prompt..."""
 INSIDE_WORDS = 8
+"""...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
 
 
 class Overlap(NamedTuple):

@@ -126,11 +126,9 @@ def _exchange(row: Mapping[str, Any], place: str) -> tuple[list[Message], str | 
         prompts = [row[name] for name in _PROMPTS if isinstance(row.get(name), str) and row[name].strip()]
         if not prompts:
             raise _missing("prompt", row, place)
-        said = {
-            "system": row.get("system"),
-            "user": "\n\n".join(filter(None, (prompts[0], row.get("input")))),
-        }
-        messages = [{"role": role, "content": content} for role, content in said.items() if content]
+        content = "\n\n".join(filter(None, (prompts[0], str(row.get("input") or ""))))
+        said = {"system": str(row.get("system") or ""), "user": content}
+        messages = [{"role": role, "content": text} for role, text in said.items() if text]
     return messages, next(iter(answers), None)
 
 
