@@ -335,24 +335,21 @@ class Client:
                 fork=start.fork,
                 thinking=thinking,
                 listen=show is not None,
+                parallel=start.parallel,
                 notes=(*_notes(info, sampling), *notes),
             )
             runner = Runner(
                 self._backend,
+                info,
                 machine,
+                start=start,
                 prompt=ids,
-                answer=start.answer,
-                info=info,
-                sampling=sampling,
-                limits=limits,
                 slots=self._slots,
                 clock=self._clock,
                 began=began,
                 deadline=deadline,
                 emit=show,
                 observer=observer,
-                parallel=start.parallel,
-                whole_chunks=start.whole_chunks,
             )
             observation.partial = runner.partial
             if watch:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pasta_async import Generation
     from pasta_async.interpreter import Dialect
-    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.reading import Part
     from pasta_async.lang import Document
     from pasta_async.testing import Tokenizer
 
@@ -105,7 +105,7 @@ def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Out
         able = [number for number in started if machine.wants(number)]
         ready = machine.main.state == "joining" and not machine.open_threads
         if not able and not ready:
-            return machine.finish(None, 0.0, parallel=True), contexts
+            return machine.finish(None, 0.0), contexts
         at = choose(len(able) + ready)
         if at == len(able):
             machine.join(0.0)
@@ -227,7 +227,7 @@ def test_a_sync_that_is_split_between_pieces_while_a_thread_writes_is_still_seen
     machine.begin_request(0, 0, 0.0)
     machine.feed(0, Piece((1,), " The end.", "stop"), 0.0)
     assert not machine.wants(0)  # the sync before was another request's
-    assert machine.finish(None, 0.0, parallel=True).text == "abIdle:  The end."
+    assert machine.finish(None, 0.0).text == "abIdle:  The end."
 
 
 def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
