@@ -30,14 +30,11 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.reading import Dialect, Part
     from pasta_async.interpreter.threads import Cut
     from pasta_async.lang import ClosedBy, Promise, Reading
-    from pasta_async.limits import Limits
+    from pasta_async.observers import AnswerStart
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Fork", "Machine"]
-
-Fork = Literal["stream", "cut"]
-"""Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
+__all__ = ["Machine"]
 
 
 class Machine:
@@ -46,28 +43,20 @@ class Machine:
     Args:
         info: The model.
         dialect: How its tags are read.
-        limits: Caps of chunks, and of everything that is generated.
-        max_tokens: Tokens of the answer, in document order.
-        stop: Texts that end the visible text.
-        fork: When threads start.
+        start: What was asked for.
         thinking: Whether the answer begins inside a thinking block.
         listen: Whether somebody reads `events`.
-        parallel: What the result says of that.
-        notes: The same.
+        notes: What the result says of it.
     """
 
     def __init__(
         self,
         info: ModelInfo,
         dialect: Dialect,
-        limits: Limits,
+        start: AnswerStart,
         *,
-        max_tokens: int,
-        stop: tuple[str, ...] = (),
-        fork: Fork = "stream",
         thinking: bool = False,
         listen: bool = True,
-        parallel: bool = True,
         notes: tuple[str, ...] = (),
     ) -> None:
         self.events: list[ev.Event] = []
@@ -76,17 +65,17 @@ class Machine:
         """Threads to start."""
         self.dropped: list[int] = []
         """Threads whose request is to be aborted."""
+        self.info: ModelInfo = info
         self.dialect: Dialect = dialect
-        self._info = info
-        self._cut_at_promises = fork == "cut"
+        self.start: AnswerStart = start
         self._listen = listen
-        self._visible = Visible(stop, max_tokens)
+        self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
         reader = Reader(dialect, info.tags, main=True, thinking=thinking)
         self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
-        self._budget = TokenBudget(self.main, max_tokens, limits)
+        self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
         prompted = dialect == "text"
         self.answer: Answer = Answer(
-            self.main, self._budget, self._visible, prompted=prompted, parallel=parallel, notes=notes
+            self.main, self._budget, self._visible, prompted=prompted, parallel=start.parallel, notes=notes
         )
         self.threads: list[Thread] = self.answer.threads
         self._joined: list[Part] = []
@@ -116,13 +105,13 @@ class Machine:
         after the first of those, main's requests go on past syncs until the next join. One that has an effect
         is then ended from here, and what was decoded behind the sync meanwhile is never read.
         """
-        tags = self._info.tags
+        tags = self.info.tags
         if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
         if self.dialect == "ids" and tags:
             if number:
                 return (tags.close_async,), ()
-            return ((tags.sync, tags.end) if self._cut_at_promises else (tags.sync,)), ()
+            return ((tags.sync, tags.end) if self.start.fork == "cut" else (tags.sync,)), ()
         return (), ((ASYNC_CLOSE,) if number else (SYNC, "<sync />", "<sync>"))
 
     def wants(self, number: int) -> bool:
@@ -155,7 +144,7 @@ class Machine:
         thread.note(piece, now)
         self._budget.generated += len(piece.ids)
         ids = piece.ids
-        ended = bool(ids) and ids[-1] in self._info.end_ids
+        ended = bool(ids) and ids[-1] in self.info.end_ids
         if ended:
             ids = ids[:-1]
         if ids or piece.text:
@@ -286,7 +275,7 @@ class Machine:
     def _open(self, promise: Promise, left: int, now: float) -> None:
         number = len(self.threads)
         self.main.recorded.mark(number, left)
-        reader = Reader(self.dialect, self._info.tags, main=False)
+        reader = Reader(self.dialect, self.info.tags, main=False)
         thread = Thread(number, reader, self._visible.open(), now, promise, closed_by="interrupted")
         thread.behind = left
         self._budget.open(thread, promise.tokens)
@@ -294,7 +283,7 @@ class Machine:
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
         if self.allowance(number) > 0:
             self.spawned.append(number)
-            self._interrupt = self._cut_at_promises
+            self._interrupt = self.start.fork == "cut"
         else:
             self._close(thread, "length", "budget", now)
 
@@ -369,7 +358,7 @@ class Machine:
 
     def _written(self, tag: str) -> Part:
         """A forced tag as the model reads it."""
-        tags = self._info.tags
+        tags = self.info.tags
         if self.dialect == "ids" and tags:
             return (tags.open_async if tag == ASYNC_OPEN else tags.close_async,)
         return tag

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.reading import Part
     from pasta_async.interpreter.retry import Emit
     from pasta_async.interpreter.semaphore import PrioritySemaphore
-    from pasta_async.observers import AnswerObserver, AnswerStart
-    from pasta_async.protocol import Backend, FinishReason, ModelInfo
+    from pasta_async.observers import AnswerObserver
+    from pasta_async.protocol import Backend, FinishReason
     from pasta_async.results import Generation
 
 __all__ = ["Runner", "thread_seed"]
@@ -58,9 +58,7 @@ class Runner:
 
     Args:
         backend: Where tokens come from; connected.
-        info: The backend's model.
         machine: What decides.
-        start: What was asked for.
         prompt: Token ids of the prompt.
         slots: Shared with the other answers of the client.
         clock: Time-outs are measured on it.
@@ -73,10 +71,8 @@ class Runner:
     def __init__(
         self,
         backend: Backend,
-        info: ModelInfo,
         machine: Machine,
         *,
-        start: AnswerStart,
         prompt: Sequence[int],
         slots: PrioritySemaphore,
         clock: Clock,
@@ -86,11 +82,11 @@ class Runner:
         observer: AnswerObserver,
     ) -> None:
         self.machine = machine
-        self._backend, self._info, self._prompt = backend, info, tuple(prompt)
-        self._start, self._limits = start, start.limits
+        self._backend, self._prompt = backend, tuple(prompt)
+        self._start, self._limits = machine.start, machine.start.limits
         self._slots, self._clock, self._began, self._deadline = slots, clock, began, deadline
         self._emit, self._observer = emit, observer
-        self._turns = asyncio.Semaphore(start.limits.max_threads if start.parallel else 1)
+        self._turns = asyncio.Semaphore(self._limits.max_threads if self._start.parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
         self._encoded: dict[str, tuple[int, ...]] = {}
@@ -262,7 +258,7 @@ class Runner:
         ids = [*self._prompt]
         for part in machine.context(number):
             ids += await self._ids(part)
-        max_tokens = min(machine.allowance(number), self._info.context_length - len(ids))
+        max_tokens = min(machine.allowance(number), machine.info.context_length - len(ids))
         if max_tokens < 1:
             machine.exhaust(number, self._now())
             await self._flush()
