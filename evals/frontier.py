@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pasta_async import Sampling
-from pasta_async.cli.command import run_command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.commands import Command, command
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
@@ -36,7 +35,7 @@ from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference.samples import Plain, SampledPrompt
-from pasta_async.training.score import ScoreSettings, open_judge
+from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["FrontierSettings", "main", "measure", "outcome", "table"]
 
 
-class FrontierSettings(Settings):
+class FrontierSettings(JudgeSettings):
     """What is measured."""
 
     backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
@@ -70,25 +69,14 @@ class FrontierSettings(Settings):
     passes: int = Field(default=1, ge=1, description="how often they are timed")
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     together: int = Field(default=32, ge=1, description="answers at the same time, where nothing is timed")
-    judge: str = Field(default="task", description="who says how good answers are, as for training.score")
-    judge_model: str = Field(default="", description="name of the model at the judge's endpoint")
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    in_flight: int = Field(default=32, ge=1, description="requests to the judge at a time")
 
     @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def _checked_prompts(self) -> Self:
         if self.judge == "task" and self.prompts is not None:
             raise ValueError("the synthetic task's program judges its own prompts only: name a --judge")
         if self.sequential and self.baseline is not None:
             raise ValueError("a sequential model is the baseline: it has none")
-        self.scoring()
         return self
-
-    def scoring(self) -> ScoreSettings:
-        """The judge's settings; its replies are kept in OUT."""
-        names = ("judge", "judge_model", "key_variable", "in_flight")
-        files = {"samples": self.out / "answers.jsonl", "out": self.out / "judge.jsonl"}
-        return ScoreSettings.model_validate({**files, **{name: getattr(self, name) for name in names}})
 
     def asked(self) -> list[Prompt]:
         """What is asked.
@@ -193,7 +181,7 @@ async def _grade(
         grades[place] = await judge.quality(asked, answers[place].text)
 
     async with AsyncExitStack() as stack:
-        judge = await open_judge(settings.scoring(), stack)
+        judge = await open_judge(settings, settings.out / "judge.journal.jsonl", stack)
         await for_each(range(len(prompts)), grade_one, settings.in_flight)
     return grades
 
