@@ -32,14 +32,11 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.recorded import Part
     from pasta_async.interpreter.threads import Cut
     from pasta_async.lang import ClosedBy, Promise, Reading
-    from pasta_async.limits import Limits
+    from pasta_async.options import Fork, Limits
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Fork", "Machine"]
-
-Fork = Literal["stream", "cut"]
-"""Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
+__all__ = ["Machine"]
 
 
 class Machine:

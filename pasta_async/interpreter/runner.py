@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.machine import Machine
     from pasta_async.interpreter.recorded import Part
     from pasta_async.interpreter.semaphore import PrioritySemaphore
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits, Sampling
     from pasta_async.protocol import Backend, FinishReason, ModelInfo
     from pasta_async.results import Generation
-    from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
 

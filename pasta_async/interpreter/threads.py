@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.reading import Reader
     from pasta_async.interpreter.visible import Lane
     from pasta_async.lang import ClosedBy, Promise
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import FinishReason, Piece
 
 __all__ = ["Cut", "Thread", "TokenBudget"]
