@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.limits import Limits
-from pasta_async.sampling import Sampling
+from pasta_async.options import Limits, Sampling
 
 if TYPE_CHECKING:
     from pasta_async.cli.display import Display
