@@ -7,14 +7,14 @@ shared part are read once, and one product serves all threads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "BatchMaker", "Block", "Entry"]
 
 _HOLES = 0.2  # share of slots between those attended to that is read along rather than stepped over
+_MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
+_LARGE = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
 
 
@@ -103,11 +105,13 @@ class BatchMaker:
     def make(self, entries: Sequence[Entry]) -> Batch:
         """The batch of these entries, in order."""
         ends = np.cumsum([entry.count for entry in entries])
-        members: dict[Hashable, list[int]] = {}
-        for i, entry in enumerate(entries):
-            members.setdefault(entry.group, []).append(i)
+        members: dict[Hashable, list[tuple[Entry, int]]] = {}
+        for entry, end in zip(entries, ends.tolist(), strict=True):
+            for part, behind in _parts(entry):
+                group = entry.group if part is entry else (entry.group, end, behind)
+                members.setdefault(group, []).append((part, end - behind))
         groups = [
-            self._group([entries[i] for i in chosen], [int(ends[i]) for i in chosen])
+            self._group([entry for entry, _ in chosen], [end for _, end in chosen])
             for chosen in members.values()
         ]
         return Batch(
@@ -115,7 +119,7 @@ class BatchMaker:
             positions=self._tensor(np.concatenate([np.arange(e.start, len(e.slots)) for e in entries])),
             slots=self._tensor(np.concatenate([e.slots[e.start :] for e in entries])),
             last=self._tensor(ends - 1),
-            blocks=[self._block(chosen, int(ends[-1])) for chosen in _similar(groups)],
+            blocks=[self._block(chosen) for chosen in _similar(groups)],
         )
 
     def _group(self, entries: list[Entry], ends: list[int]) -> _Group:
@@ -146,13 +150,14 @@ class BatchMaker:
         used[:] = False
         return table
 
-    def _block(self, groups: list[_Group], rows: int) -> Block:
+    def _block(self, groups: list[_Group]) -> Block:
         queries, keys = (max(len(part) for part in parts) for parts in list(zip(*groups, strict=True))[:2])
         if len(groups) == 1:
             (group,) = groups
             mask = None if group.mask is None else group.mask[None]
-            chosen = slice(0, rows) if queries == rows else self._tensor(group.rows)
-            return Block(chosen, 1, queries, self._place(group.table), self._mask(mask))
+            return Block(
+                self._place(group.rows), 1, queries, self._place(group.table), self._mask(mask)
+            )
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
         index = np.stack([_pad(group.rows, queries) for group in groups])
         table = np.stack([_pad(group.table, keys) for group in groups])
@@ -164,9 +169,9 @@ class BatchMaker:
         chosen = self._tensor(index.reshape(-1))
         return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._mask(mask))
 
-    def _place(self, table: Ints) -> slice | torch.Tensor:
-        low, high = int(table[0]), int(table[-1]) + 1
-        return slice(low, high) if high - low == len(table) else self._tensor(table)
+    def _place(self, ordered: Ints) -> slice | torch.Tensor:
+        low, high = int(ordered[0]), int(ordered[-1]) + 1
+        return slice(low, high) if high - low == len(ordered) else self._tensor(ordered)
 
     def _mask(self, mask: Floats | None) -> torch.Tensor | None:
         if mask is None:
@@ -178,6 +183,17 @@ class BatchMaker:
         return torch.as_tensor(array).to(self._device)
 
 
+def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
+    """The entry, in parts if it is long, each with the number of its tokens that stand behind the part."""
+    if entry.count <= _MOST_QUERIES:
+        yield entry, 0
+        return
+    total = len(entry.slots)
+    for start in range(entry.start, total, _MOST_QUERIES):
+        end = min(start + _MOST_QUERIES, total)
+        yield replace(entry, start=start, slots=entry.slots[:end]), total - end
+
+
 def _similar(groups: list[_Group]) -> list[list[_Group]]:
     """Put groups of similar size together, so that padding stays small and blocks stay few."""
     result: list[list[_Group]] = []
@@ -187,7 +203,7 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
         if result:
             widest = max(len(group.table) for group in (*result[-1], group))
             padded = (len(result[-1]) + 1) * len(result[-1][0].rows) * widest
-        if result and padded <= _WASTE * (size + area):
+        if result and len(group.rows) < _LARGE and padded <= _WASTE * (size + area):
             result[-1].append(group)
             size += area
         else:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pasta_async.backends.local.linear import Embedding, Linear, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable, MutableMapping, Sequence
 
     from pasta_async.backends.local.batch import Batch, Block
     from pasta_async.backends.local.cache import KVCache
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.linear import DType
 
     Weights = MutableMapping[str, torch.Tensor]
+    KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 __all__ = ["CausalLM"]
 
@@ -66,8 +67,9 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        for layer, kv in zip(self._layers, cache.layers, strict=True):
-            layer.forward(x, rotation, self._epsilon, batch, kv)
+        seen = zip(*(_seen(block, cache, self.config.kv_heads) for block in batch.blocks), strict=True)
+        for layer, kv, keys_values in zip(self._layers, cache.layers, seen, strict=True):
+            layer.forward(x, rotation, self._epsilon, batch, kv, keys_values)
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
@@ -96,15 +98,26 @@ class _Layer:
             self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     def forward(
-        self, x: torch.Tensor, rotation: torch.Tensor, epsilon: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        epsilon: torch.Tensor,
+        batch: Batch,
+        kv: torch.Tensor,
+        seen: Sequence[KeysValues | None],
     ) -> None:
-        """Change `x`, `[padded rows, hidden]`, in place."""
-        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
+        """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`; see `_seen`."""
+        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv, seen))
         gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
         x.add_(self._down(F.silu(gate).mul_(up)))
 
     def _attention(
-        self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        batch: Batch,
+        kv: torch.Tensor,
+        seen: Sequence[KeysValues | None],
     ) -> torch.Tensor:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -114,32 +127,46 @@ class _Layer:
         _rotate(qk, rotation)
         kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
         queries = qkv[:, : c.heads]
-        if rows == padded and isinstance(batch.blocks[0].rows, slice):  # one answer: every row, in order
-            return self._out(_attend(queries, kv, batch.blocks[0], c))
+        if rows == padded and len(seen) == 1 and isinstance(batch.blocks[0].rows, slice):  # all, in order
+            return self._out(_attend(queries, seen[0] or _gather(kv, batch.blocks[0]), batch.blocks[0]))
         out = x.new_zeros(padded, c.heads * c.head_dim)
-        for block in batch.blocks:
-            out[block.rows] = _attend(queries[block.rows], kv, block, c)
+        for block, found in zip(batch.blocks, seen, strict=True):
+            out[block.rows] = _attend(queries[block.rows], found or _gather(kv, block), block)
         return self._out(out)
 
 
-def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig) -> torch.Tensor:
-    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' slots.
+def _seen(block: Block, cache: KVCache, kv_heads: int) -> Sequence[KeysValues | None]:
+    """Each layer's keys and values of a block, `[1, kv_heads, keys, head_dim]`, where they can be read in place.
+
+    Views of the cache, made for all layers at once; None where the slots have to be gathered (`_gather`).
+    """
+    if not isinstance(block.table, slice):
+        return [None] * len(cache.layers)
+    seen = cache.whole[:, None, block.table].transpose(2, 3)
+    return [*zip(seen[:, :, :kv_heads].unbind(), seen[:, :, kv_heads:].unbind(), strict=True)]
+
+
+def _gather(kv: torch.Tensor, block: Block) -> KeysValues:
+    """A layer's keys and values of a block, `[groups, kv_heads, keys, head_dim]`, copied."""
+    seen = kv[block.table].view(block.groups, -1, *kv.shape[1:]).transpose(1, 2)
+    keys, values = seen.chunk(2, 1)
+    return keys, values
+
+
+def _attend(q: torch.Tensor, seen: KeysValues, block: Block) -> torch.Tensor:
+    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' keys and values.
 
     Returns `[groups * queries, heads * head_dim]`.
     """
-    c, groups, queries = config, block.groups, block.queries
-    seen = kv[block.table] if isinstance(block.table, slice) else kv.index_select(0, block.table)
-    keys_values = seen.view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
+    groups, queries, kv_heads, head_dim = block.groups, block.queries, seen[0].shape[1], q.shape[-1]
     # The queries that share a key-value head stand below each other: one product serves them all.
     if queries > 1:
-        q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
-    q = q.reshape(groups, c.kv_heads, -1, c.head_dim)
-    out = F.scaled_dot_product_attention(
-        q, keys_values[:, : c.kv_heads], keys_values[:, c.kv_heads :], block.mask
-    )
+        q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(groups, kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(q, *seen, block.mask)
     if queries > 1:
-        out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(groups * queries, c.heads * c.head_dim)
+        out = out.view(groups, kv_heads, -1, queries, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(groups * queries, -1)
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
