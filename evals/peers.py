@@ -1,5 +1,4 @@
-"""Engines that are measured beside each other, each in a process of its own: the embedded engine, llama.cpp,
-transformers.
+"""The embedded engine, llama.cpp and transformers, each in a process of its own, to be measured side by side.
 
 All get token ids and choose the likeliest token, so they do the same work, whatever the weights say.
 """
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from multiprocessing.connection import Connection
 
-    from pasta_async.lang import Document
 
 __all__ = ["Contestant", "Peer", "llama_cpp_files", "open_contestant"]
 

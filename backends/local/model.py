@@ -10,17 +10,18 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from pasta_async.backends.local.cache import RUN
 from pasta_async.backends.local.linear import Embedding, Linear, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping, Sequence
 
-    from pasta_async.backends.local.batch import Batch, Block
+    from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.linear import DType
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CausalLM"]
 
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 
 
@@ -67,7 +69,7 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        seen = zip(*(_seen(block, cache, self.config.kv_heads) for block in batch.blocks), strict=True)
+        seen = zip(*(_seen(block, cache) for block in batch.blocks), strict=True)
         for layer, kv, keys_values in zip(self._layers, cache.layers, seen, strict=True):
             layer.forward(x, rotation, self._epsilon, batch, kv, keys_values)
         if len(batch.last) < padded:
@@ -104,7 +106,7 @@ class _Layer:
         epsilon: torch.Tensor,
         batch: Batch,
         kv: torch.Tensor,
-        seen: Sequence[KeysValues | None],
+        seen: Sequence[_Seen],
     ) -> None:
         """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`; see `_seen`."""
         x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv, seen))
@@ -117,7 +119,7 @@ class _Layer:
         rotation: torch.Tensor,
         batch: Batch,
         kv: torch.Tensor,
-        seen: Sequence[KeysValues | None],
+        seen: Sequence[_Seen],
     ) -> torch.Tensor:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -128,45 +130,87 @@ class _Layer:
         kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
         queries = qkv[:, : c.heads]
         if rows == padded and len(seen) == 1 and isinstance(batch.blocks[0].rows, slice):  # all, in order
-            return self._out(_attend(queries, seen[0] or _gather(kv, batch.blocks[0]), batch.blocks[0]))
+            return self._out(_attend(queries, kv, seen[0], batch.blocks[0]))
         out = x.new_zeros(padded, c.heads * c.head_dim)
         for block, found in zip(batch.blocks, seen, strict=True):
-            out[block.rows] = _attend(queries[block.rows], found or _gather(kv, block), block)
+            out[block.rows] = _attend(queries[block.rows], kv, found, block)
         return self._out(out)
 
 
-def _seen(block: Block, cache: KVCache, kv_heads: int) -> Sequence[KeysValues | None]:
-    """Each layer's keys and values of a block, `[1, kv_heads, keys, head_dim]`, where they can be read in place.
+class _Seen(NamedTuple):
+    """What a block attends to in one layer: keys and values `[groups, kv_heads, keys, head_dim]`."""
 
-    Views of the cache, made for all layers at once; None where the slots have to be gathered (`_gather`).
-    """
-    if not isinstance(block.table, slice):
-        return [None] * len(cache.layers)
-    seen = cache.whole[:, None, block.table].transpose(2, 3)
-    return [*zip(seen[:, :, :kv_heads].unbind(), seen[:, :, kv_heads:].unbind(), strict=True)]
+    shared: KeysValues | None
+    """None where the slots do not stand together and have to be gathered."""
+    own: KeysValues | None
+    """Of `Block.own`, its rows as groups."""
+
+
+def _seen(block: Block, cache: KVCache) -> Sequence[_Seen]:
+    """A block's keys and values of each layer, as views of the cache that are made for all layers at once."""
+    nothing = [None] * len(cache.layers)
+    own = shared = nothing
+    if isinstance(block.table, slice):
+        shared = _views(cache.whole[:, None, block.table])
+    if block.own:
+        slots = cache.whole.shape[1] // RUN * RUN
+        runs = cache.whole[:, :slots].unflatten(1, (-1, RUN))
+        own = _views(runs[:, block.own.rows, : block.own.columns])
+    return [*map(_Seen, shared, own)]
+
+
+def _views(seen: torch.Tensor) -> Sequence[KeysValues]:
+    """From `[layers, groups, keys, 2 * kv_heads, head_dim]`, for each layer."""
+    keys, values = seen.transpose(2, 3).chunk(2, 2)
+    return [*zip(keys.unbind(), values.unbind(), strict=True)]
 
 
 def _gather(kv: torch.Tensor, block: Block) -> KeysValues:
-    """A layer's keys and values of a block, `[groups, kv_heads, keys, head_dim]`, copied."""
+    """A layer's keys and values of a block, copied."""
     seen = kv[block.table].view(block.groups, -1, *kv.shape[1:]).transpose(1, 2)
     keys, values = seen.chunk(2, 1)
     return keys, values
 
 
-def _attend(q: torch.Tensor, seen: KeysValues, block: Block) -> torch.Tensor:
-    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' keys and values.
+def _attend(q: torch.Tensor, kv: torch.Tensor, seen: _Seen, block: Block) -> torch.Tensor:
+    """Attention of a block's queries `[groups * queries, heads, head_dim]` in a layer with the cache `kv`.
 
     Returns `[groups * queries, heads * head_dim]`.
     """
-    groups, queries, kv_heads, head_dim = block.groups, block.queries, seen[0].shape[1], q.shape[-1]
+    keys, values = seen.shared or _gather(kv, block)
+    groups, queries, kv_heads, head_dim = block.groups, block.queries, keys.shape[1], q.shape[-1]
+    each = q
     # The queries that share a key-value head stand below each other: one product serves them all.
     if queries > 1:
         q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     q = q.reshape(groups, kv_heads, -1, head_dim)
-    out = F.scaled_dot_product_attention(q, *seen, block.mask)
+    if block.own and seen.own:
+        out, weight = _flash(q, keys, values, attn_mask=block.mask)
+        out = out.view(kv_heads, -1, queries, head_dim).permute(2, 0, 1, 3)
+        weight = weight.view(kv_heads, -1, queries).permute(2, 0, 1)
+        return _joined(out, weight, each.reshape(out.shape), seen.own, block.own).reshape(queries, -1)
+    out = F.scaled_dot_product_attention(q, keys, values, block.mask)
     if queries > 1:
         out = out.view(groups, kv_heads, -1, queries, head_dim).permute(0, 3, 1, 2, 4)
     return out.reshape(groups * queries, -1)
+
+
+def _joined(
+    shared: torch.Tensor, weight: torch.Tensor, q: torch.Tensor, seen: KeysValues, own: OwnPart
+) -> torch.Tensor:
+    """Attention over two sets of keys from that over each (as in FlashAttention, arXiv 2205.14135).
+
+    Args:
+        shared: The first, `[queries, kv_heads, heads per key-value head, head_dim]`.
+        weight: Logarithm of the sum of its exponentials, without the last dimension.
+        q: The queries, shaped as `shared`.
+        seen: Keys and values of the second.
+        own: Its layout.
+    """
+    out, own_weight = _flash(q.index_select(0, own.query_of_row), *seen, attn_mask=own.mask)
+    own_weight = own_weight.index_select(0, own.row_of_query)
+    share = (own_weight - weight).add_(own.absent).sigmoid_().to(shared.dtype)
+    return torch.lerp(shared, out.index_select(0, own.row_of_query), share[..., None])
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
