@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -58,6 +59,7 @@ class SGLangBackend:
         tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
+        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class SGLangBackend:
         max_connections: int = 256,
         tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
+        prefill_ahead: bool = False,
     ) -> None:
         if max_connections < 1:
             raise InvalidRequestError(f"max_connections must be at least 1, not {max_connections}")
@@ -78,7 +81,7 @@ class SGLangBackend:
         )
         self._server = Server(url, self._connections)
         self._folder = tokenizer
-        self._vocab_size = vocab_size
+        self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
         self._connecting = SingleFlight[Handshake]()
         self._engines = [self._server]
         self._known: Handshake | None = None
@@ -105,7 +108,8 @@ class SGLangBackend:
 
     async def _handshake(self) -> Handshake:
         self._engines = await engines(self._server)
-        self._known = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        known = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        self._known = replace(known, info=replace(known.info, prefill_ahead=self._prefill_ahead))
         return self._known
 
     async def encode(self, text: str) -> list[int]:
@@ -159,7 +163,9 @@ class SGLangBackend:
             while (event := await call.next()) is not None:
                 for piece in await reader.read(events.take(event)):
                     call.over = call.over or piece.finish_reason is not None
-                    yield piece
+                    yield (
+                        piece if request.max_tokens else piece._replace(ids=(), text="")
+                    )  # a dummy, or sampled
             if not call.over:
                 raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
 

@@ -140,7 +140,9 @@ class EngineBackend:
         try:
             while (event := await call.next()) is not None:
                 for piece in await reader.read(events.take(event)):
-                    yield piece
+                    yield (
+                        piece if request.max_tokens else piece._replace(ids=(), text="")
+                    )  # a dummy, or sampled
         finally:
             await call.end()
 
