@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
+from pasta_async.cli.command import CommandSettings, Positive
 from pasta_async.errors import PastaError
-from pasta_async.evals.commands import Positive, Settings
 from pasta_async.jobs import Journal, progress
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class JudgeFailedError(PastaError):
     """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
 
 
-class JudgeSettings(Settings):
+class JudgeSettings(CommandSettings):
     """Who judges, and how."""
 
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")

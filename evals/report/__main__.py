@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import CommandSettings, run_command
 from pasta_async.evals import load, speed
 from pasta_async.evals.alpaca.outcome import tables as alpaca_tables
-from pasta_async.evals.commands import Settings
 from pasta_async.evals.methods.__main__ import summarise as method_rows
 from pasta_async.evals.report import plots
 from pasta_async.evals.report.models import Model, frontier_sections, run_sections
@@ -141,7 +140,7 @@ def _load(label: str, blocks: Sequence[load.Block], target: float | None) -> Sec
     section = Section(f"Under load: {label}", [f"Latency target of the goodput: {target:.3g} s."])
     names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
     section.texts += [f"{load.describe_break_even(found, name)}." for name in names]
-    for mode, _ in load.UNITS:
+    for mode in load.UNITS:
         if own := [one for one in found if one.mode == mode]:
             name, described = f"load-{slug(label)}-{mode}", " ".join(section.texts)
             section.plots.append(Plot(name, described, plots.load_curves(own)))
@@ -149,7 +148,7 @@ def _load(label: str, blocks: Sequence[load.Block], target: float | None) -> Sec
     return section
 
 
-class ReportSettings(Settings):
+class ReportSettings(CommandSettings):
     """What is reported on."""
 
     results: tuple[str, ...] = Field(

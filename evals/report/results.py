@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.load import Block
-from pasta_async.evals.methods import Played
 from pasta_async.evals.report.plots import Spread
-from pasta_async.evals.speed import Run, compare
+from pasta_async.evals.timing import Timed, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+    from pasta_async.evals.timing import Comparison
 
 __all__ = ["Results", "origin", "read_results", "spreads"]
 
@@ -27,8 +26,8 @@ class Results:
 
     alpaca: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     frontier: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    speed: dict[str, list[Run]] = field(default_factory=dict[str, list[Run]])
-    methods: dict[str, list[Played]] = field(default_factory=dict[str, list[Played]])
+    speed: dict[str, list[Timed]] = field(default_factory=dict[str, list[Timed]])
+    methods: dict[str, list[Timed]] = field(default_factory=dict[str, list[Timed]])
     load: dict[str, list[Block]] = field(default_factory=dict[str, list[Block]])
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """A row of a table for each file: what was measured where and when (last, if it was gone on with)."""
@@ -88,69 +87,37 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(
-    path: Path, kind: str, rows: Sequence[dict[str, Any]]
-) -> list[Run] | list[Played] | list[Block]:
+def _measured(path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> list[Timed] | list[Block]:
     rows = [row for row in rows if "environment" not in row]
     try:
-        if kind == "speed":
-            runs = [Run(**row) for row in rows]
-            compare(runs)
-            return runs
-        if kind == "methods":
-            played = [Played(**row) for row in rows]
-            _check_complete((one.prompt, one.number, one.method) for one in played)
-            return played
-        blocks = [Block.of(row) for row in rows]
-        _check_complete((one.mode, one.level, one.method) for one in blocks)
-        return blocks
-    except (TypeError, KeyError, ValueError) as error:
+        if kind == "load":
+            blocks = [Block(**row) for row in rows]
+            names = dict.fromkeys(block.method for block in blocks)
+            if len(blocks) != len(names) * len({(block.mode, block.level) for block in blocks}):
+                raise ValueError("not every method was measured everywhere")
+            return blocks
+        timed = [Timed(**row) for row in rows]
+        for method in dict.fromkeys(row.method for row in timed):
+            compare(timed, method, timed[0].method)
+        return timed
+    except (TypeError, KeyError, ValueError, IndexError) as error:
         raise InvalidRequestError(
             f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
         ) from error
 
 
-def _check_complete(measured: Iterable[tuple[Any, Any, str]]) -> None:
-    methods = defaultdict[tuple[Any, Any], set[str]](set)
-    for one, other, method in measured:
-        methods[one, other].add(method)
-    if len({*map(frozenset, methods.values())}) > 1:
-        raise ValueError("not every method was measured everywhere")
-
-
 def spreads(results: Results) -> list[Spread]:
     """What was timed: every model under `speed`, every method under `methods`."""
-    found: list[Spread] = []
-    for label, runs in results.speed.items():
-        pairs = compare(runs)
-        found.append(Spread(label, tuple(p.theoretical for p in pairs), tuple(p.speedup for p in pairs)))
-    for label, played in results.methods.items():
+    found = [_spread(label, compare(rows)) for label, rows in results.speed.items()]
+    for label, rows in results.methods.items():
         several = len(results.methods) > 1
         found += [
-            _spread(f"{name} ({label})" if several else name, name, played)
-            for name in dict.fromkeys(row.method for row in played)
+            _spread(f"{name} ({label})" if several else name, compare(rows, name, "sequential"))
+            for name in dict.fromkeys(row.method for row in rows)
             if name != "sequential"
         ]
     return found
 
 
-def _spread(label: str, method: str, played: Sequence[Played]) -> Spread:
-    base, own = (_by_prompt(played, name) for name in ("sequential", method))
-    prompts = [prompt for prompt in own if prompt in base]
-    return Spread(
-        label,
-        tuple(base[prompt][0] / own[prompt][0] for prompt in prompts),
-        tuple(base[prompt][1] / own[prompt][1] for prompt in prompts),
-    )
-
-
-def _by_prompt(played: Sequence[Played], method: str) -> dict[int, tuple[float, float]]:
-    """Critical path and seconds of each prompt, over all passes."""
-    rows = [row for row in played if row.method == method]
-    return {
-        prompt: (
-            geometric_mean([row.critical_path for row in rows if row.prompt == prompt]),
-            geometric_mean([row.seconds for row in rows if row.prompt == prompt]),
-        )
-        for prompt in dict.fromkeys(row.prompt for row in rows)
-    }
+def _spread(label: str, pairs: Sequence[Comparison]) -> Spread:
+    return Spread(label, tuple(pair.theoretical for pair in pairs), tuple(pair.speedup for pair in pairs))
