@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Literal
 
 import pytest
+from real_server import ON_CPU
 
 from pasta_async import Client, Sampling
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
@@ -109,7 +109,7 @@ def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: Rea
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url, "--out", str(out)]
+    command = [*ON_CPU, "pasta_async.evals.methods", "--backend", server.url, "--out", str(out)]
     done = subprocess.run(
         [*command, "--documents", str(documents), "--methods", "pasta", "--methods", "sglang frontend"],
         capture_output=True,
