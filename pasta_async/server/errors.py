@@ -136,7 +136,7 @@ def invalid_body(error: ValidationError) -> ApiError:
     return ApiError(message, code=code, param=param)
 
 
-_UNION_MEMBERS = ("str", "int", "constrained-str", "TextPart", "ForeignPart")
+_UNION_MEMBERS = ("str", "int", "constrained-str")
 
 
 def _is_union_member(part: int | str) -> bool:
