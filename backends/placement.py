@@ -38,7 +38,7 @@ class Placement:
     def place(self, answer: str, ids: Sequence[int], loads: Mapping[str, int]) -> str:
         """The member that has the answer; else one for it, by the prompt of its first request."""
         name = self._places.get(answer)
-        if name not in loads:
+        if name is None or name not in loads:
             name = self.choose(ids, loads)
         self._places[answer] = name
         self._places.move_to_end(answer)
