@@ -18,7 +18,7 @@ from pasta_async.backends.local.linear import choose_dtype, linear
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.errors import InvalidRequestError
-from pasta_async.sampling import Sampling
+from pasta_async.options import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
