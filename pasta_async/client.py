@@ -220,10 +220,7 @@ class Client:
             machine = Machine(
                 info,
                 dialect,
-                limits,
-                max_tokens=sampling.max_tokens,
-                stop=sampling.stop,
-                fork=start.fork,
+                start,
                 thinking=thinking,
                 listen=show is not None,
                 notes=(*_notes(info, sampling), *notes),
@@ -232,18 +229,12 @@ class Client:
                 self._backend,
                 machine,
                 prompt=ids,
-                answer=start.answer,
-                info=info,
-                sampling=sampling,
-                limits=limits,
                 slots=self._slots,
                 clock=self._clock,
                 began=began,
                 deadline=deadline,
                 emit=show,
                 observer=observation,
-                parallel=start.parallel,
-                whole_chunks=start.whole_chunks,
             )
             observation.partial = runner.partial
             if watch:
