@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import runpy
 import sys
-from pathlib import Path
 
-_MODULES = ["costs", "documents", "frontier", "hardware", "load", "random_model", "simulator", "speed"]
+_COMMANDS = (
+    "alpaca card costs documents frontier hardware load methods random_model report simulator speed".split()
+)
 
 
 def _run(name: str, *arguments: str) -> None:
-    commands = [*_MODULES, *(path.parent.name for path in Path(__file__).parent.glob("*/__main__.py"))]
-    if name not in commands:
-        sys.stderr.write(f"name one of these, and --help for its options: {', '.join(sorted(commands))}\n")
+    if name not in _COMMANDS:
+        sys.stderr.write(f"name one of these, and --help for its options: {', '.join(_COMMANDS)}\n")
         sys.exit(0 if name == "--help" else 2)
     sys.argv = [name, *arguments]
     runpy.run_module(f"pasta_async.evals.{name}", run_name="__main__")

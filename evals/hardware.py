@@ -60,9 +60,15 @@ def _started_server(model: Path, log: Path, port: int, extra: Sequence[str]) -> 
     Raises:
         BackendError: SGLang is not installed, ended, or was not ready in 15 minutes.
     """
-    argv = server_command(str(model), port=port, extra=(*FLAGS, *extra)).argv
+    command = server_command(str(model), port=port, extra=(*FLAGS, *extra))
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command.argv,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **command.environment},
+        )
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 900
     try:
         while not _is_ready(url):

@@ -17,7 +17,6 @@ from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segme
 from pasta_async.evals.simulator import clock_of
 from pasta_async.evals.timing import Timed
 from pasta_async.lang import Document, Promise, Sync
-from pasta_async.lang.document import visible
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def stretches(nodes: Sequence[Node]) -> list[list[Node]]:
 def _parts(nodes: Sequence[Node]) -> list[Part]:
     parts, text = list[Part](), ""
     for node in nodes:
-        text += "".join(visible([node]))
+        text += node.text
         if isinstance(node, Promise):
             parts.append(Part(node.topic, text))
             text = ""
