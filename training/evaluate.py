@@ -153,7 +153,7 @@ async def _ablations(model: Path, prompts: int) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as folder:
         train_with_broken_rules(model, Path(folder))
-        async with Client(f"local:{folder}") as client:
+        async with Client(f"local:{folder}/model") as client:
             hidden, _ = await evaluate(client, "totals", "names", "chunks hidden", prompts)
             chains, _ = await evaluate(client, "chain", "names", "chain in parallel", prompts)
     return [hidden, chains]
@@ -201,7 +201,7 @@ def card(
         base: The same of the base model alone.
         ablations: Of the copies that were trained with a rule broken.
         step: The step of the recipe that made the model.
-        trained: The last row of the base model's metrics.
+        trained: Updates (`step`) and tokens of the base model's training.
         config: The model's.
     """
     text = (PACKAGED / "card.md").read_text(encoding="utf-8")
@@ -268,12 +268,13 @@ def _write_card(settings: EvaluateSettings, folder: Path, rows: Sequence[Row]) -
     model = Path(settings.backend.removeprefix("local:"))
     if not model.is_relative_to(folder):
         raise InvalidRequestError(f"{settings.backend} is no local model below {folder}")
-    base = asyncio.run(_both_forms(settings.model_copy(update={"backend": f"local:{folder / 'base'}"})))
+    base = asyncio.run(_both_forms(settings.model_copy(update={"backend": f"local:{folder / 'base/model'}"})))
     ablations = asyncio.run(_ablations(model, settings.prompts))
-    metrics = (folder / "base" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "base/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    trained = {"step": len(lines), "tokens": round(sum(json.loads(line)["tokens"] for line in lines))}
     config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     step = str(model.parent.relative_to(folder))
-    text = card(rows, base, ablations, step, json.loads(metrics[-1]), config)
+    text = card(rows, base, ablations, step, trained, config)
     (model / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -28,7 +28,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.corpus.records import Record, write_records
 from pasta_async.training.endpoint import Endpoint, EndpointSettings, FailureBudget
-from pasta_async.training.preference.samples import Score, read_samples, value
+from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pasta_async.protocol import Message
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.preference import SampledPrompt
 
 __all__ = [
     "WEIGHTS",
