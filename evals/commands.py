@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, Count, Positive, command
+from pasta_async.cli.command import CommandSettings as Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Command", "Count", "DocumentSettings", "Positive", "Settings", "command", "run_sub_command"]
-
-S = TypeVar("S", bound=BaseModel)
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Command(Protocol):
-    """The `main` of a benchmark."""
-
-    def __call__(self, arguments: Sequence[str] | None = None) -> None:
-        """Read a command line (None: that of the process), do the work, end the process."""
-        ...
-
-
-class Settings(BaseModel):
-    """Settings of a command; every field is an option of its command line."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 class DocumentSettings(Settings):
@@ -39,41 +22,6 @@ class DocumentSettings(Settings):
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
     first: int | None = Field(default=None, ge=1, description="take so many of them only")
-
-
-def command(
-    settings: type[S],
-    work: Callable[[S], object],
-    name: str,
-    description: str | None,
-    *,
-    resumes: bool = False,
-) -> Command:
-    """The `main` of a benchmark: it takes a command line (None: that of the process) and ends the process.
-
-    Args:
-        settings: As for `run_command`.
-        work: What it does; text that it gives back is printed.
-        name: Name of the command, for the help.
-        description: The module's docstring.
-        resumes: Whether the same command goes on after Ctrl-C.
-    """
-
-    def print_result(given: S) -> None:
-        if isinstance(found := work(given), str):
-            print(found)
-
-    def main(arguments: Sequence[str] | None = None) -> None:
-        run_command(
-            settings,
-            print_result,
-            program=name,
-            description=description,
-            arguments=arguments,
-            resumes=resumes,
-        )
-
-    return main
 
 
 def run_sub_command(

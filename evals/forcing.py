@@ -20,8 +20,7 @@ from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.sglang import EngineBackend, SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, views
-from pasta_async.limits import Limits
-from pasta_async.sampling import Sampling
+from pasta_async.options import Limits, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -18,15 +18,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from pasta_async import Sampling
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
-from pasta_async.evals.commands import Settings
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
@@ -36,19 +35,19 @@ from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference import Plain, SampledPrompt
-from pasta_async.training.score import ScoreSettings, open_judge
+from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pasta_async.evals.documents import Prompt
     from pasta_async.evals.speed import Form, Run
 
-__all__ = ["FrontierSettings", "main", "measure", "outcome", "table"]
+__all__ = ["FrontierSettings", "main", "measure", "outcome", "row", "table"]
 
 
-class FrontierSettings(Settings):
+class FrontierSettings(JudgeSettings):
     """What is measured."""
 
     backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
@@ -70,25 +69,14 @@ class FrontierSettings(Settings):
     passes: int = Field(default=1, ge=1, description="how often they are timed")
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     together: int = Field(default=32, ge=1, description="answers at the same time, where nothing is timed")
-    judge: str = Field(default="task", description="who says how good answers are, as for training.score")
-    judge_model: str = Field(default="", description="name of the model at the judge's endpoint")
-    key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with its key")
-    in_flight: int = Field(default=32, ge=1, description="requests to the judge at a time")
 
     @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def _checked_prompts(self) -> Self:
         if self.judge == "task" and self.prompts is not None:
             raise ValueError("the synthetic task's program judges its own prompts only: name a --judge")
         if self.sequential and self.baseline is not None:
             raise ValueError("a sequential model is the baseline: it has none")
-        self.scoring()
         return self
-
-    def scoring(self) -> ScoreSettings:
-        """The judge's settings; its replies are kept in OUT."""
-        names = ("judge", "judge_model", "key_variable", "in_flight")
-        files = {"samples": self.out / "answers.jsonl", "out": self.out / "judge.jsonl"}
-        return ScoreSettings.model_validate({**files, **{name: getattr(self, name) for name in names}})
 
     def asked(self) -> list[Prompt]:
         """What is asked.
@@ -101,11 +89,6 @@ class FrontierSettings(Settings):
         return held_out(self.families, self.n, first_seed=self.seed)
 
 
-class _Baseline(NamedTuple):
-    backend: str
-    answers: list[Answer]
-
-
 async def measure(settings: FrontierSettings) -> dict[str, Any]:
     """Measure one model; the result, as it is written to `result.json`.
 
@@ -115,25 +98,25 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         PastaError: The backend, the judge or the baseline's result cannot be used.
     """
     prompts = settings.asked()
-    sampling = Sampling(max_tokens=settings.max_tokens)
     asked = {"prompts": digest(prompt.text for prompt in prompts), "max_tokens": settings.max_tokens}
-    other = None if settings.baseline is None else _read_baseline(settings.baseline, asked)
+    other, plain = None, list[Answer]()
+    if settings.baseline is not None:
+        other, plain = _read_baseline(settings.baseline, asked)
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
     identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
-    where = environment()
+    result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": environment()}
     async with cold_client(settings.backend) as client:
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
                 client,
                 [prompt.text for prompt in prompts],
                 journal,
-                sampling=sampling,
+                sampling=Sampling(max_tokens=settings.max_tokens),
                 together=settings.together,
                 forms=forms,
             )
-    plain = other.answers if other else of_form(answers, "baseline")
+    plain = plain or of_form(answers, "baseline")
     plain_grades = await _grade(settings, prompts, plain, plain)
-    result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": where}
     if settings.sequential:
         result |= outcome(prompts, plain, plain_grades)
     else:
@@ -141,32 +124,31 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         grades = await _grade(settings, prompts, answers, plain)
         result |= outcome(prompts, answers, grades, (plain, plain_grades))
         if settings.timed:
-            runs = await _time(settings, prompts[: settings.timed], other and other.backend, identity)
+            runs = await _time(settings, prompts[: settings.timed], other, identity)
             result["wall_clock"] = _wall_clock(runs, answers, plain)
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
 
 
-def _read_baseline(folder: Path, asked: dict[str, Any]) -> _Baseline:
-    """The sequential model: its backend, and its answers.
+def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answer]]:
+    """The sequential model's backend and its answers.
 
     Raises:
-        InvalidRequestError: The folder has no result, or one for other prompts.
+        InvalidRequestError: The folder has no result of such a model, or one for other prompts.
     """
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-        differ = [name for name, value in asked.items() if result[name] != value]
         answers = sorted((Answer(**json.loads(line)) for line in lines[1:]), key=lambda one: one.prompt)
-        forms = result["forms"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InvalidRequestError(f"{folder} is no result of a sequential model: {error!r}") from error
-    if differ or forms != ["baseline"]:
-        wrong = f"other {', '.join(differ)}" if differ else "it is of a model that writes tags"
+    wanted = {"benchmark": "frontier", "forms": ["baseline"], **asked}
+    if differ := [name for name, value in wanted.items() if result.get(name) != value]:
         raise InvalidRequestError(
-            f"{folder} cannot be compared with ({wrong}): measure it anew with equal options"
+            f"{folder} cannot be compared with, for its {', '.join(differ)}: measure a sequential model with "
+            "equal options"
         )
-    return _Baseline(str(result["backend"]), answers)
+    return result["backend"], answers
 
 
 async def _grade(
@@ -174,14 +156,14 @@ async def _grade(
 ) -> list[float]:
     """How good each answer is, from 0 to 1; for a judge, how sure it is that it is better than the plain one.
 
-    The judge's replies are kept beside its settings' `out`, and not asked for again.
+    The judge's replies are kept in `settings.out`, and not asked for again.
     """
     if settings.judge == "task":
         pairs = zip(prompts, answers, strict=True)
         return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
-    grades = [0.5] * len(prompts)
     if answers is plain:  # as good as itself
-        return grades
+        return [0.5] * len(prompts)
+    grades: dict[int, float] = {}
 
     async def grade_one(place: int) -> None:
         asked = SampledPrompt(
@@ -193,9 +175,9 @@ async def _grade(
         grades[place] = await judge.quality(asked, answers[place].text)
 
     async with AsyncExitStack() as stack:
-        judge = await open_judge(settings.scoring(), stack)
+        judge = await open_judge(settings, settings.out / "judge.journal.jsonl", stack)
         await for_each(range(len(prompts)), grade_one, settings.in_flight)
-    return grades
+    return [grades[place] for place in range(len(prompts))]
 
 
 async def _time(
@@ -222,7 +204,7 @@ def outcome(
     grades: Sequence[float],
     baseline: tuple[Sequence[Answer], Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The figures of a model, for all prompts and for each family.
+    """The figures of a model: of all prompts, of each family, and of what was unseen in them.
 
     Args:
         prompts: What was asked.
@@ -230,14 +212,21 @@ def outcome(
         grades: How good each of them is, from 0 to 1.
         baseline: Sequential answers and their grades; None: these are sequential themselves.
     """
+    places = range(len(prompts))
 
-    def figures(wanted: Callable[[Prompt], bool]) -> dict[str, Any]:
-        places = [place for place, prompt in enumerate(prompts) if wanted(prompt)]
-        answered, graded = [answers[i] for i in places], [grades[i] for i in places]
+    def grouped(names: Sequence[str | None]) -> dict[str, Any]:
+        return {
+            name: figures([place for place in places if names[place] == name])
+            for name in dict.fromkeys(names)
+            if name is not None
+        }
+
+    def figures(chosen: Sequence[int]) -> dict[str, Any]:
+        answered, graded = [answers[i] for i in chosen], [grades[i] for i in chosen]
         own = _figures(answered, graded)
         if baseline is None:
             return own
-        plain, plain_graded = [baseline[0][i] for i in places], [baseline[1][i] for i in places]
+        plain, plain_graded = [baseline[0][i] for i in chosen], [baseline[1][i] for i in chosen]
         # One more token ends the answer, as in what the baseline generated.
         matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one in answered]
         return {
@@ -248,10 +237,10 @@ def outcome(
             "baseline": _figures(plain, plain_graded),
         }
 
-    families = dict.fromkeys(prompt.family for prompt in prompts)
     return {
-        "all": figures(lambda prompt: True),
-        "by_family": {name: figures(lambda prompt, name=name: prompt.family == name) for name in families},
+        "all": figures(places),
+        "by_family": grouped([prompt.family for prompt in prompts]),
+        "by_split": grouped([prompt.example and f"unseen {prompt.example.split}" for prompt in prompts]),
     }
 
 
@@ -289,41 +278,41 @@ def _wall_clock(runs: Sequence[Run], answers: Sequence[Answer], plain: Sequence[
     }
 
 
+def row(label: str, own: dict[str, Any], **more: str) -> dict[str, Any]:
+    """Figures of some answers as the row of a table."""
+    return {
+        "": label,
+        "prompts": own["prompts"],
+        "score %": format_estimate(own["score"]),
+        "to the baseline": format_estimate(own.get("difference"), "+.1f"),
+        "right %": format_estimate(own["right"]),
+        "theoretical speed-up": format_estimate(own.get("theoretical_speedup"), ".2f"),
+        "length-matched": format_estimate(own.get("length_matched_speedup"), ".2f"),
+        **more,
+        "text tokens": own["text_tokens"],
+        "parallel %": own["parallel"]["value"],
+        "synced %": own["synced"]["value"],
+        "malformed %": own["malformed"]["value"],
+    }
+
+
 def table(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The result as rows: each family, and all."""
-    groups: dict[str, dict[str, Any]] = {**result["by_family"], "all": result["all"]}
-    return [
-        {
-            "family": name,
-            "prompts": own["prompts"],
-            "score %": format_estimate(own["score"]),
-            "to the baseline": format_estimate(own.get("difference"), "+.1f"),
-            "right %": format_estimate(own["right"]),
-            "right, baseline %": format_estimate(own.get("baseline", own)["right"]),
-            "theoretical speed-up": format_estimate(own.get("theoretical_speedup"), ".2f"),
-            "length-matched": format_estimate(own.get("length_matched_speedup"), ".2f"),
-            "text tokens": own["text_tokens"],
-            "parallel %": own["parallel"]["value"],
-            "synced %": own["synced"]["value"],
-            "malformed %": own["malformed"]["value"],
-        }
-        for name, own in groups.items()
-    ]
+    """The result as rows: each family, what was unseen, and all; the baseline below."""
+    groups = {**result["by_family"], **result["by_split"], "all": result["all"]}
+    rows = [row(name, own) for name, own in groups.items()]
+    plain = {name: own["baseline"] for name, own in groups.items() if "baseline" in own}
+    return [*rows, *(row(f"{name}, baseline", own) for name, own in plain.items())]
 
 
-def _run(settings: FrontierSettings) -> None:
+def _run(settings: FrontierSettings) -> str:
     result = asyncio.run(measure(settings))
-    print(markdown_table(table(result)))
+    shown = markdown_table(table(result))
     if timed := result.get("wall_clock"):
-        print(f"\nwall clock over {timed['prompts']} prompts: {format_estimate(timed['speedup'], '.2f')}")
+        shown += f"\n\nwall clock over {timed['prompts']} prompts: {format_estimate(timed['speedup'], '.2f')}"
+    return shown
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, write `result.json`, print a table."""
-    run_command(
-        FrontierSettings, _run, program="frontier", description=__doc__, arguments=arguments, resumes=True
-    )
-
+main: Command = command(FrontierSettings, _run, "frontier", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

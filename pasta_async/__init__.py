@@ -9,7 +9,7 @@ PASTA is described in arXiv 2502.11517; docs/ has the language, the interpreter 
 from __future__ import annotations
 
 from pasta_async.backends import BackendOptions
-from pasta_async.client import Client
+from pasta_async.client import Client, generate, stream
 from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import (
     BackendConnectError,
@@ -44,13 +44,11 @@ from pasta_async.events import (
     ThreadStarted,
 )
 from pasta_async.lang.diagnostics import ParseError
-from pasta_async.limits import Limits
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer
+from pasta_async.options import AnswerOptions, Limits, Sampling
 from pasta_async.prompting import Prompt
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece, TagIds
 from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord, Usage
-from pasta_async.sampling import Sampling
-from pasta_async.short import generate, stream
 from pasta_async.streaming import AnswerStream
 
 __version__ = "0.1.0"
@@ -58,6 +56,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AnswerDone",
     "AnswerObserver",
+    "AnswerOptions",
     "AnswerStart",
     "AnswerStream",
     "Backend",

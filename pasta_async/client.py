@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from uuid import uuid4
 
@@ -26,12 +27,11 @@ from pasta_async.interpreter import (
     run_restarting,
     with_retries,
 )
-from pasta_async.limits import Limits
 from pasta_async.observers import AnswerStart, Observation
+from pasta_async.options import Limits, Sampling, Settings
 from pasta_async.prompting import check_ids, check_json, check_length, read_prompt, with_instructions
 from pasta_async.protocol import Backend
 from pasta_async.results import Generation
-from pasta_async.sampling import Sampling
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
-    from pasta_async.interpreter import Dialect, Fork
+    from pasta_async.interpreter import Dialect
     from pasta_async.observers import Observer
+    from pasta_async.options import AnswerOptions
     from pasta_async.prompting import Prompt
     from pasta_async.protocol import Message, ModelInfo
-    from pasta_async.settings import Settings
     from pasta_async.streaming import Emit, Watch
 
-__all__ = ["Client"]
+__all__ = ["Client", "generate", "stream"]
 
 
 class Client:
@@ -76,8 +76,6 @@ class Client:
         observers: Sequence[Observer] = (),
         **options: Unpack[BackendOptions],
     ) -> None:
-        from pasta_async.settings import Settings
-
         settings = Settings()
         self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
@@ -139,50 +137,13 @@ class Client:
         check_length(ids, info, self.limits)
         return ids
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        max_tokens: int | None = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        prompted: bool | None = None,
-        baseline: bool = False,
-        parallel: bool = True,
-        fork: Fork = "stream",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        whole_chunks: bool = False,
-    ) -> Generation:
+    async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
         Args:
             prompt: A text, or chat messages: tags in them are data, never commands. Or token ids, which are
                 taken as they are, without a chat template.
-            sampling: Greedy unless given; a mapping of its fields will do.
-            temperature: This and the six that follow are laid over `sampling`; `Sampling` describes them.
-            top_p: See `Sampling`.
-            top_k: See `Sampling`.
-            min_p: See `Sampling`.
-            seed: See `Sampling`.
-            stop: See `Sampling`; one text will do.
-            max_tokens: See `Sampling`.
-            limits: For this answer, laid over the client's (`client_threads` is always the client's).
-            prompted: Whether the model is told about PASTA-LANG in the system message, and its tags are read
-                as text. None: it is, unless the tags are in its vocabulary. In a prompt of token ids nothing
-                is told: None then has a model answer without tags, unless they are in its vocabulary.
-            baseline: Answer without any tag, for comparison.
-            parallel: False decodes the same views one after another: a test aid, not the baseline.
-            fork: "stream" starts threads while main's request runs on; "cut" ends main's request at each
-                promise and sends it again, so that its decoded KV is in the prefix cache.
-            chat_template_kwargs: Passed to the model's chat template.
-            whole_chunks: Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md),
-                but a chunk is known only when it is done, so a partial answer lacks those under way.
+            options: How it is answered: `pasta_async.AnswerOptions` describes them.
 
         Raises:
             InvalidRequestError: A value is bad; nothing was sent.
@@ -194,104 +155,34 @@ class Client:
 
         Cancelling it ends every thread and aborts every request before the cancellation goes on.
         """
-        return await self._answer(
-            self._start(
-                prompt,
-                streamed=False,
-                sampling=sampling,
-                temperature=temperature,
-                top_p=top_p,
-                top_k=top_k,
-                min_p=min_p,
-                seed=seed,
-                stop=stop,
-                max_tokens=max_tokens,
-                limits=limits,
-                prompted=prompted,
-                baseline=baseline,
-                parallel=parallel,
-                fork=fork,
-                chat_template_kwargs=chat_template_kwargs,
-                whole_chunks=whole_chunks,
-            )
-        )
+        return await self._answer(self._start(prompt, options, streamed=False))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        top_k: int | None = None,
-        min_p: float | None = None,
-        seed: int | None = None,
-        stop: str | Sequence[str] | None = None,
-        max_tokens: int | None = None,
-        limits: Limits | Mapping[str, Any] | None = None,
-        prompted: bool | None = None,
-        baseline: bool = False,
-        parallel: bool = True,
-        fork: Fork = "stream",
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        whole_chunks: bool = False,
-    ) -> AnswerStream:
+    def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
 
         Args and errors are those of `generate`; bad values are refused by this call, the rest comes from the
         stream. Leaving the block ends every thread and aborts every request that is still open.
         """
-        start = self._start(
-            prompt,
-            streamed=True,
-            sampling=sampling,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            seed=seed,
-            stop=stop,
-            max_tokens=max_tokens,
-            limits=limits,
-            prompted=prompted,
-            baseline=baseline,
-            parallel=parallel,
-            fork=fork,
-            chat_template_kwargs=chat_template_kwargs,
-            whole_chunks=whole_chunks,
-        )
+        return AnswerStream(partial(self._answer, self._start(prompt, options, streamed=True)))
 
-        async def run(emit: Emit, watch: Watch) -> Generation:
-            return await self._answer(start, emit, watch)
-
-        return AnswerStream(run)
-
-    def _start(
-        self,
-        prompt: Prompt,
-        *,
-        sampling: Sampling | Mapping[str, Any] | None,
-        stop: str | Sequence[str] | None,
-        limits: Limits | Mapping[str, Any] | None,
-        chat_template_kwargs: Mapping[str, Any] | None,
-        **values: Any,
-    ) -> AnswerStart:
+    def _start(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> AnswerStart:
         """What was asked for, checked but for the prompt."""
-        given = {
-            name: values.pop(name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
-        }
-        given["stop"] = (stop,) if isinstance(stop, str) else stop
-        laid_over = {name: value for name, value in given.items() if value is not None}
-        kwargs: Any = {} if chat_template_kwargs is None else chat_template_kwargs
+        given: dict[str, Any] = {**options}
+        sampling = Sampling.of(given.pop("sampling", None)).model_dump(exclude_unset=True)
+        direct = {name: given.pop(name, None) for name in Sampling.model_fields}
+        limits = Limits.of(given.pop("limits", None))
+        kwargs = given.pop("chat_template_kwargs", None)
         check_json(kwargs, "chat_template_kwargs")
         return AnswerStart(
             answer=uuid4().hex,
             prompt=prompt,
-            sampling=Sampling(**{**Sampling.of(sampling).model_dump(exclude_unset=True), **laid_over}),
-            limits=Limits.of(limits).over(self.limits),
-            chat_template_kwargs=kwargs,
-            **values,
+            streamed=streamed,
+            sampling=Sampling(
+                **sampling | {name: value for name, value in direct.items() if value is not None}
+            ),
+            limits=limits.over(self.limits),
+            chat_template_kwargs={} if kwargs is None else kwargs,
+            **given,
         )
 
     async def _answer(
@@ -318,7 +209,7 @@ class Client:
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
         async with self._time_limit(limits):
             info = await self.connect()
-            observer = observation.begin(info)
+            observation.begin(info)
             began = self._clock.time()
             dialect = _dialect(info, start, can_instruct=not ids)
             check_ids(ids, info.vocab_size)
@@ -329,10 +220,7 @@ class Client:
             machine = Machine(
                 info,
                 dialect,
-                limits,
-                max_tokens=sampling.max_tokens,
-                stop=sampling.stop,
-                fork=start.fork,
+                start,
                 thinking=thinking,
                 listen=show is not None,
                 notes=(*_notes(info, sampling), *notes),
@@ -341,18 +229,12 @@ class Client:
                 self._backend,
                 machine,
                 prompt=ids,
-                answer=start.answer,
-                info=info,
-                sampling=sampling,
-                limits=limits,
                 slots=self._slots,
                 clock=self._clock,
                 began=began,
                 deadline=deadline,
                 emit=show,
-                observer=observer,
-                parallel=start.parallel,
-                whole_chunks=start.whole_chunks,
+                observer=observation,
             )
             observation.partial = runner.partial
             if watch:
@@ -405,7 +287,7 @@ def _open(
     backend: object, settings: Settings, limits: Limits, options: BackendOptions
 ) -> tuple[Backend, bool]:
     """The backend, and whether it was opened here and so has to be closed here."""
-    from pasta_async.backends import open_backend
+    from pasta_async.backends import backend_names, open_backend
 
     if backend is not None and not isinstance(backend, str | list | tuple):
         if not isinstance(backend, Backend):
@@ -413,7 +295,7 @@ def _open(
         if options:
             raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
         return backend, False
-    listed: list[Any] = settings.backends
+    listed: list[Any] = backend_names(settings.backend)
     if backend is not None:
         listed = [backend] if isinstance(backend, str) else [*cast("Sequence[object]", backend)]
     urls = [url for url in listed if isinstance(url, str)]
@@ -450,3 +332,39 @@ def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
         return (f"{info.name}: this backend does not honour seeds, so the answer need not repeat",)
     return ()
+
+
+async def generate(
+    prompt: Prompt,
+    *,
+    backend: str | Sequence[str] | Backend | None = None,
+    api_key: str | None = None,
+    **options: Unpack[AnswerOptions],
+) -> Generation:
+    """Answer one prompt on a client of its own; for more than one, keep a `Client`.
+
+    `backend` and `api_key` (None: `PASTA_API_KEY`) are for the client, the others for
+    `Client.generate`, which describes them, the errors, and what cancelling does.
+    """
+    async with _short_lived(backend, api_key) as client:
+        return await client.generate(prompt, **options)
+
+
+@asynccontextmanager
+async def stream(
+    prompt: Prompt,
+    *,
+    backend: str | Sequence[str] | Backend | None = None,
+    api_key: str | None = None,
+    **options: Unpack[AnswerOptions],
+) -> AsyncGenerator[AnswerStream]:
+    """Watch one answer on a client of its own: `async with pasta_async.stream(...) as s`.
+
+    What may be passed is described at `generate`. Leaving the block ends the answer with all its requests.
+    """
+    async with _short_lived(backend, api_key) as client, client.stream(prompt, **options) as answer:
+        yield answer
+
+
+def _short_lived(backend: str | Sequence[str] | Backend | None, api_key: str | None) -> Client:
+    return Client(backend) if api_key is None else Client(backend, api_key=api_key)

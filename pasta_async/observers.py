@@ -18,12 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.errors import ThreadFailedError
-from pasta_async.interpreter.machine import Fork  # noqa: TC001 - pydantic needs these at run time
-from pasta_async.limits import Limits  # noqa: TC001
-from pasta_async.options import Options
+from pasta_async.options import Fork, Limits, Options, Sampling
 from pasta_async.prompting import Prompt  # noqa: TC001
 from pasta_async.protocol import ModelInfo  # noqa: TC001
-from pasta_async.sampling import Sampling  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -99,10 +96,10 @@ class Observer(Protocol):
         ...
 
 
-class Observation:
+class Observation(AnswerObserver):
     """One answer before its observers: entered when it begins, left when it is over, one way or the other.
 
-    A mistake in one of them harms neither the answer nor the others.
+    It passes on what it is told. A mistake in one of them harms neither the answer nor the others.
 
     Args:
         observers: The client's.
@@ -111,7 +108,7 @@ class Observation:
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
         self._observers, self._start = observers, start
-        self._told: AnswerObserver | None = None
+        self._answers: list[AnswerObserver] | None = None
         self.partial: Callable[[], Generation] | None = None
         """The answer so far."""
         self.generation: Generation | None = None
@@ -121,23 +118,50 @@ class Observation:
         """The answer begins; nobody is told before `begin`, or before it fails."""
         return self
 
-    def begin(self, model: ModelInfo | None) -> AnswerObserver:
-        """Tell the observers of the answer; one that stands for all of them is told the rest."""
-        if self._observers:
-            start = self._start.model_copy(update={"model": model})
-            self._told = together = _Together()
-            for observer in self._observers:
-                with _logged(observer):
-                    together.observers.append(observer.answer(start))
-        return self._told or _NOBODY
+    def begin(self, model: ModelInfo | None) -> None:
+        """Tell the observers of the answer."""
+        self._answers = []
+        for observer in self._observers:
+            with _logged(observer):
+                self._answers.append(observer.answer(self._start.model_copy(update={"model": model})))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Tell them how it ended."""
         if self._observers:
+            if self._answers is None:
+                self.begin(None)
             partial = self.partial() if error is not None and self.partial else None
-            (self._told or self.begin(None)).ended(self.generation or partial, error)
+            self.ended(self.generation or partial, error)
+
+    def turn(self, thread: int, turn: Turn) -> None:
+        """See `AnswerObserver`, as for the others."""
+        for observer in self._answers or ():
+            with _logged(observer):
+                observer.turn(thread, turn)
+
+    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
+        """The headers of all observers together."""
+        headers: dict[str, str] = {}
+        for observer in self._answers or ():
+            with _logged(observer):
+                headers |= observer.request_started(request) or {}
+        return headers
+
+    def request_ended(
+        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
+    ) -> None:
+        """The observer that came last is told first."""
+        for observer in reversed(self._answers or ()):
+            with _logged(observer):
+                observer.request_ended(request, record, error)
+
+    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        """The observer that came last is told first."""
+        for observer in reversed(self._answers or ()):
+            with _logged(observer):
+                observer.ended(generation, error)
 
 
 def error_type(error: BaseException) -> str:
@@ -152,38 +176,6 @@ def outcome(generation: Generation | None, error: BaseException | None) -> Finis
     if error is not None:
         return "abort" if isinstance(error, asyncio.CancelledError) else "error"
     return generation.finish_reason if generation else "stop"
-
-
-class _Together(AnswerObserver):
-    def __init__(self) -> None:
-        self.observers: list[AnswerObserver] = []
-
-    def turn(self, thread: int, turn: Turn) -> None:
-        for observer in self.observers:
-            with _logged(observer):
-                observer.turn(thread, turn)
-
-    def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
-        headers: dict[str, str] = {}
-        for observer in self.observers:
-            with _logged(observer):
-                headers |= observer.request_started(request) or {}
-        return headers
-
-    def request_ended(
-        self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
-    ) -> None:
-        for observer in reversed(self.observers):
-            with _logged(observer):
-                observer.request_ended(request, record, error)
-
-    def ended(self, generation: Generation | None, error: BaseException | None) -> None:
-        for observer in reversed(self.observers):
-            with _logged(observer):
-                observer.ended(generation, error)
-
-
-_NOBODY = AnswerObserver()
 
 
 @contextmanager

@@ -1,22 +1,34 @@
-"""The base of what users set: pydantic models whose complaints belong to the library's own error tree."""
+"""What users set: sampling, limits, the options of an answer, and all that the environment says.
+
+The models' complaints belong to the library's own error tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from reprlib import Repr
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-__all__ = ["Options"]
+__all__ = ["AnswerOptions", "Fork", "Limits", "Options", "Sampling", "Settings"]
+
+Fork = Literal["stream", "cut"]
+"""Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
+
+_shown = Repr()
+_shown.maxstring = _shown.maxother = 80
 
 
 class Options(BaseModel):
     """Frozen values; unknown fields and bad values raise `InvalidRequestError`."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     def __init__(self, /, **data: Any) -> None:
         try:
@@ -50,5 +62,126 @@ class Options(BaseModel):
         return ".".join(map(str, path))
 
 
-_shown = Repr()
-_shown.maxstring = _shown.maxother = 80
+class Sampling(Options):
+    """How the next token is chosen, and where the answer ends. Unknown fields are refused."""
+
+    temperature: float = Field(default=0.0, ge=0.0, le=10.0, allow_inf_nan=False)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Keep the smallest set of tokens whose probability reaches this."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Keep the k likeliest tokens."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Keep tokens at least this likely, relative to the likeliest."""
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    """Seed of the answer; every thread derives its own from it."""
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop),
+    ] = ()
+    """Texts that end the answer when they appear in its visible text."""
+    max_tokens: int = Field(default=16_384, ge=1)
+    """Tokens of the whole answer, tags counted, in document order: main's up to a promise, its chunk's,
+    main's behind it. It is cut where the same answer in sequence would be; one that fits is never shortened.
+    `Limits.total_tokens` bounds all that is generated."""
+
+
+class Limits(Options):
+    """How much an answer, and the client it runs on, may take. Unknown fields are refused.
+
+    Threads above a limit queue; they are never dropped, and what they write does not depend on when they run.
+    The length of an answer is limited by `Sampling.max_tokens`.
+    """
+
+    max_threads: int = Field(default=16, ge=1)
+    """Threads of one answer that decode at once, the main thread counted."""
+    client_threads: int = Field(default=64, ge=1)
+    """Threads over all answers of a client that decode at once."""
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    """Cap of a chunk in tokens; None: 4 x the promise's estimate + 64, or 512 without an estimate."""
+    total_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that all threads of an answer may generate together, for those who pay by the token: what
+    is decoded behind its `max_tokens` before that is known counts too. Where it ends an answer
+    (`finish_reason` is then "length") depends on timing."""
+    prompt_tokens: int | None = Field(default=None, ge=1)
+    """Tokens of the prompt; None: what the model's context holds."""
+    timeout: float | None = Field(default=600.0, gt=0, allow_inf_nan=False)
+    """Seconds for the whole answer: connecting (and loading a local model, unless `Client.connect` did that
+    before), waiting for its turn, encoding, decoding, retries. None: no limit."""
+    retries: int = Field(default=2, ge=0, le=100)
+    """How often a request is sent again that failed before its first token, in a way that may pass: 0.25 s
+    later, doubling with each try, or when the server said. Connecting and encoding likewise. An answer whose
+    server was lost before anything of it was shown starts again elsewhere as often. Time-outs are final."""
+    on_failure: Literal["fail", "sequence"] = "fail"
+    """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
+
+    def over(self, base: Limits) -> Limits:
+        """These limits laid over others: fields that were set here win, the rest is as there."""
+        return base.model_copy(update=self.model_dump(exclude_unset=True))
+
+    def chunk_cap(self, estimate: int | None) -> int:
+        """Tokens that a chunk may have, given its promise's estimate."""
+        if self.chunk_tokens is not None:
+            return self.chunk_tokens
+        return 512 if estimate is None else 4 * estimate + 64
+
+
+class AnswerOptions(TypedDict, total=False):
+    """What may be said by name beside the prompt, wherever an answer is asked for.
+
+    The fields of `Sampling` can be given directly; they are laid over `sampling`. None leaves one as it is.
+    """
+
+    sampling: Sampling | Mapping[str, Any] | None
+    """Greedy unless given; a mapping of its fields will do."""
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    """See `Sampling`; one text will do."""
+    max_tokens: int | None
+    limits: Limits | Mapping[str, Any] | None
+    """For this answer, laid over the client's (`client_threads` is always the client's)."""
+    prompted: bool | None
+    """Whether the model is told about PASTA-LANG in the system message, and its tags are read as text.
+    None: it is, unless the tags are in its vocabulary. In a prompt of token ids nothing is told: None then
+    has a model answer without tags, unless they are in its vocabulary."""
+    baseline: bool
+    """Answer without any tag, for comparison. Default: False."""
+    parallel: bool
+    """False decodes the same views one after another: a test aid, not the baseline. Default: True."""
+    fork: Fork
+    """The default "stream" starts threads while main's request runs on; "cut" ends main's request at each
+    promise and sends it again, so that its decoded KV is in the prefix cache."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Passed to the model's chat template."""
+    whole_chunks: bool
+    """Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md), but a chunk is known
+    only when it is done, so a partial answer lacks those under way. Default: False."""
+
+
+class Settings(Limits, BaseSettings):
+    """What holds where the code says nothing, limits and all; each field is read from `PASTA_<NAME>`."""
+
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(  # pyright: ignore[reportIncompatibleVariableOverride]
+        env_prefix="PASTA_", frozen=True
+    )
+
+    backend: str = "local:"
+    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""
+    api_key: SecretStr | None = None
+    """Sent to an HTTP backend as a bearer token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def _field_label(cls, path: tuple[int | str, ...]) -> str:
+        return f"PASTA_{path[0]}".upper()
+
+    @property
+    def limits(self) -> Limits:
+        """The limits these settings give; those that the environment names count as set."""
+        return Limits(**self.model_dump(include=self.model_fields_set & set(Limits.model_fields)))

@@ -14,7 +14,7 @@ from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import ModelInfo
 
 __all__ = [

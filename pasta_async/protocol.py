@@ -14,7 +14,7 @@ from pasta_async.lang.document import TAG_TOKENS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from pasta_async.sampling import Sampling
+    from pasta_async.options import Sampling
 
 __all__ = [
     "Backend",

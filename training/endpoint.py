@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
@@ -16,16 +20,30 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
+from pasta_async.jobs import for_each, progress
 from pasta_async.training.corpus.records import StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from openai.types.chat import ChatCompletion
 
+    from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
 
-__all__ = ["Completion", "Endpoint", "EndpointSettings", "FailureBudget"]
+__all__ = [
+    "NAMES",
+    "Comparer",
+    "Completion",
+    "Endpoint",
+    "EndpointSettings",
+    "FailureBudget",
+    "collect",
+    "probability",
+]
+
+NAMES = ("m", "M")
+"""What a judge calls the first and the second of two answers: AlpacaEval's names."""
 
 _MAX_IN_A_ROW = 10
 _OF_ONE_REQUEST = (400, 413, 422)
@@ -69,6 +87,8 @@ class Endpoint:
         from openai import AsyncOpenAI  # takes a second
 
         self._url, self._model, self._fields = base_url, model, fields
+        self.identity: tuple[str, str, dict[str, Any]] = (base_url, model, fields)
+        """What its replies depend on, besides the messages."""
         self._client = AsyncOpenAI(
             base_url=base_url,
             api_key=os.environ.get(settings.key_variable) or "none",  # servers without keys take any
@@ -163,3 +183,93 @@ class FailureBudget:
         refused = status is not None and not cause.retryable
         if refused or not self._proven or self._in_a_row >= _MAX_IN_A_ROW:
             raise error
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def collect(
+    items: Collection[T], work: Callable[[T], Awaitable[R]], in_flight: int
+) -> tuple[dict[T, R], Counter[str]]:
+    """Ask for something about each item, `in_flight` at a time, with a progress bar.
+
+    Cancelling it ends the requests under way.
+
+    Returns:
+        What there is for each item, and how often the others failed for which reason.
+
+    Raises:
+        PastaError: No item can be worked on, or a failure that the others share (`FailureBudget`).
+    """
+    found: dict[T, R] = {}
+    failures, budget = Counter[str](), FailureBudget(proven=False)
+    with progress(len(items), "answers") as advance:
+
+        async def collect_one(item: T) -> None:
+            try:
+                found[item] = await work(item)
+                budget.succeeded()
+            except BackendError as error:
+                budget.failed(error)
+                failures[f"{type(error).__name__}: {error}"] += 1
+            advance()
+
+        await for_each(items, collect_one, in_flight)
+    return found, failures
+
+
+class Comparer:
+    """Asks a model which of two answers is better, and keeps what it replied.
+
+    Args:
+        endpoint: Sends requests for one token, with `top_logprobs`.
+        journal: Keeps the replies; what is in it is not asked for again.
+    """
+
+    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
+        self._endpoint, self._journal = endpoint, journal
+        self._known: dict[str, dict[str, float]] = {row["key"]: row["logprobs"] for row in journal.rows}
+        self.resumed: int = len(self._known)
+        """Replies that the journal had."""
+        self.requests: int = 0
+        self.tokens: int = 0
+        """Of these requests and their replies."""
+
+    async def logprobs(self, messages: Sequence[Message]) -> Mapping[str, float]:
+        """The log-probabilities in nats of the first token of its reply, one of `NAMES` among them.
+
+        Cancelling it ends its request; replies that arrived are kept.
+
+        Raises:
+            BackendError: The endpoint failed, or its replies do not say which answer is better.
+        """
+        content = json.dumps([self._endpoint.identity, list(messages)], sort_keys=True)
+        key = hashlib.sha256(content.encode()).hexdigest()[:24]
+        if key not in self._known:
+            try:
+                reply = await self._ask(messages)
+            except BackendProtocolError:
+                reply = await self._ask(messages)  # once more: it may have been an accident
+            self._known[key] = reply
+            self._journal.append({"key": key, "logprobs": reply})
+        return self._known[key]
+
+    async def _ask(self, messages: Sequence[Message]) -> dict[str, float]:
+        self.requests += 1
+        reply = await self._endpoint.complete(messages)
+        self.tokens += reply.prompt_tokens + reply.completion_tokens
+        if math.isnan(probability(reply.first_token)):
+            raise BackendProtocolError(
+                f"the judge's reply {reply.text!r} has no log-probability of {' or '.join(NAMES)}: it "
+                "must serve logprobs and top_logprobs, and answer by the name alone"
+            )
+        return dict(reply.first_token)
+
+
+def probability(logprobs: Mapping[str, float]) -> float:
+    """The probability that a judge names the first answer rather than the second; NaN if it names neither."""
+    first, second = (
+        sum(math.exp(value) for token, value in logprobs.items() if token.strip() == name) for name in NAMES
+    )
+    return first / (first + second) if first + second > 0 else math.nan

@@ -43,7 +43,7 @@ _SETTINGS: dict[str, str] = {
     "pasta_async.training.pretrain": "pasta_async.training.pretrain:PretrainSettings",
     "pasta_async.training.synthetic": "pasta_async.training.synthetic.__main__:SyntheticSettings",
     "pasta_async.training.corpus": "pasta_async.training.corpus.__main__:CorpusSettings",
-    "pasta_async.training.annotate": "pasta_async.training.annotate.__main__:AnnotateSettings",
+    "pasta_async.training.annotate": "pasta_async.training.annotate.annotator:AnnotateSettings",
     "pasta_async.training.finetune": "pasta_async.training.finetune:FinetuneSettings",
     "pasta_async.training.sample": "pasta_async.training.sample:SampleSettings",
     "pasta_async.training.score": "pasta_async.training.score:ScoreSettings",

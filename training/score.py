@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import json
 import math
+import pkgutil
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
@@ -24,16 +24,23 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import run_command
-from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import Journal
 from pasta_async.training.corpus.records import Record, write_records
-from pasta_async.training.endpoint import Endpoint, EndpointSettings, FailureBudget
+from pasta_async.training.endpoint import (
+    NAMES,
+    Comparer,
+    Endpoint,
+    EndpointSettings,
+    collect,
+    probability,
+)
 from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WEIGHTS",
     "Judge",
+    "JudgeSettings",
     "PairwiseJudge",
     "ScoreSettings",
     "TaskJudge",
@@ -55,13 +63,13 @@ WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 _OWN = re.compile(r"[\w.]+:\w+")
 
 
-class ScoreSettings(EndpointSettings):
-    """How to score. Every field is a flag of the command line."""
+class JudgeSettings(EndpointSettings):
+    """Who says how good answers are."""
 
-    samples: Path = Field(description="file of samples")
-    out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
-    judge: str = Field(description="task; an endpoint, http://host:30000/v1; or package.module:name")
-    judge_model: str = Field(default="", description="name of the model at the endpoint")
+    judge: str = Field(
+        default="task", description="task; an endpoint, http://host:30000/v1; or package.module:name"
+    )
+    judge_model: str = Field(default="", description="name of the model at the judge's endpoint")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -77,6 +85,13 @@ class ScoreSettings(EndpointSettings):
     def remote(self) -> bool:
         """Whether the judge is behind an endpoint."""
         return self.judge.startswith(("http://", "https://"))
+
+
+class ScoreSettings(JudgeSettings):
+    """How to score. Every field is a flag of the command line."""
+
+    samples: Path = Field(description="file of samples")
+    out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,10 +115,15 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
     prompts = await asyncio.to_thread(read_samples, settings.samples)
-    failures: Counter[str] = Counter()
+    answers = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
     async with AsyncExitStack() as stack:
-        judge = await open_judge(settings, stack)
-        qualities = await _judged(judge, prompts, settings.in_flight, failures)
+        journal = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+        judge = await open_judge(settings, journal, stack)
+
+        def quality(answer: tuple[str, str]) -> Awaitable[float]:
+            return judge.quality(answers[answer], answer[1])
+
+        qualities, failures = await collect(answers, quality, settings.in_flight)
     scores = [
         Score(
             id=prompt.id,
@@ -118,31 +138,9 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     write_records(settings.out, scores)
     summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
     if isinstance(judge, PairwiseJudge):
-        summary |= {"requests": judge.requests, "resumed": judge.resumed, "tokens": judge.tokens}
+        asked = judge.comparer
+        summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
     return summary
-
-
-async def _judged(
-    judge: Judge, prompts: Sequence[SampledPrompt], in_flight: int, failures: Counter[str]
-) -> dict[tuple[str, str], float]:
-    """The quality of every different answer, by the prompt's id and the text."""
-    qualities: dict[tuple[str, str], float] = {}
-    different = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
-    budget = FailureBudget(proven=False)
-    with progress(len(different), "answers") as advance:
-
-        async def work(one: tuple[tuple[str, str], SampledPrompt]) -> None:
-            (id_, text), prompt = one
-            try:
-                qualities[id_, text] = await judge.quality(prompt, text)
-                budget.succeeded()
-            except BackendError as error:
-                budget.failed(error)
-                failures[f"{type(error).__name__}: {error}"] += 1
-            advance()
-
-        await for_each(different.items(), work, in_flight)
-    return qualities
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
@@ -170,8 +168,6 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
 
 
 # --- judges
-
-_FIRST, _SECOND = "m", "M"
 
 JUDGE_PROMPT = (
     "You compare two answers to the same prompt, as a careful reader would who needs a right, complete and "
@@ -228,20 +224,10 @@ class PairwiseJudge:
     It is asked in both orders, since judges prefer a position, and its certainty is read from the
     log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
     probability that the answer wins: 0.5 for one as good as the baseline's.
-
-    Args:
-        endpoint: Sends requests for one token, with `top_logprobs`.
-        journal: Keeps the verdicts; what is in it is not asked for again.
     """
 
-    def __init__(self, endpoint: Endpoint, journal: Journal) -> None:
-        self._endpoint, self._journal = endpoint, journal
-        self._known: dict[str, float] = {row["key"]: row["first"] for row in journal.rows}
-        self.resumed: int = len(self._known)
-        """Verdicts that the journal had."""
-        self.requests: int = 0
-        self.tokens: int = 0
-        """Of these requests and their replies."""
+    def __init__(self, comparer: Comparer) -> None:
+        self.comparer: Comparer = comparer
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability that an answer is better than the baseline's; a half if they are the same.
@@ -254,79 +240,42 @@ class PairwiseJudge:
         baseline = prompt.baseline.text
         if text == baseline:
             return 0.5
-        ahead = await self._first_wins(prompt, text, baseline)
-        behind = await self._first_wins(prompt, baseline, text)
-        return (ahead + 1.0 - behind) / 2
-
-    async def _first_wins(self, prompt: SampledPrompt, first: str, second: str) -> float:
-        messages = _comparison(prompt.messages, first, second)
-        key = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:24]
-        if key not in self._known:
-            self._known[key] = verdict = await self._ask(messages)
-            self._journal.append({"key": key, "first": verdict})
-        return self._known[key]
-
-    async def _ask(self, messages: list[Message]) -> float:
-        self.requests += 1
-        reply = await self._endpoint.complete(messages)
-        self.tokens += reply.prompt_tokens + reply.completion_tokens
-        if (verdict := _verdict(reply.first_token)) is None:
-            raise BackendProtocolError(
-                f"the judge's reply {reply.text!r} has no log-probability of {_FIRST!r} or {_SECOND!r}: it "
-                "must serve logprobs and top_logprobs, and answer by the name alone"
-            )
-        return verdict
+        ahead = await self.comparer.logprobs(_comparison(prompt.messages, text, baseline))
+        behind = await self.comparer.logprobs(_comparison(prompt.messages, baseline, text))
+        return (probability(ahead) + 1.0 - probability(behind)) / 2
 
 
 def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
     """The judge's prompt for two answers."""
     system, question = JUDGE_PROMPT
     turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
+    prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
+    first_name, second_name = NAMES
     request = question.format(
-        prompt="\n\n".join(turns) if len(turns) > 1 else messages[0]["content"],
-        first_name=_FIRST,
-        second_name=_SECOND,
-        first=first,
-        second=second,
+        prompt=prompt, first_name=first_name, second_name=second_name, first=first, second=second
     )
     return [{"role": "system", "content": system}, {"role": "user", "content": request}]
 
 
-def _verdict(logprobs: Mapping[str, float]) -> float | None:
-    """The probability of the first name, of the two."""
-    first, second = (
-        sum(math.exp(value) for token, value in logprobs.items() if token.strip() == name)
-        for name in (_FIRST, _SECOND)
-    )
-    total = first + second
-    return first / total if math.isfinite(total) and total > 0 else None
-
-
-async def open_judge(settings: ScoreSettings, stack: AsyncExitStack) -> Judge:
+async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitStack) -> Judge:
     """The judge that the settings name; what it opens is closed by the stack.
 
     Raises:
-        InvalidRequestError: There is no such judge, or its journal beside `settings.out` is another one's.
+        InvalidRequestError: There is no such judge, or the journal of its replies is another one's.
     """
     if settings.judge == "task":
         return TaskJudge()
     if not settings.remote:
-        return _own(settings.judge)
-    path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+        try:
+            return pkgutil.resolve_name(settings.judge)()
+        except (ImportError, AttributeError) as error:
+            raise InvalidRequestError(f"--judge {settings.judge}: {error}") from error
     form = hashlib.sha256("".join(JUDGE_PROMPT).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
-    journal = stack.enter_context(Journal(path, identity))
+    kept = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
-    return PairwiseJudge(await stack.enter_async_context(endpoint), journal)
-
-
-def _own(name: str) -> Judge:
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise InvalidRequestError(f"--judge {name}: {error}") from error
+    return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
 
 
 if __name__ == "__main__":

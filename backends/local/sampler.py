@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pasta_async.sampling import Sampling
+    from pasta_async.options import Sampling
 
     LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 

@@ -7,9 +7,9 @@ import sys
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pasta_async.errors import InvalidRequestError, PastaError
 
@@ -17,12 +17,78 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["as_command", "ending", "fail", "read_text", "reported_errors", "run_command"]
+__all__ = [
+    "Command",
+    "CommandSettings",
+    "Count",
+    "Positive",
+    "as_command",
+    "command",
+    "ending",
+    "fail",
+    "read_text",
+    "reported_errors",
+    "run_command",
+]
 
 S = TypeVar("S", bound=BaseModel)
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 _CONTEXT = "typer_context"
 """Name of a command's parameter for typer; no field of settings may have it."""
+
+
+class CommandSettings(BaseModel):
+    """Settings of a command; every field is an option of its command line."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+
+class Command(Protocol):
+    """The `main` of a module that is a command."""
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> None:
+        """Read a command line (None: that of the process), do the work, end the process."""
+        ...
+
+
+def command(
+    settings: type[S],
+    work: Callable[[S], object],
+    program: str,
+    description: str | None,
+    *,
+    positional: Sequence[str] = (),
+    resumes: bool = False,
+) -> Command:
+    """The `main` of a module that is a command; text that its work returns is printed.
+
+    Args:
+        settings: As for `run_command`, like all others.
+        work: What the command does.
+        program: Name of the command.
+        description: What it does.
+        positional: Fields that are given by their place.
+        resumes: Whether the same command goes on after Ctrl-C.
+    """
+
+    def print_result(given: S) -> None:
+        if isinstance(found := work(given), str):
+            sys.stdout.write(f"{found}\n")
+
+    def main(arguments: Sequence[str] | None = None) -> None:
+        run_command(
+            settings,
+            print_result,
+            program=program,
+            description=description,
+            positional=positional,
+            arguments=arguments,
+            resumes=resumes,
+        )
+
+    return main
 
 
 def run_command(
@@ -95,7 +161,9 @@ def as_command(
             work(read, context.obj)
 
     parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, field in settings.model_fields.items():
+    inherited_last = sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__)
+    for name in inherited_last:
+        field = settings.model_fields[name]
         if name in omitted:
             continue
         default = inspect.Parameter.empty if field.is_required() else field.default

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pasta_async.interpreter.machine import Fork, Machine
+from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN, Dialect
 from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner, thread_seed
@@ -14,7 +14,6 @@ from pasta_async.interpreter.semaphore import PrioritySemaphore
 __all__ = [
     "THINK_OPEN",
     "Dialect",
-    "Fork",
     "Machine",
     "PrioritySemaphore",
     "Runner",

@@ -11,26 +11,145 @@ from pasta_async.results import Generation, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pasta_async.interpreter.threads import Thread
+    from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
     from pasta_async.interpreter.visible import Visible
     from pasta_async.lang import Diagnostic, Node
     from pasta_async.protocol import FinishReason
-    from pasta_async.results import Span, ThreadRecord
+    from pasta_async.results import Span
 
-__all__ = ["assemble", "diagnostics_since", "generation", "own_text"]
+__all__ = ["Answer", "diagnostics_since"]
 
 
-def assemble(threads: Sequence[Thread], *, visible: int | None = None) -> Document:
-    """The document of an answer whose main thread is `threads[0]`.
+class Answer:
+    """What the threads wrote so far, where the answer ends in it, and the result that it makes.
 
-    `visible`: characters of visible text after which a stop text ended the answer; what follows is left out.
+    Args:
+        main: The first of its threads.
+        budget: Knows where `max_tokens` cuts.
+        visible: Knows where a stop text cuts.
+        prompted: Whether tags are text for the model.
+        parallel: What the result says of that.
+        notes: The same.
     """
-    nodes: Sequence[Node] = tuple(_with_chunks(threads))
-    if visible is not None:
-        nodes = tuple(_truncated(nodes, visible))
-    count = sum(isinstance(node, Promise) for node in nodes)
-    kept = [thread for thread in threads[: count + 1] if not thread.superseded]
-    return Document(tuple(nodes), tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
+
+    def __init__(
+        self,
+        main: Thread,
+        budget: TokenBudget,
+        visible: Visible,
+        *,
+        prompted: bool,
+        parallel: bool,
+        notes: tuple[str, ...],
+    ) -> None:
+        self.threads: list[Thread] = [main]
+        """Main, then that of each promise."""
+        self.spans: list[Span] = []
+        self.finish_reason: FinishReason = "abort"  # until it is over
+        self.truncated: bool = False
+        """Whether what stands behind the answer's last token was left out."""
+        self._budget, self._visible = budget, visible
+        self._prompted, self._parallel, self._notes = prompted, parallel, notes
+
+    def document(self) -> Document:
+        """The document, up to the stop text that ended it, if one did."""
+        nodes = tuple(_with_chunks(self.threads))
+        if self._visible.stopped:
+            nodes = tuple(_truncated(nodes, self._visible.length))
+        count = sum(isinstance(node, Promise) for node in nodes)
+        kept = [thread for thread in self.threads[: count + 1] if not thread.superseded]
+        return Document(nodes, tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
+
+    def text(self, number: int) -> str:
+        """The text of a thread, or what main wrote in its place."""
+        thread = self.threads[number]
+        if number == 0 or thread.superseded:
+            return dict(enumerate(_texts(self.threads[0].reader.parser.nodes))).get(number, "")
+        return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
+        return None if self._visible.stopped or self.truncated else self._budget.cut()
+
+    def cut_ids(self, cut: Cut) -> tuple[list[int], int]:
+        """Ids of the cut thread up to the cut, and how many of them are known to say what was read so far."""
+        thread = self.threads[cut.thread]
+        start = 0 if cut.thread else self._budget.round_start
+        return thread.recorded.raw[: cut.tokens - start], max(0, thread.reader.known(cut.tokens) - start)
+
+    def truncate(self, cut: Cut, rest: str) -> dict[int, str]:
+        """Leave out what stands behind the answer's last token; returns the texts of threads that changed.
+
+        Args:
+            cut: Where that is.
+            rest: What the ids up to the cut say behind those that are known (`cut_ids`).
+        """
+        before = [self.text(thread.number) for thread in self.threads]
+        main, inside = self.threads[0], self.threads[cut.thread]
+        if cut.thread == 0:
+            last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
+            main.reader, main.kept = main.reader.first(cut.tokens, rest), cut.tokens
+        else:
+            last = cut.thread
+            main.reader, main.kept = main.reader.first(inside.origin, but=inside.behind), inside.origin
+            if inside.superseded or cut.tokens < inside.kept:
+                inside.reader = inside.reader.first(cut.tokens, rest)
+                inside.kept, inside.closed_by, inside.finish_reason = cut.tokens, "budget", "length"
+        main.finish_reason = "length"
+        self._leave_out(last)
+        self.truncated = True
+        return {number: now for number, was in enumerate(before) if (now := self.text(number)) != was}
+
+    def end_at_stop_text(self) -> None:
+        """The thread in which the stop text stands ended there; what stands behind it was not wanted."""
+        promises = self.document().promises
+        self._leave_out(len(promises))
+        if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
+            thread = self.threads[len(promises)]
+            thread.finish_reason, thread.closed_by = "stop", "interrupted"
+        self.threads[0].finish_reason = "stop"
+
+    def generation(self, now: float) -> Generation:
+        """The answer so far as users see it."""
+        document, threads = self.document(), self.threads
+        texts = [*_texts(document.nodes), *("" for _ in threads)]
+        records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
+        requests = [request for record in records for request in record.requests]
+        completion = sum(record.tokens for record in records)
+        discarded = sum(record.discarded_tokens for record in records)
+        text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
+        if self._prompted:
+            text_tokens = round(
+                (completion - discarded) * len(document.text) / max(1, len(document.format()))
+            )
+        return Generation(
+            text="".join(self._visible.shown),
+            reasoning="".join(threads[0].reader.reasoning),
+            document=document,
+            threads=records,
+            usage=Usage(
+                prompt_tokens=requests[0].prompt_tokens if requests else 0,
+                completion_tokens=completion,
+                discarded_tokens=discarded,
+                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
+                prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
+                requests=len(requests),
+            ),
+            critical_path=self._budget.critical_path,
+            text_tokens=text_tokens,
+            finish_reason=self.finish_reason,
+            matched_stop=self._visible.matched_stop,
+            elapsed=now,
+            timeline=tuple(self.spans),
+            parallel=self._parallel,
+            notes=self._notes,
+        )
+
+    def _leave_out(self, last: int) -> None:
+        """The document ends before the promises of the threads behind this one."""
+        for thread in self.threads[last + 1 :]:
+            thread.kept, thread.closed_by, thread.finish_reason = 0, "interrupted", "abort"
 
 
 def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
@@ -41,68 +160,10 @@ def diagnostics_since(thread: Thread, index: int) -> Iterator[Diagnostic]:
             yield replace(found, thread=thread.number)
 
 
-def own_text(number: int, nodes: Sequence[Node]) -> str:
-    """The text of one thread in the nodes of a document: main's outside of chunks, or a promise's chunk."""
-    if number == 0:
-        return "".join(node.text for node in nodes if isinstance(node, Text))
-    promises = [node for node in nodes if isinstance(node, Promise)]
-    chunk = promises[number - 1].chunk if number <= len(promises) else None
-    return chunk.text if chunk else ""
-
-
-def generation(
-    threads: Sequence[Thread],
-    visible: Visible,
-    finish_reason: FinishReason,
-    *,
-    prompted: bool,
-    critical_path: int,
-    now: float,
-    spans: Sequence[Span],
-    parallel: bool,
-    notes: tuple[str, ...],
-) -> Generation:
-    """The answer so far as users see it."""
-    document = assemble(threads, visible=visible.length if visible.stopped else None)
-    records = tuple(_records(threads, document))
-    requests = [request for record in records for request in record.requests]
-    completion = sum(record.tokens for record in records)
-    discarded = sum(record.discarded_tokens for record in records)
-    text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
-    if prompted:
-        text_tokens = round((completion - discarded) * len(document.text) / max(1, len(document.format())))
-    return Generation(
-        text="".join(visible.shown),
-        reasoning="".join(threads[0].reader.reasoning),
-        document=document,
-        threads=records,
-        usage=Usage(
-            prompt_tokens=requests[0].prompt_tokens if requests else 0,
-            completion_tokens=completion,
-            discarded_tokens=discarded,
-            cached_tokens=sum(request.cached_tokens or 0 for request in requests),
-            prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
-            requests=len(requests),
-        ),
-        critical_path=critical_path,
-        text_tokens=text_tokens,
-        finish_reason=finish_reason,
-        matched_stop=visible.matched_stop,
-        elapsed=now,
-        timeline=tuple(spans),
-        parallel=parallel,
-        notes=notes,
-    )
-
-
-def _records(threads: Sequence[Thread], document: Document) -> Iterator[ThreadRecord]:
-    promises = document.promises
-    for thread in threads:
-        if thread.number == 0:
-            yield thread.record(own_text(0, document.nodes))
-        else:
-            chunk = promises[thread.number - 1].chunk if thread.number <= len(promises) else None
-            yield thread.record(chunk.text if chunk else "")
+def _texts(nodes: Sequence[Node]) -> list[str]:
+    """Main's text outside of chunks, then that of each promise's chunk."""
+    chunks = [node.chunk.text if node.chunk else "" for node in nodes if isinstance(node, Promise)]
+    return ["".join(node.text for node in nodes if isinstance(node, Text)), *chunks]
 
 
 def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
-from pasta_async.interpreter.assembly import assemble, diagnostics_since, generation, own_text
-from pasta_async.interpreter.reading import Reader
-from pasta_async.interpreter.recorded import RecordedTokens
+from pasta_async.interpreter.assembly import Answer, diagnostics_since
+from pasta_async.interpreter.reading import Reader, ReasoningRead, RecordedTokens
 from pasta_async.interpreter.threads import Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import (
@@ -28,18 +27,14 @@ from pasta_async.results import Span
 
 if TYPE_CHECKING:
     from pasta_async.errors import PastaError
-    from pasta_async.interpreter.reading import Dialect
-    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.reading import Dialect, Part
     from pasta_async.interpreter.threads import Cut
     from pasta_async.lang import ClosedBy, Promise, Reading
-    from pasta_async.limits import Limits
+    from pasta_async.observers import AnswerStart
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Fork", "Machine"]
-
-Fork = Literal["stream", "cut"]
-"""Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
+__all__ = ["Machine"]
 
 
 class Machine:
@@ -48,24 +43,18 @@ class Machine:
     Args:
         info: The model.
         dialect: How its tags are read.
-        limits: Caps of chunks, and of everything that is generated.
-        max_tokens: Tokens of the answer, in document order.
-        stop: Texts that end the visible text.
-        fork: When threads start.
+        start: What was asked for.
         thinking: Whether the answer begins inside a thinking block.
         listen: Whether somebody reads `events`.
-        notes: What the answer says about itself.
+        notes: What the result says of it.
     """
 
     def __init__(
         self,
         info: ModelInfo,
         dialect: Dialect,
-        limits: Limits,
+        start: AnswerStart,
         *,
-        max_tokens: int,
-        stop: tuple[str, ...] = (),
-        fork: Fork = "stream",
         thinking: bool = False,
         listen: bool = True,
         notes: tuple[str, ...] = (),
@@ -76,22 +65,23 @@ class Machine:
         """Threads to start."""
         self.dropped: list[int] = []
         """Threads whose request is to be aborted."""
-        self.spans: list[Span] = []
+        self.info: ModelInfo = info
         self.dialect: Dialect = dialect
-        self._info = info
-        self._cut_at_promises = fork == "cut"
-        self._listen, self._notes = listen, notes
-        self._visible = Visible(stop, max_tokens)
+        self.start: AnswerStart = start
+        self._listen = listen
+        self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
         reader = Reader(dialect, info.tags, main=True, thinking=thinking)
         self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
-        self.threads: list[Thread] = [self.main]
-        self._budget = TokenBudget(self.main, max_tokens, limits)
+        self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
+        prompted = dialect == "text"
+        self.answer: Answer = Answer(
+            self.main, self._budget, self._visible, prompted=prompted, parallel=start.parallel, notes=notes
+        )
+        self.threads: list[Thread] = self.answer.threads
         self._joined: list[Part] = []
         self._inline: Thread | None = None
         self._stops_idly = False  # a request of main ended at a tag that had no effect
         self._interrupt = False
-        self._truncated = False
-        self._finish_reason: FinishReason = "abort"  # until it is over
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -115,13 +105,13 @@ class Machine:
         after the first of those, main's requests go on past syncs until the next join. One that has an effect
         is then ended from here, and what was decoded behind the sync meanwhile is never read.
         """
-        tags = self._info.tags
+        tags = self.info.tags
         if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
         if self.dialect == "ids" and tags:
             if number:
                 return (tags.close_async,), ()
-            return ((tags.sync, tags.end) if self._cut_at_promises else (tags.sync,)), ()
+            return ((tags.sync, tags.end) if self.start.fork == "cut" else (tags.sync,)), ()
         return (), ((ASYNC_CLOSE,) if number else (SYNC, "<sync />", "<sync>"))
 
     def wants(self, number: int) -> bool:
@@ -137,11 +127,11 @@ class Machine:
         thread.begin_request(prompt_tokens, now)
 
     def end_request(
-        self, number: int, began: float, tokens: int, now: float, finish_reason: FinishReason
+        self, number: int, began: float, now: float, finish_reason: FinishReason
     ) -> RequestRecord:
-        """A request is over, after so many tokens, whatever ended it."""
-        self.spans.append(Span(thread=number, start=began, end=now))
-        return self.threads[number].end_request(tokens, finish_reason)
+        """A request is over, whatever ended it."""
+        self.answer.spans.append(Span(thread=number, start=began, end=now))
+        return self.threads[number].end_request(finish_reason)
 
     # What was decoded -------------------------------------------------------------------------------------
 
@@ -154,7 +144,7 @@ class Machine:
         thread.note(piece, now)
         self._budget.generated += len(piece.ids)
         ids = piece.ids
-        ended = bool(ids) and ids[-1] in self._info.end_ids
+        ended = bool(ids) and ids[-1] in self.info.end_ids
         if ended:
             ids = ids[:-1]
         if ids or piece.text:
@@ -198,114 +188,49 @@ class Machine:
 
     # The end ----------------------------------------------------------------------------------------------
 
-    @property
-    def cut(self) -> Cut | None:
-        """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
-        return None if self._visible.stopped or self._truncated else self._budget.cut()
-
-    def cut_ids(self, cut: Cut) -> tuple[list[int], int]:
-        """Ids of the cut thread up to the cut, and how many of them are known to say what was read so far."""
-        thread = self.threads[cut.thread]
-        start = 0 if cut.thread else self._budget.round_start
-        return thread.recorded.raw[: cut.tokens - start], max(0, thread.reader.known(cut.tokens) - start)
-
     def truncate(self, cut: Cut, rest: str) -> None:
-        """Leave out what stands behind the answer's last token.
+        """Leave out what stands behind the answer's last token; see `Answer.truncate`."""
+        for number, text in self.answer.truncate(cut, rest).items():
+            self._tell(ev.ThreadReplaced(number, text))
+        self._show(self._visible.close(self.answer.document().text))
 
-        Args:
-            cut: Where that is.
-            rest: What the ids up to the cut say behind those that are known (`cut_ids`).
-        """
-        before = [self._text(thread.number) for thread in self.threads]
-        inside = self.threads[cut.thread]
-        if cut.thread == 0:
-            last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
-            self.main.reader, self.main.kept = self.main.reader.first(cut.tokens, rest), cut.tokens
-        else:
-            last = cut.thread
-            self.main.reader = self.main.reader.first(inside.origin, but=inside.behind)
-            self.main.kept = inside.origin
-            if inside.superseded or cut.tokens < inside.kept:
-                inside.reader = inside.reader.first(cut.tokens, rest)
-                inside.kept, inside.closed_by, inside.finish_reason = cut.tokens, "budget", "length"
-        self.main.finish_reason = "length"
-        self._leave_out(last)
-        self._truncated = True
-        for thread, text in zip(self.threads, before, strict=True):
-            if (now := self._text(thread.number)) != text:
-                self._tell(ev.ThreadReplaced(thread.number, now))
-        self._show(self._visible.close(assemble(self.threads).text))
-
-    def finish(self, finish_reason: FinishReason | None, now: float, *, parallel: bool) -> Generation:
+    def finish(self, finish_reason: FinishReason | None, now: float) -> Generation:
         """End the answer; `finish_reason` says how it was broken off, if it was."""
         for thread in self.threads:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
-        if cut := self.cut:
+        if cut := self.answer.cut:
             self.truncate(cut, "")
-        if not self._truncated:
+        if not self.answer.truncated:
             self._show(self._visible.close())
         if self._visible.stopped:
-            self._end_at_stop_text()
-        self._finish_reason = finish_reason or self.main.finish_reason
-        result = self.snapshot(now, parallel=parallel)
+            self.answer.end_at_stop_text()
+        self.answer.finish_reason = finish_reason or self.main.finish_reason
+        result = self.answer.generation(now)
         if finish_reason is None:
             self._tell(ev.AnswerDone(result))
         return result
-
-    def snapshot(self, now: float, *, parallel: bool) -> Generation:
-        """The answer so far, without ending it."""
-        return generation(
-            self.threads,
-            self._visible,
-            self._finish_reason,
-            prompted=self.dialect == "text",
-            critical_path=self._budget.critical_path,
-            now=now,
-            spans=self.spans,
-            parallel=parallel,
-            notes=self._notes,
-        )
-
-    def _end_at_stop_text(self) -> None:
-        """The thread in which the stop text stands ended there; what stands behind it was not wanted."""
-        promises = assemble(self.threads, visible=self._visible.length).promises
-        self._leave_out(len(promises))
-        if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
-            thread = self.threads[len(promises)]
-            thread.finish_reason, thread.closed_by = "stop", "interrupted"
-        self.main.finish_reason = "stop"
-
-    def _leave_out(self, last: int) -> None:
-        """The document ends before the promises of the threads behind this one."""
-        for thread in self.threads[last + 1 :]:
-            thread.kept, thread.closed_by, thread.finish_reason = 0, "interrupted", "abort"
 
     # Reading ----------------------------------------------------------------------------------------------
 
     def _read(self, thread: Thread, ids: tuple[int, ...], text: str, now: float) -> None:
         thread.recorded.add(ids, text)
-        count = len(thread.reader.reasoning)
-        readings = thread.reader.read(ids, text)
-        self._think(thread, count)
-        self._act(thread, readings, now)
+        self._act(thread, thread.reader.read(ids, text), now)
 
-    def _think(self, thread: Thread, count: int) -> None:
-        for text in thread.reader.reasoning[count:]:
-            self._tell(ev.ReasoningDelta(text))
-
-    def _act(self, thread: Thread, readings: list[Reading], now: float) -> None:
+    def _act(self, thread: Thread, readings: list[Reading | ReasoningRead], now: float) -> None:
         found = thread.reader.parser.diagnostics
         if self._listen and len(found) > thread.reported:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
             thread.reported = len(found)
         for reading in readings:
-            if isinstance(reading, TextRead):
+            if isinstance(reading, ReasoningRead):
+                self._tell(ev.ReasoningDelta(reading.text))
+            elif isinstance(reading, TextRead):
                 self._write(thread, reading.text)
             elif thread is self.main:
                 self._act_on_main(reading, now)
             elif isinstance(reading, ChunkEnded):
-                self._end_record(thread, reading.end)
+                thread.recorded.end(thread.reader.characters - reading.end)
                 self._close(thread, "stop", "writer", now)
 
     def _act_on_main(self, reading: Reading, now: float) -> None:
@@ -318,14 +243,9 @@ class Machine:
         elif isinstance(reading, ChunkEnded):
             self._end_inline(now)
         elif isinstance(reading, SyncRead):
-            self._end_record(self.main, reading.end)
+            self.main.recorded.end(self.main.reader.characters - reading.end)
             self.main.state = "joining"
             self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
-
-    def _end_record(self, thread: Thread, end: int) -> None:
-        """What a thread wrote ends with a tag; the rest of the tag's token is no part of it."""
-        thread.recorded.cut(thread.reader.characters - end)
-        thread.recorded.drop_rest()
 
     def _write(self, thread: Thread, text: str) -> None:
         lane, owner = thread.lane, thread
@@ -350,34 +270,27 @@ class Machine:
         if self._listen:
             self.events.append(event)
 
-    def _text(self, number: int) -> str:
-        """The text of a thread, or what main wrote in its place."""
-        thread = self.threads[number]
-        if number == 0 or thread.superseded:
-            return own_text(number, self.main.reader.parser.nodes)
-        return own_text(0, thread.reader.parser.nodes) if thread.kept else ""
-
     # Threads ----------------------------------------------------------------------------------------------
 
     def _open(self, promise: Promise, left: int, now: float) -> None:
         number = len(self.threads)
         self.main.recorded.mark(number, left)
-        reader = Reader(self.dialect, self._info.tags, main=False)
-        thread = Thread(number, reader, self._visible.open(), opened=now, promise=promise)
+        reader = Reader(self.dialect, self.info.tags, main=False)
+        thread = Thread(number, reader, self._visible.open(), now, promise, closed_by="interrupted")
         thread.behind = left
         self._budget.open(thread, promise.tokens)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
         if self.allowance(number) > 0:
             self.spawned.append(number)
-            self._interrupt = self._cut_at_promises
+            self._interrupt = self.start.fork == "cut"
         else:
             self._close(thread, "length", "budget", now)
 
     def _supersede(self, gap: str, now: float) -> None:
         """Main keeps its last promise itself: that text is the chunk, the thread is aborted."""
         thread = self._budget.round[-1]
-        if self._text(thread.number):
+        if self.answer.text(thread.number):
             self._tell(ev.ThreadReplaced(thread.number, ""))
         if thread.state == "open":
             self.dropped.append(thread.number)
@@ -401,7 +314,7 @@ class Machine:
 
     def _report_end(self, thread: Thread) -> None:
         if self._listen:
-            self.events.append(ev.ThreadDone(thread.number, thread.record(self._text(thread.number))))
+            self.events.append(ev.ThreadDone(thread.number, thread.record(self.answer.text(thread.number))))
 
     def _check_end(self, thread: Thread, piece: Piece, now: float, *, ended: bool) -> None:
         """End a thread whose request ended for good."""
@@ -428,10 +341,8 @@ class Machine:
 
     def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:
         """End a thread; what its parser held back is text after all."""
-        count = len(thread.reader.reasoning)
         over = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
         readings = thread.reader.close(cut=over)  # half a tag is nothing to show
-        self._think(thread, count)
         if thread is self.main:
             self._act(thread, readings, now)
             self._end_inline(now)
@@ -447,7 +358,7 @@ class Machine:
 
     def _written(self, tag: str) -> Part:
         """A forced tag as the model reads it."""
-        tags = self._info.tags
+        tags = self.info.tags
         if self.dialect == "ids" and tags:
             return (tags.open_async if tag == ASYNC_OPEN else tags.close_async,)
         return tag

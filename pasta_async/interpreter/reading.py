@@ -1,19 +1,26 @@
-"""How one thread's tokens are read: its thinking block, its tags, its text."""
+"""How one thread's tokens are read, and recorded for the contexts of later requests."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pasta_async.lang import Parser
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from pasta_async.lang import Reading
     from pasta_async.protocol import TagIds
 
-__all__ = ["THINK_OPEN", "Dialect", "Reader", "ThinkingFilter"]
+__all__ = ["THINK_OPEN", "Dialect", "Part", "Reader", "ReasoningRead", "RecordedTokens", "ThinkingFilter"]
 
 Dialect = Literal["ids", "text", "plain"]
 """How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""
+
+Part = tuple[int, ...] | str
+"""Part of a context: recorded ids, or a text that is to be encoded."""
 
 THINK_OPEN = "<think>"
 _THINK_CLOSE = "</think>"
@@ -70,6 +77,12 @@ def overlap(text: str, other: str) -> int:
     return 0
 
 
+class ReasoningRead(NamedTuple):
+    """More of a thinking block."""
+
+    text: str
+
+
 class _Unit(NamedTuple):
     """What was read at once."""
 
@@ -106,19 +119,15 @@ class Reader:
         self.reasoning: list[str] = []
         """What stood in a thinking block."""
 
-    def read(self, ids: tuple[int, ...], text: str) -> list[Reading]:
+    def read(self, ids: tuple[int, ...], text: str) -> list[Reading | ReasoningRead]:
         """Read newly decoded tokens; a tag id comes alone."""
         is_tag = self._tags is not None and len(ids) == 1 and ids[0] in self._tags
         return self._read(_Unit(self.tokens + len(ids), text, is_tag))
 
-    def close(self, *, cut: bool = False) -> list[Reading]:
+    def close(self, *, cut: bool = False) -> list[Reading | ReasoningRead]:
         """The thread is over: what was held back comes out, but half a tag if it was broken off (`cut`)."""
-        readings: list[Reading] = []
-        if self._thinking and not self._thinking.passed:
-            thought, text = self._thinking.flush()
-            self._add_reasoning(thought)
-            readings += self._parse(text, is_tag=False)
-        return readings + self.parser.close(cut=cut)
+        held = self._divide(*self._thinking.flush()) if self._thinking and not self._thinking.passed else []
+        return [*held, *self.parser.close(cut=cut)]
 
     def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
         """A closed reader that has read only the first so many tokens. Half a tag at the end is left out.
@@ -144,7 +153,7 @@ class Reader:
         """The largest number of tokens, up to `tokens`, whose text is known to be complete."""
         return max((unit.tokens for unit in self._units if unit.text and unit.tokens <= tokens), default=0)
 
-    def _read(self, unit: _Unit) -> list[Reading]:
+    def _read(self, unit: _Unit) -> list[Reading | ReasoningRead]:
         self._units.append(unit)
         new, self.tokens = unit.tokens - self.tokens, unit.tokens
         if unit.is_tag and self._tags:
@@ -152,14 +161,18 @@ class Reader:
         elif not self._in_attributes:
             self.text_tokens += new
         if not self._thinking or self._thinking.passed:
-            return self._parse(unit.text, is_tag=unit.is_tag)
+            return [*self._parse(unit.text, is_tag=unit.is_tag)]
         if unit.is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
             _, held = self._thinking.flush()
             self._thinking.passed = True
-            return self._parse(held, is_tag=False) + self._parse(unit.text, is_tag=True)
-        thought, text = self._thinking.split(unit.text)
-        self._add_reasoning(thought)
-        return self._parse(text, is_tag=False)
+            return [*self._parse(held, is_tag=False), *self._parse(unit.text, is_tag=True)]
+        return self._divide(*self._thinking.split(unit.text))
+
+    def _divide(self, reasoning: str, text: str) -> list[Reading | ReasoningRead]:
+        if reasoning:
+            self.reasoning.append(reasoning)
+        thought = [ReasoningRead(reasoning)] if reasoning else []
+        return [*thought, *self._parse(text, is_tag=False)]
 
     def _parse(self, text: str, *, is_tag: bool) -> list[Reading]:
         self.characters += len(text)
@@ -167,6 +180,83 @@ class Reader:
             return self.parser.feed(text)
         return self.parser.feed_tag(text) if is_tag else self.parser.feed_text(text)
 
-    def _add_reasoning(self, text: str) -> None:
-        if text:
-            self.reasoning.append(text)
+
+@dataclass(slots=True)
+class _Recorded:
+    """What was read at once; ids whose text lags wait for it."""
+
+    start: int
+    """How many ids were recorded before it."""
+    ids: list[int] = field(default_factory=list[int])
+    text: str = ""
+    promises: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Those whose tag ends here: its thread, and the characters up to there."""
+    split: bool = False
+    """Whether a tag ends inside it, so that its text is encoded anew."""
+
+
+class RecordedTokens:
+    """What a thread wrote since its context began, as the token ids that later contexts are made of.
+
+    A fork must be a token prefix of its parent, so contexts are made of the ids that were recorded. Where
+    the tag of a prompted model ends inside a token, the context is cut before that token, and the token's
+    text up to the tag's end, and behind it, is encoded anew; the shell does that through `Backend.encode`.
+    """
+
+    def __init__(self) -> None:
+        self.raw: list[int] = []
+        """The ids as they were generated: what the thread itself has behind its context."""
+        self._units: list[_Recorded] = []
+
+    def add(self, ids: tuple[int, ...], text: str) -> None:
+        """What was read as one unit; `mark` and `end` say where in it tags ended."""
+        if not self._units or self._units[-1].text:
+            self._units.append(_Recorded(len(self.raw)))
+        self._units[-1].ids += ids
+        self._units[-1].text = text
+        self.raw += ids
+
+    def mark(self, thread: int, left: int) -> None:
+        """A promise ends `left` characters before the end of what was added last."""
+        unit = self._units[-1]
+        unit.promises.append((thread, len(unit.text) - left))
+        unit.split = unit.split or left > 0
+
+    def end(self, left: int) -> None:
+        """A tag ends all of it there; what comes behind was written without what has to come before."""
+        if left:
+            self._units[-1].text = self._units[-1].text[:-left]
+            self._units[-1].split = True
+
+    def before(self, thread: int) -> list[Part]:
+        """What stands up to the promise of `thread`: the recorded ids, cut nowhere but there."""
+        unit, end = next((unit, end) for unit in self._units for n, end in unit.promises if n == thread)
+        if end == len(unit.text):
+            return [tuple(self.raw[: unit.start + len(unit.ids)])]
+        return [tuple(self.raw[: unit.start]), unit.text[:end]]
+
+    def joined(self, chunks: Mapping[int, list[Part]]) -> list[Part]:
+        """All of it, with the chunk of each promise right behind it (none for a promise not in `chunks`)."""
+        return list(_merged(part for unit in self._units for part in _with_chunks(unit, chunks)))
+
+
+def _with_chunks(unit: _Recorded, chunks: Mapping[int, list[Part]]) -> Iterator[Part]:
+    at = 0
+    if not unit.split:
+        yield tuple(unit.ids)
+    for thread, end in unit.promises:
+        if unit.split:
+            yield unit.text[at:end]
+        yield from chunks.get(thread, [])
+        at = end
+    if unit.split:
+        yield unit.text[at:]
+
+
+def _merged(parts: Iterable[Part]) -> Iterator[Part]:
+    """Neighbouring ids as one part."""
+    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
+        if is_text:
+            yield from (part for part in run if part)
+        else:
+            yield tuple(chain.from_iterable(part for part in run if isinstance(part, tuple)))

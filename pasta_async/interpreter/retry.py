@@ -117,24 +117,20 @@ class _Screen:
         """Whether something was shown that cannot be taken back."""
 
     async def show(self, events: list[Event]) -> None:
-        if not self.begun:
-            events = self._before_text(events)
+        quiet = (ThreadStarted, ThreadFailed, ThreadDone)
+        self.begun = self.begun or not all(isinstance(event, quiet) for event in events)
+        if self.begun:
+            events, self._held = [*self._held, *events], []
+        else:
+            self._held += [event for event in events if _is_end(event)]
+            events = [
+                event
+                for event in events
+                if not _is_end(event) and not (isinstance(event, ThreadStarted) and self._started)
+            ]
+            self._started = True
         if events and self._emit:
             await self._emit(events)
-
-    def _before_text(self, events: list[Event]) -> list[Event]:
-        if not all(isinstance(event, ThreadStarted | ThreadFailed | ThreadDone) for event in events):
-            self.begun = True
-            events, self._held = [*self._held, *events], []
-            return events
-        at_once: list[Event] = []
-        for event in events:
-            if isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail"):
-                self._held.append(event)
-            elif not (isinstance(event, ThreadStarted) and self._started):
-                at_once.append(event)
-            self._started = True
-        return at_once
 
     async def restart(self) -> None:
         failures = [event for event in self._held if isinstance(event, ThreadFailed)]
@@ -145,3 +141,7 @@ class _Screen:
         self.begun = True
         events, self._held = self._held, []
         await self.show(events)
+
+
+def _is_end(event: Event) -> bool:
+    return isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail")

@@ -23,21 +23,19 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.interpreter.retry import retry_delay, with_retries
-from pasta_async.observers import AnswerObserver
 from pasta_async.protocol import DecodeRequest, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from pasta_async.clock import Clock
-    from pasta_async.events import Event
     from pasta_async.interpreter.machine import Machine
-    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.reading import Part
+    from pasta_async.interpreter.retry import Emit
     from pasta_async.interpreter.semaphore import PrioritySemaphore
-    from pasta_async.limits import Limits
-    from pasta_async.protocol import Backend, FinishReason, ModelInfo
+    from pasta_async.observers import AnswerObserver
+    from pasta_async.protocol import Backend, FinishReason
     from pasta_async.results import Generation
-    from pasta_async.sampling import Sampling
 
 __all__ = ["Runner", "thread_seed"]
 
@@ -62,18 +60,12 @@ class Runner:
         backend: Where tokens come from; connected.
         machine: What decides.
         prompt: Token ids of the prompt.
-        answer: Name of the answer, for the backend's affinity.
-        info: The backend's model.
-        sampling: How tokens are chosen.
-        limits: Threads, time, retries.
         slots: Shared with the other answers of the client.
         clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
         observer: Is told of turns and requests.
-        parallel: False: one thread at a time, in document order.
-        whole_chunks: Chunks come in one piece, where the backend can do that.
     """
 
     def __init__(
@@ -82,27 +74,19 @@ class Runner:
         machine: Machine,
         *,
         prompt: Sequence[int],
-        answer: str,
-        info: ModelInfo,
-        sampling: Sampling,
-        limits: Limits,
         slots: PrioritySemaphore,
         clock: Clock,
         began: float,
-        deadline: float | None = None,
-        emit: Callable[[list[Event]], Awaitable[None]] | None = None,
-        observer: AnswerObserver | None = None,
-        parallel: bool = True,
-        whole_chunks: bool = False,
+        deadline: float | None,
+        emit: Emit | None,
+        observer: AnswerObserver,
     ) -> None:
         self.machine = machine
-        self._backend, self._clock, self._slots = backend, clock, slots
-        self._prompt, self._answer, self._info = tuple(prompt), answer, info
-        self._sampling, self._limits = sampling, limits
-        self._began, self._deadline, self._emit = began, deadline, emit
-        self._observer = observer or AnswerObserver()
-        self._parallel, self._whole_chunks = parallel, whole_chunks
-        self._turns = asyncio.Semaphore(limits.max_threads if parallel else 1)
+        self._backend, self._prompt = backend, tuple(prompt)
+        self._start, self._limits = machine.start, machine.start.limits
+        self._slots, self._clock, self._began, self._deadline = slots, clock, began, deadline
+        self._emit, self._observer = emit, observer
+        self._turns = asyncio.Semaphore(self._limits.max_threads if self._start.parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
         self._encoded: dict[str, tuple[int, ...]] = {}
@@ -134,11 +118,11 @@ class Runner:
 
     def partial(self) -> Generation:
         """The answer so far."""
-        return self.machine.snapshot(self._now(), parallel=self._parallel)
+        return self.machine.answer.generation(self._now())
 
     async def _answer_within_time(self) -> None:
         alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
-        self._start(0)
+        self._begin(0)
         await self._ended(0)
         await self._settle()
         await self._truncate()
@@ -146,7 +130,7 @@ class Runner:
             alarm.cancel()
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
-        generation = self.machine.finish(finish_reason, self._now(), parallel=self._parallel)
+        generation = self.machine.finish(finish_reason, self._now())
         await self._flush()
         return generation
 
@@ -159,9 +143,9 @@ class Runner:
 
     # Threads ----------------------------------------------------------------------------------------------
 
-    def _start(self, number: int) -> asyncio.Task[None]:
+    def _begin(self, number: int) -> asyncio.Task[None]:
         work = self._thread(number) if number else self._main()
-        task = self._group.create_task(work, name=f"pasta {self._answer} thread {number}")
+        task = self._group.create_task(work, name=f"pasta {self._start.answer} thread {number}")
         self._tasks[number] = task
         return task
 
@@ -239,13 +223,12 @@ class Runner:
             request = await self._request(number)
             if request is None:
                 return
-            tokens = machine.threads[number].tokens
             try:
                 await self._exchange(request)
                 return
             except BackendError as error:
-                started = machine.threads[number].tokens > tokens
-                if started or not error.retryable or attempt >= self._limits.retries:
+                decoded = machine.threads[number].requests[-1].completion_tokens
+                if decoded or not error.retryable or attempt >= self._limits.retries:
                     raise
                 machine.fail(number, error, "retry")
                 await self._flush()
@@ -254,27 +237,19 @@ class Runner:
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, decode what comes, and keep the record of it."""
         number, machine, began = request.thread, self.machine, self._now()
-        thread = machine.threads[number]
-        before, finish_reason, problem = thread.tokens, "abort", None
+        finish_reason: FinishReason = "abort"
+        problem = None
         machine.begin_request(number, len(request.ids), began)
         await self._flush()
         if headers := self._observer.request_started(request):
             request = replace(request, headers=headers)
         try:
             finish_reason = await self._decode(request)
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise
-            finish_reason, problem = (
-                "error",
-                BackendProtocolError("the backend cancelled the request by itself"),
-            )
-            raise problem from error
         except Exception as error:
             finish_reason, problem = "error", error
             raise
         finally:
-            record = machine.end_request(number, began, thread.tokens - before, self._now(), finish_reason)
+            record = machine.end_request(number, began, self._now(), finish_reason)
             self._observer.request_ended(request, record, problem)
 
     async def _request(self, number: int) -> DecodeRequest | None:
@@ -283,22 +258,22 @@ class Runner:
         ids = [*self._prompt]
         for part in machine.context(number):
             ids += await self._ids(part)
-        max_tokens = min(machine.allowance(number), self._info.context_length - len(ids))
+        max_tokens = min(machine.allowance(number), machine.info.context_length - len(ids))
         if max_tokens < 1:
             machine.exhaust(number, self._now())
             await self._flush()
             return None
         stop_ids, stop_text = machine.stops(number)
         return DecodeRequest(
-            answer=self._answer,
+            answer=self._start.answer,
             thread=number,
             ids=tuple(ids),
             max_tokens=max_tokens,
-            sampling=self._sampling,
-            seed=thread_seed(self._sampling.seed, number),
+            sampling=self._start.sampling,
+            seed=thread_seed(self._start.sampling.seed, number),
             stop_ids=stop_ids,
             stop_text=stop_text,
-            stream=number == 0 or not self._whole_chunks,
+            stream=number == 0 or not self._start.whole_chunks,
         )
 
     async def _ids(self, part: Part) -> tuple[int, ...]:
@@ -321,15 +296,20 @@ class Runner:
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until it, or the request, ends; why the request did."""
         finished = None
-        async with aclosing(self._backend.decode(request)) as pieces:
-            async for piece in pieces:
-                if piece.finish_reason == "abort":
-                    raise BackendProtocolError("the backend aborted the request unasked")
-                finished = piece.finish_reason
-                if await self._take(request.thread, piece) or finished:
-                    break
-            else:
-                raise BackendProtocolError("the backend's stream ended without saying why")
+        try:
+            async with aclosing(self._backend.decode(request)) as pieces:
+                async for piece in pieces:
+                    if piece.finish_reason == "abort":
+                        raise BackendProtocolError("the backend aborted the request unasked")
+                    finished = piece.finish_reason
+                    if await self._take(request.thread, piece) or finished:
+                        break
+                else:
+                    raise BackendProtocolError("the backend's stream ended without saying why")
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            raise BackendProtocolError("the backend cancelled the request by itself") from error
         self._spawn()
         return finished or "abort"
 
@@ -403,14 +383,14 @@ class Runner:
 
     async def _truncate(self) -> None:
         """Leave out what stands behind the answer's last token."""
-        if cut := self.machine.cut:
-            ids, known = self.machine.cut_ids(cut)
+        if cut := self.machine.answer.cut:
+            ids, known = self.machine.answer.cut_ids(cut)
             self.machine.truncate(cut, await self._text_behind(ids, known) if known < len(ids) else "")
 
     def _spawn(self) -> None:
         numbers, self.machine.spawned = self.machine.spawned, []
         for number in numbers:
-            self._start(number)
+            self._begin(number)
 
     def _drop(self) -> None:
         numbers, self.machine.dropped = self.machine.dropped, []

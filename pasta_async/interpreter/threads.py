@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pasta_async.interpreter.recorded import RecordedTokens
+from pasta_async.interpreter.reading import RecordedTokens
 from pasta_async.results import RequestRecord, ThreadRecord
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.reading import Reader
     from pasta_async.interpreter.visible import Lane
     from pasta_async.lang import ClosedBy, Promise
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import FinishReason, Piece
 
 __all__ = ["Cut", "Thread", "TokenBudget"]
@@ -22,72 +23,48 @@ _TAIL = 64
 """Characters that a request's latest text is remembered by."""
 
 
+@dataclass(slots=True, eq=False)
 class Thread:
     """One sequential decoder: thread 0 is main, thread k keeps the k-th promise."""
 
-    __slots__ = (
-        "behind",
-        "cap",
-        "closed_by",
-        "ended",
-        "finish_reason",
-        "first_token",
-        "kept",
-        "lane",
-        "latest",
-        "number",
-        "opened",
-        "origin",
-        "promise",
-        "prompt",
-        "reader",
-        "recorded",
-        "reported",
-        "requests",
-        "started",
-        "state",
-        "stops",
-        "tail",
-        "tokens",
-    )
-
-    def __init__(
-        self, number: int, reader: Reader, lane: Lane, *, opened: float, promise: Promise | None = None
-    ) -> None:
-        self.number: int = number
-        self.reader: Reader = reader
-        self.promise: Promise | None = promise
-        self.lane: Lane = lane
-        self.state: Literal["open", "joining", "done"] = "open"
-        self.recorded: RecordedTokens = RecordedTokens()
-        """What it wrote since its context began."""
-        self.cap: int = 0
-        """Tokens a chunk may have."""
-        self.origin: int = 0
-        """Main's tokens up to the promise."""
-        self.behind: int = 0
-        """Characters that main's token with the end of the promise's tag has behind it."""
-        self.reported: int = 0
-        """How many of its diagnostics came out as events."""
-        self.stops: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
-        """Ids and texts that the request under way stops at."""
-        self.tail: str = ""
-        """The end of what the request under way has written, in which a stop text is looked for."""
-        self.latest: int | None = None
-        """Its latest id."""
-        self.tokens: int = 0
-        """Tokens generated."""
-        self.kept: int = 0
-        """Of these, tokens that stand in the document."""
-        self.opened: float = opened
-        self.started: float | None = None
-        self.first_token: float | None = None
-        self.ended: float | None = None
-        self.finish_reason: FinishReason = "abort"
-        self.closed_by: ClosedBy | None = None if number == 0 else "interrupted"
-        self.prompt: tuple[int, int | None] = (0, None)
-        """Context tokens of the request under way, and how many of them were cached."""
-        self.requests: list[RequestRecord] = []
+    number: int
+    reader: Reader
+    lane: Lane
+    opened: float
+    promise: Promise | None = None
+    closed_by: ClosedBy | None = None
+    """What ended the chunk; None for main, and where main wrote the chunk itself."""
+    state: Literal["open", "joining", "done"] = "open"
+    finish_reason: FinishReason = "abort"
+    recorded: RecordedTokens = field(default_factory=RecordedTokens)
+    """What it wrote since its context began."""
+    cap: int = 0
+    """Tokens a chunk may have."""
+    origin: int = 0
+    """Main's tokens up to the promise."""
+    behind: int = 0
+    """Characters that main's token with the end of the promise's tag has behind it."""
+    reported: int = 0
+    """How many of its diagnostics came out as events."""
+    tokens: int = 0
+    """Tokens generated."""
+    kept: int = 0
+    """Of these, tokens that stand in the document."""
+    started: float | None = None
+    first_token: float | None = None
+    ended: float | None = None
+    requests: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    """The last one may be under way; what follows is about it."""
+    before: int = 0
+    """Tokens generated before it."""
+    cached: int | None = None
+    """Tokens of its context that were in the prefix cache."""
+    stops: tuple[tuple[int, ...], tuple[str, ...]] = ((), ())
+    """Ids and texts that it stops at."""
+    tail: str = ""
+    """The end of what it has written, in which a stop text is looked for."""
+    latest: int | None = None
+    """Its latest id."""
 
     @property
     def superseded(self) -> bool:
@@ -96,36 +73,33 @@ class Thread:
 
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
-        if self.started is None:
-            self.started = now
-        self.prompt = (prompt_tokens, None)
-        self.tail, self.latest = "", None
+        self.started = now if self.started is None else self.started
+        self.before, self.cached, self.tail, self.latest = self.tokens, None, "", None
         self.requests.append(
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
 
-    def end_request(self, generated: int, finish_reason: FinishReason) -> RequestRecord:
-        """The request is over, one way or the other, after so many tokens."""
-        prompt_tokens, cached = self.prompt
-        self.requests[-1] = RequestRecord(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached,
-            completion_tokens=generated,
+    def end_request(self, finish_reason: FinishReason) -> RequestRecord:
+        """The request is over, one way or the other."""
+        record = RequestRecord(
+            prompt_tokens=self.requests[-1].prompt_tokens,
+            cached_tokens=self.cached,
+            completion_tokens=self.tokens - self.before,
             finish_reason=finish_reason,
         )
-        return self.requests[-1]
+        self.requests[-1] = record
+        return record
 
     def note(self, piece: Piece, now: float) -> None:
         """Count a piece."""
         self.tail = (self.tail + piece.text)[-_TAIL:]
         if piece.ids:
             self.latest = piece.ids[-1]
-            if self.first_token is None:
-                self.first_token = now
+            self.first_token = now if self.first_token is None else self.first_token
             self.tokens += len(piece.ids)
             self.kept += len(piece.ids)
         if piece.cached_tokens is not None:
-            self.prompt = (self.prompt[0], piece.cached_tokens)
+            self.cached = piece.cached_tokens
 
     def stopped_where_asked(self) -> bool:
         """Whether the request under way has come to one of the ids or texts it stops at."""

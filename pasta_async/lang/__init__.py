@@ -3,7 +3,7 @@
 Pure: no I/O, no asyncio. docs/language.md describes the language.
 """
 
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, MESSAGES, STYLE_CODES, Code, Diagnostic
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -24,15 +24,17 @@ from pasta_async.lang.document import (
     escape,
 )
 from pasta_async.lang.lexer import MAX_ESTIMATE
-from pasta_async.lang.parser import Parser, check, parse
-from pasta_async.lang.readings import (
+from pasta_async.lang.parser import (
     ChunkBegun,
     ChunkEnded,
     IgnoredRead,
+    Parser,
     PromiseRead,
     Reading,
     SyncRead,
     TextRead,
+    check,
+    parse,
 )
 from pasta_async.lang.views import Segment, View, segments, views
 
@@ -42,7 +44,6 @@ __all__ = [
     "MAX_DIAGNOSTICS",
     "MAX_ESTIMATE",
     "MAX_TAG",
-    "MESSAGES",
     "STYLE_CODES",
     "PROMISE_CLOSE",
     "PROMISE_OPEN",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import Backend
 
     Endpoint = Callable[[Request], Awaitable[Response]]

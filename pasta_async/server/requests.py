@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from pasta_async.interpreter import Fork  # noqa: TC001 - pydantic needs it at run time
-from pasta_async.sampling import Sampling
+from pasta_async.options import Fork, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import Message
     from pasta_async.server.service import Service
     from pasta_async.server.settings import ServerSettings

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from pasta_async.client import Client
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.protocol import ModelInfo
     from pasta_async.server.settings import ServerSettings
 

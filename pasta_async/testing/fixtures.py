@@ -17,7 +17,7 @@ from pasta_async.testing.clock import VirtualClock
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pasta_async.limits import Limits
+    from pasta_async.options import Limits
     from pasta_async.testing.backend import Fault
     from pasta_async.testing.script import ScriptSource
 

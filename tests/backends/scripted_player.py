@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang import TAG_TOKENS, Chunk, Document, Promise, Segment, Sync, Text
+from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

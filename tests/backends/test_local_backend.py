@@ -18,8 +18,8 @@ from pasta_async.backends.local.session import EngineLoop
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
-from pasta_async.cli.command import ending, run_command
+from pasta_async.cli.command import command, ending, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +136,14 @@ def test_an_error_of_the_library_is_1_with_its_name() -> None:
     code = code_of(work, "there")  # a text as the code: Python prints it on stderr and exits with 1
     assert isinstance(code, str)
     assert code.startswith("BackendConnectError: ")
+
+
+def test_a_main_prints_the_text_that_its_work_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    main = command(Copy, lambda settings: f"from {settings.source}", "copy", "", positional=["source"])
+    with pytest.raises(SystemExit) as ended:
+        main(["there"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == "from there\n"
 
 
 def test_other_errors_are_not_hidden() -> None:

@@ -14,7 +14,8 @@ from pasta_async import events
 from pasta_async.testing import Fault, ScriptedBackend
 
 NAMES = """
-AnswerDone AnswerObserver AnswerStart AnswerStream Backend BackendConnectError BackendError BackendLostError
+AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError BackendError
+BackendLostError
 BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
 DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pasta_async import (
+    AnswerOptions,
+    AnswerStart,
     Client,
     InvalidRequestError,
     InvalidStateError,
@@ -131,6 +133,8 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"parallel": None},
         {"prompted": 3},
         {"whole_chunks": "no"},
+        {"frequency": 1},
+        {"model": "x"},
         {"backend": 5},
         {"backend": []},
         {"backend": ["local:", 5]},
@@ -192,12 +196,19 @@ async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them
 
 
 @pytest.mark.parametrize("call", [Client.generate, Client.stream, generate, stream])
-def test_every_way_to_ask_lists_the_same_parameters(call: Any) -> None:
-    parameters = set(inspect.signature(call).parameters) - {"self", "backend", "api_key"}
-    assert parameters == set(inspect.signature(Client.generate).parameters) - {"self"}
-    assert parameters > set(Sampling.model_fields)
-    assert {"backend", "api_key"} <= set(inspect.signature(generate).parameters)
-    assert {"backend", "api_key"} <= set(inspect.signature(stream).parameters)
+def test_every_way_to_ask_takes_the_same_typed_options(call: Any) -> None:
+    assert inspect.signature(call).parameters["options"].annotation == "Unpack[AnswerOptions]"
+
+
+def test_the_options_of_an_answer_are_all_known_to_observers() -> None:
+    direct = set(Sampling.model_fields)
+    assert AnswerOptions.__annotations__.keys() > direct
+    assert AnswerOptions.__annotations__.keys() - direct == AnswerStart.model_fields.keys() - {
+        "answer",
+        "prompt",
+        "streamed",
+        "model",
+    }
 
 
 async def test_a_client_that_was_closed_and_a_stream_out_of_order() -> None:

@@ -50,7 +50,9 @@ async def test_the_score_is_that_of_the_task(tmp_path: Path) -> None:
     assert found["by_family"]["describe"]["theoretical_speedup"]["value"] > 1
     low, high = (found["all"]["right"][end] for end in ("low", "high"))
     assert 50 < low < 87.5 < high < 100
-    assert [row["family"] for row in table(found)] == ["describe", "chain", "all"]
+    groups = ["describe", "chain", "unseen names", "unseen templates", "all"]
+    assert [row[""] for row in table(found)] == [*groups, *(f"{name}, baseline" for name in groups)]
+    assert found["by_split"]["unseen templates"]["right"]["value"] == 100
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.interpreter.vocabularies import tokenizer
 
 if TYPE_CHECKING:
     from pasta_async import Event, Generation
-    from pasta_async.interpreter import Fork
+    from pasta_async.options import Fork
 
 pytestmark = pytest.mark.loop_matrix
 

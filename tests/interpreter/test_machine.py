@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import ModelInfo, Piece
+from pasta_async import ModelInfo, Piece, Sampling
 from pasta_async.interpreter import Machine
 from pasta_async.lang import parse
+from pasta_async.observers import AnswerStart
 from pasta_async.testing import Script
 from tests.interpreter.support import RICH, ROOMY, documents, promise, unrolled
 from tests.interpreter.vocabularies import tokenizer
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pasta_async import Generation
     from pasta_async.interpreter import Dialect
-    from pasta_async.interpreter.recorded import Part
+    from pasta_async.interpreter.reading import Part
     from pasta_async.lang import Document
     from pasta_async.testing import Tokenizer
 
@@ -31,6 +32,10 @@ Choose = Callable[[int], int]
 """Which of n things that could happen next does."""
 Outcome = dict[tuple[int, int], tuple[int, ...]]
 """What each request had in its context, by thread and number."""
+
+
+def start(max_tokens: int = 1000) -> AnswerStart:
+    return AnswerStart(answer="a", prompt="Why?", sampling=Sampling(max_tokens=max_tokens), limits=ROOMY)
 
 
 @dataclass
@@ -97,7 +102,7 @@ def prompted(document: Document, name: str, behind_sync: str = "") -> Model:
 
 def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Outcome]:
     """Play an answer; `choose` says which of n things that could happen next does."""
-    machine = Machine(model.info(), dialect, ROOMY, max_tokens=10**7)
+    machine = Machine(model.info(), dialect, start(10**7))
     contexts: Outcome = {}
     asking: set[int] = set()
     started = [0]
@@ -105,7 +110,7 @@ def run(model: Model, dialect: Dialect, choose: Choose) -> tuple[Generation, Out
         able = [number for number in started if machine.wants(number)]
         ready = machine.main.state == "joining" and not machine.open_threads
         if not able and not ready:
-            return machine.finish(None, 0.0, parallel=True), contexts
+            return machine.finish(None, 0.0), contexts
         at = choose(len(able) + ready)
         if at == len(able):
             machine.join(0.0)
@@ -209,7 +214,7 @@ def test_a_sync_that_is_split_between_pieces_while_a_thread_writes_is_still_seen
     """A request that stopped at an idle sync goes on, whatever another thread wrote in between."""
     words = tokenizer("plain words")
     end = (words.end_id,)
-    machine = Machine(ModelInfo("m", 10**6, 10**6, end, None, True), "text", ROOMY, max_tokens=1000)
+    machine = Machine(ModelInfo("m", 10**6, 10**6, end, None, True), "text", start())
     machine.begin_request(0, 0, 0.0)
     machine.feed(0, Piece((1,), '<promise topic="a" tokens="10"/><sync/>', "stop"), 0.0)
     machine.begin_request(1, 0, 0.0)
@@ -227,7 +232,7 @@ def test_a_sync_that_is_split_between_pieces_while_a_thread_writes_is_still_seen
     machine.begin_request(0, 0, 0.0)
     machine.feed(0, Piece((1,), " The end.", "stop"), 0.0)
     assert not machine.wants(0)  # the sync before was another request's
-    assert machine.finish(None, 0.0, parallel=True).text == "abIdle:  The end."
+    assert machine.finish(None, 0.0).text == "abIdle:  The end."
 
 
 def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
@@ -235,7 +240,7 @@ def test_a_stop_that_comes_behind_its_token_is_not_the_end() -> None:
     words = tokenizer("words")
     assert words.tags is not None
     info = ModelInfo("m", 10**6, 10**6, (words.end_id,), words.tags, True)
-    machine = Machine(info, "ids", ROOMY, max_tokens=1000)
+    machine = Machine(info, "ids", start())
     machine.begin_request(0, 0, 0.0)
     machine.feed(0, Piece((words.tags.sync,), "<sync/>"), 0.0)
     machine.feed(0, Piece((), "", "stop"), 0.0)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.sglang.launch import engine_arguments
+from pasta_async.options import Settings
 from pasta_async.server.settings import ServerSettings
-from pasta_async.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

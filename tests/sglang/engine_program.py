@@ -18,8 +18,8 @@ from typing import Any
 from pasta_async import BackendError, Client, InvalidRequestError
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import EngineBackend
+from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest
-from pasta_async.sampling import Sampling
 
 
 async def answers(backend: Backend, prompts: list[str]) -> list[Any]:

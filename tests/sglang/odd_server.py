@@ -9,8 +9,8 @@ import httpx
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence

@@ -25,8 +25,8 @@ from pasta_async.errors import (
     PromptTooLongError,
     UnsupportedModelError,
 )
+from pasta_async.options import Sampling
 from pasta_async.protocol import Piece
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

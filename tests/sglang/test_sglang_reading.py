@@ -18,8 +18,8 @@ from pasta_async.backends.sglang.events import Increments, LocalReader, RemoteRe
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, TagIds
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

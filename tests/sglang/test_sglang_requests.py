@@ -14,8 +14,8 @@ from pasta_async.errors import (
     BackendStatusError,
     BackendTimeoutError,
 )
+from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
-from pasta_async.sampling import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,8 +15,8 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang.document import ASYNC_OPEN
+from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece, TagIds
-from pasta_async.sampling import Sampling
 from pasta_async.training.synthetic import sample
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async import Generation, ModelInfo
-    from pasta_async.interpreter import Fork
+    from pasta_async.options import Fork
 
 
 def check_against(samples: Samples, generations: list[Generation]) -> None:

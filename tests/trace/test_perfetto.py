@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pasta_async import Generation
-    from pasta_async.interpreter import Fork
+    from pasta_async.options import Fork
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 

@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 
 from pasta_async.lang import Document, check, escape, parse
 from pasta_async.training.annotate.annotator import EXAMPLES, first_prompt
-from pasta_async.training.annotate.siblings import sibling_reference, sibling_references
-from pasta_async.training.annotate.tags import Piece, check_reply, place_tags
+from pasta_async.training.annotate.checks import (
+    Piece,
+    check_reply,
+    place_tags,
+    sibling_reference,
+    sibling_references,
+)
 from pasta_async.training.corpus import plain_record, rough_tokens
 
 ORIGINAL = (
@@ -116,8 +121,9 @@ def annotated(draw: st.DrawFn) -> tuple[str, str]:
     starts = [k for k in starts if k < len(text)]
     chosen = sorted(draw(st.sets(st.sampled_from(starts), max_size=4)))
     pieces = [Piece(k, k + len(text[k:].split()[0]), "x") for k in chosen]
-    joins = [pieces[0].end] if pieces and draw(st.booleans()) else []
-    reply = place_tags(text, pieces, joins, rough_tokens)
+    if pieces and draw(st.booleans()):
+        pieces.insert(1, Piece(pieces[0].end, pieces[0].end, None))
+    reply = place_tags(text, pieces, rough_tokens)
     return text, escape_space(reply.format(), draw)
 
 

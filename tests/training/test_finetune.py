@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
+from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
-from pasta_async.sampling import Sampling
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop
 from pasta_async.training.trainer.model import BaseModel, export_model, shard

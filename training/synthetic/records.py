@@ -46,15 +46,12 @@ ERROR_RATES: dict[Layout, ErrorRates] = {
 """Fixed before any model was trained by preferences on it."""
 
 
-def _record_of(example: Example, annotator: Annotator = "maker") -> Record:
+def _record_of(example: Example, annotator: Annotator) -> Record:
     """An example as a record."""
-    match annotator:
-        case "maker":
-            document = example.document
-        case "noisy":
-            document = annotate_noisily(example)
-        case "nobody":
-            document = Document((Text(example.document.text),))
+    if annotator == "nobody":
+        document = _plain(example)
+    else:
+        document = example.document if annotator == "maker" else annotate_noisily(example)
     return Record(
         id=f"{SOURCE}/{example.family}/{example.split}/{example.seed}",
         messages=({"role": "user", "content": example.prompt},),
@@ -62,6 +59,10 @@ def _record_of(example: Example, annotator: Annotator = "maker") -> Record:
         source=SOURCE,
         annotator="" if annotator == "nobody" else f"{SOURCE}:{annotator}",
     )
+
+
+def _plain(example: Example) -> Document:
+    return Document((Text(example.document.text),))
 
 
 def example_of(record: Record) -> Example:
@@ -104,13 +105,13 @@ def annotate_noisily(example: Example) -> Document:
     The answer's text is never changed; the same example always gets the same tags.
     """
     rng = random.Random(f"looks/{example.family}/{example.split}/{example.seed}")
-    rates = ERROR_RATES[_layout(example.document.text)]
+    text = example.document.text
+    rates = ERROR_RATES["list" if "\n- " in text else "paragraphs" if "\n\n" in text else "prose"]
     if rng.random() >= rates.annotates:
-        return Document((Text(example.document.text),))
+        return _plain(example)
     careless = rng.random() < rates.careless
-    document = example.document
-    if careless and not document.promises:
-        document = parallel_chain(example, rough_tokens)
+    right = example.document
+    document = parallel_chain(example, rough_tokens) if careless and not right.promises else right
     return _with_errors(document, rng, rates.misses, syncs=not careless)
 
 
@@ -122,10 +123,6 @@ def parallel_chain(example: Example, count_tokens: Callable[[str], int]) -> Docu
         topic = "result" if number == len(steps) else example.names[number - 1]
         nodes += [Text(space), Promise(topic, in_tens(count_tokens(step)), Chunk((Text(step),)))]
     return Document(tuple(nodes))
-
-
-def _layout(text: str) -> Layout:
-    return "list" if "\n- " in text else "paragraphs" if "\n\n" in text else "prose"
 
 
 def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs: bool) -> Document:
