@@ -16,7 +16,7 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.middleware import HttpProtocol
+from pasta_async.server.app import HttpProtocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
 
