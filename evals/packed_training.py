@@ -27,7 +27,6 @@ from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.trainer.rows import (
-    Tree,
     choose_attention,
     deal_rows,
     log_probabilities,
@@ -127,7 +126,7 @@ def _model(settings: StepSettings, device: torch.device) -> Any:
     return model
 
 
-def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
+def _documents(settings: StepSettings) -> tuple[list[Trie], list[Trie]]:
     """The trees of all documents, and those of all views."""
     size = SHAPES[settings.shape]["vocab_size"]
     encoder = _NumberEncoder(size)
@@ -139,8 +138,8 @@ def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
     def promise() -> Promise:
         return Promise(text(1), settings.chunk_tokens, Chunk((Text(text(settings.chunk_tokens)),)))
 
-    packed: list[Tree] = []
-    unpacked: list[Tree] = []
+    packed: list[Trie] = []
+    unpacked: list[Trie] = []
     for _ in range(settings.documents):
         prompt = encoder.encode(text(settings.prompt_tokens))
         nodes: list[Any] = []
@@ -149,21 +148,21 @@ def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
             nodes += (promise() for _ in range(settings.chunks))
             nodes.append(Sync())
         document = Document((*nodes, Text(text(settings.main_tokens))))
-        packed.append(Tree.of(pack_views(encoder, prompt, document)))
+        packed.append(pack_views(encoder, prompt, document))
         for view in views(document):
             alone = Trie()
             last = alone.extend(-1, [*prompt, *encoder.segments(view.context)])
             alone.extend(last, encoder.segments(view.target) + [encoder.end] * view.ends_answer, target=True)
-            unpacked.append(Tree.of(alone))
+            unpacked.append(alone)
     return packed, unpacked
 
 
-def _rows(trees: Sequence[Tree], capacity: int, device: torch.device) -> list[Row]:
+def _rows(trees: Sequence[Trie], capacity: int, device: torch.device) -> list[Row]:
     dealt = deal_rows([len(tree) for tree in trees], capacity, world=1)
     rows = [[trees[place] for place in row] for row in dealt]
     few = device.type == "cuda"
     lengths = [row_length(sum(map(len, row)), capacity, few) for row in rows]
-    return [pack_row(row, length, 0).to(device) for row, length in zip(rows, lengths, strict=True)]
+    return [pack_row(row, length, 0, device) for row, length in zip(rows, lengths, strict=True)]
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row], device: torch.device) -> float:
