@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Segment
     from pasta_async.observers import Observer
-    from pasta_async.training.trainer.rows import Tree
+    from pasta_async.training.packing import Trie
 
     Row = dict[str, Any]
     Work = Callable[[], Awaitable[object]]
@@ -331,10 +331,12 @@ def _packing(settings: PackingSettings) -> list[list[Row]]:
     model.set_attn_implementation(rows.choose_attention("auto", device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
-    def step(trees: Sequence[Tree]) -> float:
-        dealt = rows.deal_rows([len(tree) for tree in trees], settings.row_tokens, world=1)
-        examples = [[rows.Example((trees[place],)) for place in row] for row in dealt]
-        packed = [rows.pack_examples(row, settings.row_tokens, 0, device) for row in examples]
+    def step(trees: Sequence[Trie]) -> float:
+        packed: list[Any] = []
+        for row in rows.deal_rows([len(tree) for tree in trees], settings.row_tokens, world=1):
+            tokens = sum(len(trees[place]) for place in row)
+            length = rows.row_length(tokens, settings.row_tokens, device.type == "cuda")
+            packed.append(rows.pack_row([trees[place] for place in row], length, 0, device))
         began = perf_counter()
         loss: Any = 0.0
         for row in packed:
@@ -354,10 +356,9 @@ def _packing(settings: PackingSettings) -> list[list[Row]]:
     return [[row]]
 
 
-def _trees(settings: PackingSettings) -> tuple[list[Tree], list[Tree]]:
+def _trees(settings: PackingSettings) -> tuple[list[Trie], list[Trie]]:
     """The trees of all documents, and those of all views."""
     from pasta_async.training.packing import Trie, pack_views
-    from pasta_async.training.trainer.rows import Tree
 
     words = WordTokenizer()
     tags = dict(zip(map(str, TAG_TOKENS), words.tags or (), strict=True))
@@ -368,13 +369,13 @@ def _trees(settings: PackingSettings) -> tuple[list[Tree], list[Tree]]:
     encoder: Any = SimpleNamespace(end=words.end_id, encode=words.encode, segments=segments)
     prompt = words.encode("word " * 60)
     document = parse(_script(settings.chunks, settings.chunk_tokens))
-    alone: list[Tree] = []
+    alone: list[Trie] = []
     for view in views(document):
         trie = Trie()
         last = trie.extend(-1, [*prompt, *segments(view.context)])
         trie.extend(last, segments(view.target) + [words.end_id] * view.ends_answer, target=True)
-        alone.append(Tree.of(trie))
-    return [Tree.of(pack_views(encoder, prompt, document))] * settings.documents, alone * settings.documents
+        alone.append(trie)
+    return [pack_views(encoder, prompt, document)] * settings.documents, alone * settings.documents
 
 
 # The commands -------------------------------------------------------------------------------------

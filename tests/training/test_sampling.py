@@ -28,11 +28,11 @@ from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference import read_samples
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
+from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pasta_async.lang.views import Segment
     from pasta_async.protocol import DecodeRequest, Piece
-    from pasta_async.training.preference.samples import Sample
+    from pasta_async.training.preference import Sample
 
 SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
@@ -162,7 +162,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
                 answer = await client.generate(record.messages, sampling=chosen)
             trie = trie_of(exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens
-            row = pack_row([Tree.of(trie)], -len(trie) % 16 + len(trie), codec.end)
+            row = pack_row([trie], -len(trie) % 16 + len(trie), codec.end)
             with torch.inference_mode():
                 seen = log_probabilities(model, row).item()
             assert seen == pytest.approx(backend.total, abs=2e-2)
