@@ -157,8 +157,8 @@ class Report:
         for name, (key, axis) in _AXES.items():
             if points := [point for model in models if (point := model.point(key, clocks))]:
                 score = baseline["score"] if same else None
-                options = {"speed": axis, "quality": "score, % of the facts right", "baseline": score}
-                self._plots[name] = plots.quality_by_speed(points, **options)
+                about = "score, % of the facts right"
+                self._plots[name] = plots.quality_by_speed(points, speed=axis, quality=about, baseline=score)
         rows = [row("sequential baseline", baseline, **{"wall clock": "-"})] if same else []
         for model in models:
             timed = format_estimate(model.speedup("wall_clock", clocks), ".2f")

@@ -49,7 +49,7 @@ class Point:
     speedup: Estimate
     quality: Estimate
     measured: bool = True
-    """Whether the speed-up is wall clock; else it is theoretical, and drawn hollow."""
+    """Whether the speed-up was timed; else it is theoretical, or published, and drawn hollow."""
     group: str = ""
     """Points of a group have one colour, and a line joins them; "": a colour of its own."""
 
@@ -79,8 +79,8 @@ def exactly(value: float) -> Estimate:
 
 
 PUBLISHED = (
-    Point("paper: quality end (λ = ∞)", exactly(1.21), exactly(52.3)),
-    Point("paper: speed end", exactly(1.93), exactly(42.9)),
+    Point("paper: quality end (λ = ∞)", exactly(1.21), exactly(52.3), measured=False),
+    Point("paper: speed end", exactly(1.93), exactly(42.9), measured=False),
 )
 """The end points of arXiv 2502.11517 (abstract, section 4): another model, judge and machine. Wall clock, and
 length-controlled win rate in percent. What lies between them is not at hand."""
@@ -127,21 +127,18 @@ def quality_by_speed(
     axes.set(xlabel=speed, ylabel=quality)
     axes.xaxis.set_major_formatter(_TIMES)
     plain = [Point("sequential", exactly(1), baseline)] if baseline else []
-    _line(axes, best_points([*found, *plain]), "-", color=_SOFT, lw=4, alpha=0.25, label="frontier")
-    for number, group in enumerate(dict.fromkeys(point.group or point.label for point in found)):
-        own = [point for point in found if (point.group or point.label) == group]
-        if own[0].group:
-            _line(axes, own, "-", color=f"C{number % 8}", lw=1.4, label=group)
-        for point in own:
-            _point(axes, point, f"C{number % 8}", "o")
-    for point in plain:
-        axes.axhspan(point.quality["low"], point.quality["high"], color=_SOFT, alpha=0.12, lw=0)
-        axes.axhline(point.quality["value"], color=_SOFT, lw=1, ls=":")
-        _point(axes, point, _INK, "s")
-    if published:
-        _line(axes, published, ":", color=_SOFT, lw=1, label="published: other model, judge, machine")
-        for point in published:
-            _point(axes, point, _SOFT, "D", hollow=True)
+    frontier = [point.place for point in best_points([*found, *plain])]
+    axes.plot(*zip(*frontier, strict=True), color=_SOFT, lw=4, alpha=0.25, label="frontier")
+    groups: dict[str, list[Point]] = {}
+    for point in found:
+        groups.setdefault(point.group or point.label, []).append(point)
+    for number, (group, own) in enumerate(groups.items()):
+        _points(axes, own, f"C{number % 8}", "o-", group if own[0].group else None)
+    if baseline:
+        axes.axhspan(baseline["low"], baseline["high"], color=_SOFT, alpha=0.12, lw=0)
+        axes.axhline(baseline["value"], color=_SOFT, lw=1, ls=":")
+    _points(axes, plain, _INK, "s")
+    _points(axes, published, _SOFT, "D:", "published: other model, judge, machine")
     axes.margins(x=0.16, y=0.16)
     if not all(point.measured for point in found):
         for fill, name in ((_SOFT, "wall clock"), (_CARD, "theoretical")):
@@ -150,17 +147,16 @@ def quality_by_speed(
     return figure
 
 
-def _point(axes: Axes, point: Point, colour: str, form: str, *, hollow: bool = False) -> None:
-    for end, one in (("xerr", point.speedup), ("yerr", point.quality)):
-        reach = [[one["value"] - one["low"]], [one["high"] - one["value"]]]
-        axes.errorbar(*point.place, **{end: reach}, color=colour, lw=1.6, alpha=0.55)
-    fill = _CARD if hollow or not point.measured else colour
-    axes.plot(*point.place, form, ms=9, color=fill, mec=colour, mew=1.8, zorder=3)
-    axes.annotate(point.label, point.place, (9, 7), textcoords="offset points", fontsize=9.5)
-
-
-def _line(axes: Axes, points: Sequence[Point], form: str, **settings: Any) -> None:
-    axes.plot(*zip(*(point.place for point in points), strict=True), form, **settings)
+def _points(axes: Axes, points: Sequence[Point], colour: str, form: str, label: str | None = None) -> None:
+    """Points with their intervals, and a line through them if the form has one and they have a label."""
+    if label and points:
+        axes.plot(*zip(*(p.place for p in points), strict=True), form[1:], color=colour, lw=1.4, label=label)
+    for point in points:
+        x, y = ([[e["value"] - e["low"]], [e["high"] - e["value"]]] for e in (point.speedup, point.quality))
+        axes.errorbar(*point.place, xerr=x, yerr=y, color=colour, lw=1.6, alpha=0.55)
+        fill = colour if point.measured else _CARD
+        axes.plot(*point.place, form[0], ms=9, color=fill, mec=colour, mew=1.8, zorder=3)
+        axes.annotate(point.label, point.place, (9, 7), textcoords="offset points", fontsize=9.5)
 
 
 @mpl.rc_context(fname=_STYLE)

@@ -1,7 +1,5 @@
 """Results from files, each of which says itself what it is of, or from the folder of a recipe's run."""
 
-# pandas leaves many of its types open.
-# pyright: basic, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import json
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.load import Block
@@ -131,15 +129,18 @@ def read_results(names: Sequence[str]) -> Results:
             results.models.append(Model(label, head))
         else:
             results.of[kind][label] = head if kind == "alpaca" else _measured(path, kind, rows)
-        *_, where = ({}, *(row["environment"] for row in [head, *rows] if "environment" in row))
-        results.sources.append({"label": label, "file": path.name, "what": kind, **_origin(head, where)})
+        environments = [row["environment"] for row in [head, *rows] if "environment" in row]
+        results.sources.append(
+            {"label": label, "file": path.name, "what": kind, **_origin(head, environments)}
+        )
     return results
 
 
-def _origin(head: dict[str, Any], where: dict[str, Any]) -> dict[str, str]:
+def _origin(head: dict[str, Any], environments: Sequence[dict[str, Any]]) -> dict[str, str]:
+    where = environments[-1] if environments else {}
     columns = {"when": "time", "processor": "cpu", "cores": "cores", "load before": "load"}
-    environment = {name: str(where.get(key, "-")) for name, key in columns.items()}
-    return {"backend": str(head.get("backend", "-")), **environment}
+    shown = {name: str(where.get(key, "-")) for name, key in columns.items()}
+    return {"backend": str(head.get("backend", "-")), **shown}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -192,7 +193,7 @@ def read_run(run: Path) -> Results:
             (result,) = _rows(run / "evaluation" / name / "result.json")
             model = _model(name, result, plan["start"])
             results.models.append(model)
-            results.sources.append({"": model.name, **_origin(result, result["environment"])})
+            results.sources.append({"": model.name, **_origin(result, [result["environment"]])})
     groups = dict.fromkeys(name.partition("/")[0] for name in states)
     for group in (*groups, "all"):
         own = [state for name, state in states.items() if group in (name.partition("/")[0], "all")]
@@ -223,13 +224,11 @@ def spreads(results: Results) -> list[Spread]:
     return found
 
 
-def _ratios(rows: Sequence[Any], method: str, base: str) -> dict[str, tuple[list[float], list[float]]]:
+def _ratios(rows: Sequence[Any], method: str, base: str) -> dict[str, Any]:
     """Theoretical and realised speed-ups of each method, prompt by prompt; geometric means over passes."""
-    frame = pd.DataFrame([asdict(row) for row in rows])
-    logs = np.log(frame[["critical_path", "seconds"]]).groupby([frame["prompt"], frame[method]]).mean()
-    paths, seconds = (np.exp(logs[name]).unstack() for name in logs)
-    return {
-        name: tuple((means[base] / means[name]).dropna().tolist() for means in (paths, seconds))
-        for name in dict.fromkeys(frame[method])
-        if name != base
-    }
+    frame: Any = pd.DataFrame([asdict(row) for row in rows])
+    logs = frame[["critical_path", "seconds"]].transform(np.log)
+    means = logs.groupby([frame["prompt"], frame[method]]).mean().transform(np.exp)
+    figures = [means[name].unstack() for name in means]
+    names = [name for name in dict.fromkeys(frame[method]) if name != base]
+    return {name: [(one[base] / one[name]).dropna().tolist() for one in figures] for name in names}
