@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from task_codec import task_codec
 from transformers import AutoModelForCausalLM
 
-from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.pretrain import (
     Batches,
@@ -60,9 +60,8 @@ def test_a_packed_document_predicts_as_each_view_alone(family: str, tmp_path: Pa
         packed = model(input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions).logits[0]
         alone: list[torch.Tensor] = []
         labels: list[int] = []
-        for view in views(example.document):
-            context = [*prompt, *CODEC.segments(view.context)]
-            target = CODEC.segments(view.target) + [CODEC.end] * view.ends_answer
+        for view in encode_views(CODEC, example.document):
+            context, target = [*prompt, *view.context], view.target
             logits = model(input_ids=torch.tensor([context + target])).logits[0]
             alone += list(logits[len(context) - 1 : -1])
             labels += target
