@@ -29,7 +29,6 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.trainer.rows import (
-    Tree,
     choose_attention,
     deal_rows,
     log_probabilities,
@@ -125,7 +124,7 @@ def _model(settings: StepSettings, device: torch.device) -> Any:
     return model
 
 
-def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
+def _documents(settings: StepSettings) -> tuple[list[Trie], list[Trie]]:
     """The trees of all documents, and those of all views."""
     size = SHAPES[settings.shape]["vocab_size"]
     encoder = _NumberEncoder(size)
@@ -138,8 +137,8 @@ def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
     def promise() -> Promise:
         return Promise(text(1), settings.chunk_tokens, Chunk((Text(text(settings.chunk_tokens)),)))
 
-    packed: list[Tree] = []
-    unpacked: list[Tree] = []
+    packed: list[Trie] = []
+    unpacked: list[Trie] = []
     for _ in range(settings.documents):
         prompt = encoder.encode(text(settings.prompt_tokens))
         nodes: list[Any] = []
@@ -148,20 +147,20 @@ def _documents(settings: StepSettings) -> tuple[list[Tree], list[Tree]]:
             nodes += (promise() for _ in range(settings.chunks))
             nodes.append(Sync())
         document = Document((*nodes, Text(text(settings.main_tokens))))
-        packed.append(Tree.of(pack_views(encoder, prompt, document)))
+        packed.append(pack_views(encoder, prompt, document))
         for view in encode_views(encoder, document):
             alone = Trie()
             alone.extend(alone.extend(-1, [*prompt, *view.context]), view.target, target=True)
-            unpacked.append(Tree.of(alone))
+            unpacked.append(alone)
     return packed, unpacked
 
 
-def _rows(trees: Sequence[Tree], capacity: int, device: torch.device) -> list[Row]:
+def _rows(trees: Sequence[Trie], capacity: int, device: torch.device) -> list[Row]:
     dealt = deal_rows([len(tree) for tree in trees], capacity, world=1)
     rows = [[trees[place] for place in row] for row in dealt]
     few = device.type == "cuda"
     lengths = [row_length(sum(map(len, row)), capacity, few) for row in rows]
-    return [pack_row(row, length, 0).to(device) for row, length in zip(rows, lengths, strict=True)]
+    return [pack_row(row, length, 0, device) for row, length in zip(rows, lengths, strict=True)]
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, rows: Sequence[Row], device: torch.device) -> float:

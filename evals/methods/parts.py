@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pasta_async.lang import Document, Promise, Sync
-from pasta_async.lang.document import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +44,7 @@ def rounds(document: Document) -> list[list[Part]]:
 def _parts(nodes: Sequence[Node]) -> list[Part]:
     parts, text = list[Part](), ""
     for node in nodes:
-        text += "".join(visible([node]))
+        text += node.text
         if isinstance(node, Promise):
             parts.append(Part(node.topic, text))
             text = ""

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import run_command
 from pasta_async.evals import load, speed
-from pasta_async.evals.alpaca.outcome import tables as alpaca_tables
+from pasta_async.evals.alpaca import tables as alpaca_tables
 from pasta_async.evals.commands import Settings
 from pasta_async.evals.methods.__main__ import summarise as method_rows
 from pasta_async.evals.report import plots

@@ -161,7 +161,9 @@ def as_command(
             work(read, context.obj)
 
     parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, field in settings.model_fields.items():
+    inherited_last = sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__)
+    for name in inherited_last:
+        field = settings.model_fields[name]
         if name in omitted:
             continue
         default = inspect.Parameter.empty if field.is_required() else field.default

@@ -22,7 +22,6 @@ from pasta_async.lang.document import (
     Sync,
     Text,
     unquoted,
-    visible,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def views(document: Document) -> list[View]:
             result += (View(0, tuple(joined), tuple(main)), *threads)
             joined += written
             main, written, threads = [], [], []
-        start += sum(map(len, visible((node,))))
+        start += len(node.text)
     return [*result, View(0, tuple(joined), tuple(main), ends_answer=True), *threads]
 
 
@@ -127,5 +126,5 @@ def _body(chunk: Chunk, start: int) -> Iterator[Segment]:
             yield from segments(node.source)
         else:
             yield Segment(node.text, start=start)
-            start += len(node.text)
+        start += len(node.text)
     yield Segment(ASYNC_CLOSE, is_tag=True)

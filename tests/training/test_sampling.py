@@ -29,11 +29,11 @@ from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference import read_samples
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.rows import Tree, log_probabilities, pack_row
+from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Document
     from pasta_async.protocol import DecodeRequest, Piece
-    from pasta_async.training.preference.samples import Sample
+    from pasta_async.training.preference import Sample
 
 SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
@@ -159,7 +159,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
                 answer = await client.generate(record.messages, sampling=chosen)
             trie = trie_of(exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens
-            row = pack_row([Tree.of(trie)], -len(trie) % 16 + len(trie), codec.end)
+            row = pack_row([trie], -len(trie) % 16 + len(trie), codec.end)
             with torch.inference_mode():
                 seen = log_probabilities(model, row).item()
             assert seen == pytest.approx(backend.total, abs=2e-2)
