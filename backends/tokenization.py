@@ -240,6 +240,7 @@ class AsyncTextCodec:
 
     def __init__(self, codec: TextCodec, context_length: int) -> None:
         self.codec = codec
+        self.tags: TagIds | None = codec.tags
         self._limit = context_length
         self._workers = anyio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
 
@@ -255,6 +256,10 @@ class AsyncTextCodec:
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept. Never waits, so there is nothing to cancel."""
         return self.codec.detokenize(ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """Turns the ids of one thread into text as they come."""
+        return Detokenizer(self.codec)
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
         if size <= LONG_TEXT:

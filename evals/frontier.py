@@ -34,7 +34,7 @@ from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
-from pasta_async.training.preference.samples import Plain, SampledPrompt
+from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 

@@ -63,7 +63,11 @@ def _started_server(model: Path, log: Path, port: int, extra: Sequence[str]) -> 
     command = server_command(str(model), port=port, extra=(*FLAGS, *extra))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command.argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command.argv,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **command.environment},
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -40,7 +40,7 @@ SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
 
 _SETTINGS: dict[str, str] = {
-    "pasta_async.training.pretrain": "pasta_async.training.pretrain:Config",
+    "pasta_async.training.pretrain": "pasta_async.training.pretrain:PretrainSettings",
     "pasta_async.training.synthetic": "pasta_async.training.synthetic.__main__:SyntheticSettings",
     "pasta_async.training.corpus": "pasta_async.training.corpus.__main__:CorpusSettings",
     "pasta_async.training.annotate": "pasta_async.training.annotate.annotator:AnnotateSettings",
@@ -149,7 +149,8 @@ class Plan:
         base = self.recipe.base
         if base.pretrain is None:
             return None, Path(base.model)
-        step = self._add("base", "training.pretrain", base.pretrain, {})
+        own = {"out": self.out / "base"}
+        step = self._add("base", "training.pretrain", base.pretrain, own, "model", (), self.recipe.processes)
         return step, step.result
 
     def _annotated(self, name: str, variant: Variant) -> Step:

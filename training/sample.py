@@ -1,7 +1,7 @@
 """Draw answers for stage 2: `python -m pasta_async.training.sample`.
 
 Draws n answers to each prompt, and the baseline's answer, into a file of
-`pasta_async.training.preference.samples.SampledPrompt`. Its journal stands beside it: the same command
+`pasta_async.training.preference.SampledPrompt`. Its journal stands beside it: the same command
 resumes an interrupted run.
 """
 
@@ -29,7 +29,7 @@ from pasta_async.jobs import Advance, Journal, for_each, progress
 from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.packing import Trie
-from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
+from pasta_async.training.preference import Plain, Sample, SampledPrompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Sequence

@@ -35,7 +35,7 @@ from pasta_async.training.endpoint import (
     collect,
     probability,
 )
-from pasta_async.training.preference.samples import Score, read_samples, value
+from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from pasta_async.protocol import Message
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.preference import SampledPrompt
 
 __all__ = [
     "WEIGHTS",

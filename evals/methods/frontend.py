@@ -15,7 +15,6 @@ import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.backends.sglang.launch import find_device
 from pasta_async.evals.forcing import FORCE
 from pasta_async.evals.methods.parts import Part, outline, rounds
 
@@ -63,8 +62,6 @@ def _headings(stage: Sequence[Part]) -> list[str]:
 def _load() -> Any:
     """The frontend; importing it takes seconds, and would set uvloop's policy."""
     policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
-    if find_device() == "cpu":
-        importlib.import_module("pasta_async.backends.sglang.cpu")  # stands in for GPU packages
     try:
         return importlib.import_module("sglang")
     finally:

@@ -17,7 +17,7 @@ from annotator_server import running_annotator
 from judge_server import judging
 
 from pasta_async.training.corpus import plain_record, write_records
-from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference import read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
