@@ -35,13 +35,12 @@ from pasta_async.cli.command import CommandSettings, Count, Positive, as_command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.random_model import SHAPES, describe_model
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.lang import TAG_TOKENS, parse, views
+from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
-    from pasta_async.lang import Segment
     from pasta_async.observers import Observer
     from pasta_async.training.packing import Trie
 
@@ -358,24 +357,24 @@ def _packing(settings: PackingSettings) -> list[list[Row]]:
 
 def _trees(settings: PackingSettings) -> tuple[list[Trie], list[Trie]]:
     """The trees of all documents, and those of all views."""
+    from pasta_async.training.corpus.tokens import encode_views
     from pasta_async.training.packing import Trie, pack_views
 
     words = WordTokenizer()
-    tags = dict(zip(map(str, TAG_TOKENS), words.tags or (), strict=True))
 
-    def segments(parts: Iterable[Segment]) -> list[int]:
-        return [i for one in parts for i in ([tags[one.text]] if one.is_tag else words.encode(one.text))]
+    def token_bytes(token: int) -> bytes:
+        return words.decode([token]).encode()
 
-    encoder: Any = SimpleNamespace(end=words.end_id, encode=words.encode, segments=segments)
+    tags = dict(zip(TAG_TOKENS, words.tags or (), strict=True))
+    codec: Any = SimpleNamespace(end=words.end_id, tags=tags, encode=words.encode, token_bytes=token_bytes)
     prompt = words.encode("word " * 60)
     document = parse(_script(settings.chunks, settings.chunk_tokens))
     alone: list[Trie] = []
-    for view in views(document):
+    for view in encode_views(codec, document):
         trie = Trie()
-        last = trie.extend(-1, [*prompt, *segments(view.context)])
-        trie.extend(last, segments(view.target) + [words.end_id] * view.ends_answer, target=True)
+        trie.extend(trie.extend(-1, [*prompt, *view.context]), view.target, target=True)
         alone.append(trie)
-    return [pack_views(encoder, prompt, document)] * settings.documents, alone * settings.documents
+    return [pack_views(codec, prompt, document)] * settings.documents, alone * settings.documents
 
 
 # The commands -------------------------------------------------------------------------------------
