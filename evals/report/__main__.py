@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.evals import load, speed
 from pasta_async.evals.alpaca import tables as alpaca_tables
 from pasta_async.evals.commands import Settings
@@ -178,17 +178,7 @@ def _run(settings: ReportSettings) -> None:
     print(f"{out / 'index.html'}, with its plots and tables.md beside it")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the results and write the report."""
-    run_command(
-        ReportSettings,
-        _run,
-        program="report",
-        description=__doc__,
-        positional=("results",),
-        arguments=arguments,
-    )
-
+main: Command = command(ReportSettings, _run, "report", __doc__, positional=("results",))
 
 if __name__ == "__main__":
     main()
