@@ -410,18 +410,12 @@ async def _fit(settings: SimulatorSettings) -> str:
         checked = await take_samples(backend, _CHECKED, rounds=settings.rounds)
     model = fit(fitted).model_copy(update={"embedded": not settings.backend.startswith("http")})
     settings.out.write_text(model.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    tables = [markdown_table(_check_rows(model, samples)) for samples in (fitted, checked)]
-    parts = (
-        "steps that were fitted",
-        tables[0],
-        "steps that were not",
-        tables[1],
-        f"{settings.out}: {model}",
-    )
-    return "\n\n".join(parts) + f"\n{environment()}"
+    parts = ["steps that were fitted", markdown_table(_check_rows(model, fitted))]
+    parts += ["steps that were not", markdown_table(_check_rows(model, checked))]
+    return "\n\n".join([*parts, f"{settings.out}: {model}\n{environment()}"])
 
 
-main: Command = command(SimulatorSettings, lambda given: asyncio.run(_fit(given)), "simulator", __doc__)
+main: Command = command(SimulatorSettings, _fit, "simulator", __doc__)
 
 if __name__ == "__main__":
     main()

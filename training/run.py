@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import command as make_main
 from pasta_async.errors import BackendConnectError, InvalidRequestError, TrainingError
 from pasta_async.training.corpus.records import StrictModel, explain
 from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
@@ -32,6 +32,7 @@ from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
+    from pasta_async.cli.command import Command
     from pasta_async.training.recipe import Flags, Recipe, Serving, Stage2, Variant
 
 __all__ = ["SERVED", "Plan", "RunSettings", "Step", "as_arguments", "command", "main", "run", "run_steps"]
@@ -469,19 +470,9 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    program, positional = "pasta_async.training.run", ("recipe",)
-    run_command(
-        RunSettings,
-        run,
-        program=program,
-        description=__doc__,
-        positional=positional,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main: Command = make_main(
+    RunSettings, run, "pasta_async.training.run", __doc__, positional=("recipe",), resumes=True
+)
 
 if __name__ == "__main__":
     main()
