@@ -16,14 +16,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.documents import DocumentSettings, documents_digest, read_documents
+from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, opened_journal
@@ -100,17 +99,13 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
     return [METHODS[name] for name in dict.fromkeys(["sequential", *wanted])]
 
 
-class MethodSettings(DocumentSettings):
+class MethodSettings(ForcedSettings):
     """What is compared, and where."""
 
-    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
     methods: tuple[str, ...] = Field(
         default=(), description="default: all that can run there, but `pasta, cut`"
     )
     passes: int = Field(default=1, ge=1, description="how often all of it is done")
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
-    )
 
 
 def run(settings: MethodSettings) -> str:
