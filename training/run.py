@@ -101,39 +101,29 @@ class Plan:
         variants, stage2 = recipe.stage1.variants, recipe.stage2
         self.start: str = stage2.start if stage2 else next(iter(variants))
         """The variant whose data the baseline is trained on."""
-        self._base = Path(recipe.base) if isinstance(recipe.base, str) else self._pretrained(recipe.base)
+        base = recipe.base
+        if not isinstance(base, str):
+            base = self._train("base", "training.pretrain:PretrainSettings", base).result
+        self._base = Path(base)
         for name in (BASELINE, *variants):
             self._finetune(name)
         self._evaluate()
-        for number in range(1, stage2.rounds + 1) if stage2 else ():
-            self._round(stage2, number)
+        if stage2:
+            for number in range(1, stage2.rounds + 1):
+                self._round(stage2, number)
 
     def _add(
-        self,
-        name: str,
-        settings: str,
-        options: Flags,
-        result: str,
-        *,
-        folder: bool = False,
-        processes: int = 1,
-        **own: Any,
+        self, name: str, settings: str, options: Flags, result: str, processes: int = 1, **own: Any
     ) -> Step:
         """A step, or the one of that name, if there is one already. It needs those whose folders it names.
 
-        Args:
-            name: Of the step.
-            settings: Of its command: `module:Class`, below `pasta_async`.
-            options: The recipe's.
-            result: What it makes in its folder.
-            folder: Whether the option `out` is the folder, rather than the result.
-            processes: That it takes.
-            own: The plan's options.
+        `settings` is the class of its command, below `pasta_async`; `options` are the recipe's, `own` the
+        plan's; `result` is the file or folder that it makes, and where `out` is, unless the plan says it.
         """
         if name in self.steps:
             return self.steps[name]
         place = self.out / name / result
-        own = {"out": place.parent if folder else place, **own}
+        own = {"out": place, **own}
         if twice := [option for option in own if option in options]:
             raise InvalidRequestError(
                 f"{name}: {', '.join(twice)} is set by the plan, and has to go from the recipe"
@@ -146,17 +136,11 @@ class Plan:
         named = [f"{word}/" for word in as_arguments(given)]
         needs = [one for one in self.steps.values() if any(f"{self.out / one.name}/" in w for w in named)]
         package, module, *_ = settings.partition(":")[0].split(".")
-        self.steps[name] = Step(
-            name, f"pasta_async.{package}.{module}", given, place, tuple(needs), processes
-        )
-        return self.steps[name]
+        module = f"pasta_async.{package}.{module}"
+        return self.steps.setdefault(name, Step(name, module, given, place, tuple(needs), processes))
 
     def _train(self, name: str, settings: str, options: Flags, **own: Any) -> Step:
-        processes = self.recipe.processes
-        return self._add(name, settings, options, "model", folder=True, processes=processes, **own)
-
-    def _pretrained(self, options: Flags) -> Path:
-        return self._train("base", "training.pretrain:PretrainSettings", options).result
+        return self._add(name, settings, options, "model", self.recipe.processes, out=self.out / name, **own)
 
     def _finetune(self, name: str) -> None:
         stage1 = self.recipe.stage1
@@ -167,10 +151,8 @@ class Plan:
                 epochs = TrainerSettings.model_fields["epochs"].default
                 options["epochs"] = 2 * options.get("epochs", epochs)
             options |= {"form": "plain", **stage1.baseline}
-        own = {"model": self._base, "data": [self._annotated(variant)]}
-        self.models.append(
-            self._train(f"stage1/{name}", "training.finetune:FinetuneSettings", options, **own)
-        )
+        own, settings = {"data": [self._annotated(variant)]}, "training.finetune:FinetuneSettings"
+        self.models.append(self._train(f"stage1/{name}", settings, options, model=self._base, **own))
 
     def _annotated(self, name: str) -> Path:
         variant = self.recipe.stage1.variants[name]
@@ -182,15 +164,10 @@ class Plan:
         options: Flags = {"heuristic": True, "cut": annotator}
         if annotator == "endpoint":
             options = self.recipe.data.annotator or {}
-        return self._add(
-            f"data/{name if variant.annotate else annotator}",
-            "training.annotate.annotator:AnnotateSettings",
-            {**options, **variant.annotate},
-            "annotated.jsonl",
-            folder=True,
-            data=self._plain(),
-            tokenizer=self._base,
-        ).result
+        options, settings = {**options, **variant.annotate}, "training.annotate.annotator:AnnotateSettings"
+        step = f"data/{name if variant.annotate else annotator}"
+        own: dict[str, Any] = {"out": self.out / step, "data": self._plain(), "tokenizer": self._base}
+        return self._add(step, settings, options, "annotated.jsonl", **own).result
 
     def _plain(self) -> Path:
         """The answers as they come."""
@@ -212,39 +189,33 @@ class Plan:
             # The first round's samples are of the same model for all weights: they are drawn once.
             where = "round1" if number == 1 else name
             own: dict[str, Any] = {"samples": self._samples(stage, number, before, where)}
-            scores = self._add(
-                f"scores/{where}", "training.score:ScoreSettings", stage.score, "scores.jsonl", **own
-            )
+            settings = "training.score:ScoreSettings"
+            scores = self._add(f"scores/{where}", settings, stage.score, "scores.jsonl", **own)
             own |= {"scores": scores.result, "model": self.steps[before].result, "quality_weight": weight}
             self.models.append(self._train(name, "training.prefer:PreferSettings", stage.train, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
         """Samples of a model. Every round has prompts of its own: new ones, or another part."""
-        own: dict[str, Any] = {"backend": self._backend(self.steps[model])}
-        own |= {"baseline": self._backend(self.models[0])}
-        synthetic = self.recipe.data.synthetic
+        synthetic, own = self.recipe.data.synthetic, dict[str, Any]()
         if synthetic is None:
-            prompts = self._plain()
-            own |= {"skip": (number - 1) * stage.prompts, "limit": stage.prompts}
+            own |= {"prompts": [self._plain()], "skip": (number - 1) * stage.prompts, "limit": stage.prompts}
         else:
-            seed = synthetic.get("seed", 0) + number
-            prompts = self._synthetic(f"prompts/round{number}", "nobody", count=stage.prompts, seed=seed)
+            fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
+            own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
+        own |= {"backend": self._backend(self.steps[model]), "baseline": self._backend(self.models[0])}
         settings = "training.sample:SampleSettings"
-        return self._add(
-            f"samples/{where}", settings, stage.sample, "samples.jsonl", prompts=[prompts], **own
-        ).result
+        return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
         options, settings = self.recipe.evaluation, "evals.frontier:FrontierSettings"
         own: dict[str, Any] = {"sequential": True}
         for model in self.models:
-            own["backend"] = self._backend(model)
             name = f"evaluation/{model.name}"
-            step = self._add(name, settings, options, "result.json", folder=True, **own)
-            if "sequential" in own:
-                own = {"baseline": step.result.parent}
+            own |= {"out": self.out / name, "backend": self._backend(model)}
+            self._add(name, settings, options, "result.json", **own)
+            own = {"baseline": self.out / "evaluation" / self.models[0].name}
 
     def _backend(self, model: Step) -> str:
         return f"{SERVED if self.recipe.serving else self.recipe.backend}{model.result}"
@@ -333,16 +304,19 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
             record.parent.mkdir(parents=True, exist_ok=True)
             with record.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                state = {"of": _made_of(step, out, finished), "finished": None, "seconds": 0.0}
+                state: dict[str, Any] = {
+                    "of": _made_of(step, out, finished),
+                    "finished": None,
+                    "seconds": 0.0,
+                }
                 known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else state
-                if known["of"] == state["of"]:
-                    state = known
-                else:
+                if known["of"] != state["of"]:
                     shutil.rmtree(out / step.name, ignore_errors=True)
-                if not state["finished"]:
-                    print(f"[{number}/{len(steps)}] {step.name}", flush=True)
-                    _run_step(step, out, record, state, lock.fileno(), serving)
-                finished[step.name] = state["finished"]
+                elif (state := known)["finished"]:
+                    finished[step.name] = state["finished"]
+                    continue
+                print(f"[{number}/{len(steps)}] {step.name}", flush=True)
+                finished[step.name] = _run_step(step, out, record, state, lock.fileno(), serving)
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -358,17 +332,18 @@ def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, 
 
 def _run_step(
     step: Step, out: Path, record: Path, state: dict[str, Any], lock: int, serving: Serving | None
-) -> None:
+) -> float:
+    """Run its command, servers beside it; returns when it has finished."""
     (out / step.name).mkdir(parents=True, exist_ok=True)
     _write(record, state)
     start = time.monotonic()
     try:
         with ExitStack() as stack:
             models = dict.fromkeys(word for word in as_arguments(step.options) if word.startswith(SERVED))
-            addresses = {
-                model: stack.enter_context(_server(model.removeprefix(SERVED), number, serving))
-                for number, model in enumerate(models if serving else ())
-            }
+            addresses: dict[str, str] = {}
+            if serving:
+                servers = (_server(model, number, serving) for number, model in enumerate(models))
+                addresses = dict(zip(models, map(stack.enter_context, servers), strict=True))
             # The process has the lock as well: if this one is killed, nobody starts the step beside it.
             process = stack.enter_context(
                 subprocess.Popen(step.command(addresses), stdin=subprocess.DEVNULL, pass_fds=[lock])
@@ -378,6 +353,7 @@ def _run_step(
         if status or not step.result.exists():
             raise TrainingError(f"{step.name} ended with status {status}" + " and no result" * (not status))
         state["finished"] = time.time()
+        return state["finished"]
     finally:
         state["seconds"] = round(state["seconds"] + time.monotonic() - start, 1)
         _write(record, state)
@@ -396,7 +372,7 @@ def _server(model: str, number: int, serving: Serving) -> Generator[str]:
     url = f"http://127.0.0.1:{port}"
     if _healthy(url):
         raise BackendConnectError(f"{url} is taken already: end that server, or set serving.port")
-    places = {"model": model, "port": port, "gpu": number * serving.gpus}
+    places = {"model": model.removeprefix(SERVED), "port": port, "gpu": number * serving.gpus}
     words = [part.format(**places) for part in shlex.split(serving.command)]
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     try:
