@@ -24,7 +24,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.lang import Chunk, Document, Promise, Segment, Sync, Text, views
+from pasta_async.lang import Chunk, Document, Promise, Sync, Text
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.trainer.rows import (
     choose_attention,
@@ -35,7 +37,7 @@ from pasta_async.training.trainer.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pasta_async.training.trainer.rows import Row
 
@@ -72,17 +74,13 @@ class _NumberEncoder:
 
     def __init__(self, size: int) -> None:
         self.end = size - 1
-        self._tags: dict[str, int] = {}
+        self.tags: Mapping[str, int] = {tag: self.end - 1 - k for k, tag in enumerate(TAG_TOKENS)}
 
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
-    def segments(self, parts: Iterable[Segment]) -> list[int]:
-        ids: list[int] = []
-        for part in parts:
-            tag = self._tags.setdefault(part.text, self.end - 1 - len(self._tags)) if part.is_tag else None
-            ids += [tag] if tag is not None else self.encode(part.text)
-        return ids
+    def token_bytes(self, token: int) -> bytes:
+        return f"{token} ".encode()
 
 
 def measure_steps(settings: StepSettings) -> list[dict[str, Any]]:
@@ -133,7 +131,8 @@ def _documents(settings: StepSettings) -> tuple[list[Trie], list[Trie]]:
     source = torch.Generator().manual_seed(0)
 
     def text(count: int) -> str:
-        return " ".join(map(str, torch.randint(0, size - 8, (count,), generator=source).tolist()))
+        numbers = torch.randint(0, size - 8, (count,), generator=source).tolist()
+        return "".join(f"{number} " for number in numbers)
 
     def promise() -> Promise:
         return Promise(text(1), settings.chunk_tokens, Chunk((Text(text(settings.chunk_tokens)),)))
@@ -149,10 +148,9 @@ def _documents(settings: StepSettings) -> tuple[list[Trie], list[Trie]]:
             nodes.append(Sync())
         document = Document((*nodes, Text(text(settings.main_tokens))))
         packed.append(pack_views(encoder, prompt, document))
-        for view in views(document):
+        for view in encode_views(encoder, document):
             alone = Trie()
-            last = alone.extend(-1, [*prompt, *encoder.segments(view.context)])
-            alone.extend(last, encoder.segments(view.target) + [encoder.end] * view.ends_answer, target=True)
+            alone.extend(alone.extend(-1, [*prompt, *view.context]), view.target, target=True)
             unpacked.append(alone)
     return packed, unpacked
 

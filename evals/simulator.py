@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import Field
 
 from pasta_async import Sampling
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.commands import Settings
@@ -203,16 +203,7 @@ async def _fit(settings: SimulatorSettings) -> None:
     print(f"\n{settings.out}: {model}\n{environment()}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Fit an engine model, check it, write it."""
-    run_command(
-        SimulatorSettings,
-        lambda settings: asyncio.run(_fit(settings)),
-        program="simulator",
-        description=__doc__,
-        arguments=arguments,
-    )
-
+main: Command = command(SimulatorSettings, _fit, "simulator", __doc__)
 
 if __name__ == "__main__":
     main()

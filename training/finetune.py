@@ -16,6 +16,7 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
+from pasta_async.training.corpus.tokens import align
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
@@ -81,7 +82,7 @@ class Supervised(Task):
         place, form = divmod(index, len(self._forms))
         record, pasta = self._records[place], self._forms[form]
         try:
-            document = parse(record.written, strict=True)
+            document = align(self._codec, parse(record.written, strict=True))
             prompt = self._codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error

@@ -149,8 +149,7 @@ def _pieces(read: Document, original: str) -> Iterator[Piece]:
     places = _places(original)
     passed = 0
     for node in read.nodes:
-        inner = node.chunk if isinstance(node, Promise) else node
-        length = len(_solid(inner.text)) if isinstance(inner, Text | Chunk) else 0
+        length = len(_solid(node.text))
         behind = places[passed - 1] + 1 if passed else 0
         start = places[passed] if length else behind
         end = places[passed + length - 1] + 1 if length else behind

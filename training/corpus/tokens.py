@@ -1,21 +1,35 @@
-"""Lengths in tokens, and what they say about speed."""
+"""Documents in tokens, and lengths in tokens with what they say about speed.
+
+A model that was trained on plain text finds the way to a tag only if the text around it stays as it knows it.
+So a document's text is encoded once, as a whole, and tags stand between its natural tokens: removing them
+leaves exactly the ids of the plain answer.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pasta_async.lang import Document, Promise, Segment, views
+from pasta_async.lang import Chunk, Document, Promise, Segment, Text, views
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from pasta_async.lang import Node
 
 __all__ = [
     "CountTokens",
+    "EncodedView",
+    "Encoder",
+    "align",
     "critical_path",
+    "encode_views",
     "in_tens",
     "recount",
     "rough_tokens",
@@ -28,6 +42,113 @@ CountTokens = Callable[[str], int]
 
 _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]+|_+|\n\s*", re.UNICODE)
 _LETTERS = 8
+
+
+class Encoder(Protocol):
+    """Turns text into ids and back, for one model."""
+
+    end: int
+    """End-of-text."""
+    tags: Mapping[str, int]
+    """The ids of the tag tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character."""
+        ...
+
+
+class EncodedView(NamedTuple):
+    """A `View` as ids."""
+
+    thread: int
+    context: list[int]
+    target: list[int]
+    """What the thread generated; behind main's last part end-of-text."""
+
+
+def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
+    """The views of a document, its text encoded as a whole and its tags where `align` puts them.
+
+    Topics, estimates and what is malformed are encoded alone.
+    """
+    ids = codec.encode(document.text)
+    cuts = _cuts(codec, document.text, ids)
+    alone = lru_cache(maxsize=None)(codec.encode)
+
+    def encoded(parts: Iterable[Segment]) -> Iterator[int]:
+        for part in parts:
+            end = part.start + len(part.text)
+            if part.is_tag:
+                yield codec.tags[part.text]
+            elif part.start in cuts and end in cuts:
+                yield from ids[cuts[part.start] : cuts[end]]
+            else:
+                yield from alone(part.text)
+
+    return [
+        EncodedView(
+            view.thread, [*encoded(view.context)], [*encoded(view.target), *[codec.end] * view.ends_answer]
+        )
+        for view in views(_move_tags(document, [*cuts]))
+    ]
+
+
+def align(codec: Encoder, document: Document) -> Document:
+    """The same text with each tag between two of its tokens.
+
+    A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
+    front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
+    of a chunk may become a part of it, and so may the blank line behind (Llama 3 has it in one token with the
+    full stop).
+    """
+    text = document.text
+    return _move_tags(document, [*_cuts(codec, text, codec.encode(text))])
+
+
+def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
+    """Where in a text a token and a character end together: the characters and the tokens before.
+
+    Empty where the ids do not give the text back, as where a vocabulary cannot write it.
+    """
+    tokens = [codec.token_bytes(token) for token in ids]
+    if b"".join(tokens) != text.encode("utf-8"):
+        return {}
+    sizes = (len(character.encode("utf-8")) for character in text)
+    places = {size: place for place, size in enumerate(accumulate(sizes, initial=0))}
+    ends = enumerate(accumulate(map(len, tokens), initial=0))
+    return {places[end]: number for number, end in ends if end in places}
+
+
+def _move_tags(document: Document, edges: Sequence[int]) -> Document:
+    """The same text with tags at these places only; what is malformed, or has no edges, stays as it is."""
+    malformed = [promise for promise in document.promises if promise.gap or not _is_clean(promise.chunk)]
+    if malformed or not edges:
+        return document
+    text, place, done = document.text, 0, 0
+    nodes: list[Node] = []
+    for node in document.nodes:
+        if isinstance(node, Text):
+            place += len(node.text)
+            continue
+        start = max(done, edges[bisect_right(edges, place) - 1])
+        nodes.append(Text(text[done:start]))
+        done = start
+        if isinstance(node, Promise) and node.chunk:
+            place += len(node.chunk.text)
+            done = max(start, edges[bisect_left(edges, place)])
+            inside = (Text(text[start:done]),) if done > start else ()
+            node = replace(node, chunk=replace(node.chunk, nodes=inside))
+        nodes.append(node)
+    nodes.append(Text(text[done:]))
+    return replace(document, nodes=tuple(node for node in nodes if node != Text("")))
+
+
+def _is_clean(chunk: Chunk | None) -> bool:
+    return chunk is None or all(isinstance(node, Text) for node in chunk.nodes)
 
 
 def rough_tokens(text: str) -> int:
