@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, Json
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
+from pasta_async.training.corpus.tokens import align
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
@@ -81,7 +82,7 @@ class Supervised(Task):
         place, form = divmod(index, len(self._forms))
         record, pasta = self._records[place], self._forms[form]
         try:
-            document = parse(record.written, strict=True)
+            document = align(self._codec, parse(record.written, strict=True))
             prompt = self._codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
@@ -104,13 +105,7 @@ def finetune(settings: FinetuneSettings) -> bool:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.finetune"
-    run_command(
-        FinetuneSettings, finetune, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
-
+main: Command = command(FinetuneSettings, finetune, "pasta_async.training.finetune", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

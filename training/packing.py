@@ -7,36 +7,21 @@ and its position is its depth: logits are exactly those of each view alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import encode_views
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
-    from pasta_async.lang.views import Segment
+    from pasta_async.training.corpus.tokens import Encoder
 
-__all__ = ["Encoder", "Trie", "pack_plain", "pack_views", "without_chunks"]
-
-
-class Encoder(Protocol):
-    """Turns parts of documents into ids."""
-
-    end: int
-    """End-of-text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data."""
-        ...
-
-    def segments(self, parts: Iterable[Segment]) -> list[int]:
-        """Ids of segments: one for a tag, and each run of text encoded alone."""
-        ...
+__all__ = ["Trie", "pack_plain", "pack_views", "without_chunks"]
 
 
 @dataclass(slots=True)
@@ -107,12 +92,11 @@ def pack_views(
     """
     trie = Trie()
     root = trie.extend(-1, prompt)
-    for view in views(document):
-        context = codec.segments(view.context)
+    for view in encode_views(codec, document):
+        context = view.context
         if hidden and view.thread == 0:
             context = without_chunks(context, *hidden)
-        end = [codec.end] if view.ends_answer else []
-        trie.extend(trie.extend(root, context), codec.segments(view.target) + end, target=True)
+        trie.extend(trie.extend(root, context), view.target, target=True)
     return trie
 
 
@@ -123,7 +107,7 @@ def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
     return trie
 
 
-def without_chunks(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ...]:
+def without_chunks(ids: Sequence[int], opens: int, closes: int) -> list[int]:
     """Ids without those from each `<async>` to its `</async>`."""
     kept: list[int] = []
     inside = False
@@ -132,4 +116,4 @@ def without_chunks(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ..
         if not inside:
             kept.append(token)
         inside = inside and token != closes
-    return tuple(kept)
+    return kept

@@ -12,7 +12,8 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import parse, views
+from pasta_async.lang import parse
+from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import (
@@ -39,9 +40,8 @@ def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
     """The log-probability of a document, each view computed by itself, with plain causal attention."""
     total = torch.zeros(())
-    for view in views(parse(written)):
-        context = [*prompt, *codec.segments(view.context)]
-        target = codec.segments(view.target) + [codec.end] * view.ends_answer
+    for view in encode_views(codec, parse(written)):
+        context, target = [*prompt, *view.context], view.target
         logits = model(input_ids=torch.tensor([context + target]), use_cache=False).logits[0]
         lost = functional.cross_entropy(
             logits[len(context) - 1 : -1], torch.tensor(target, dtype=torch.int64), reduction="sum"
@@ -87,8 +87,7 @@ def test_a_tree_knows_the_length_of_its_views(tmp_path: Path) -> None:
     for written in ANSWERS:
         tree = pack_views(codec, prompt, parse(written))
         lengths = [
-            len(prompt) + len(codec.segments((*view.context, *view.target))) + view.ends_answer
-            for view in views(parse(written))
+            len(prompt) + len(view.context) + len(view.target) for view in encode_views(codec, parse(written))
         ]
         assert tree.unpacked() == sum(lengths)
         assert max(tree.depths()) + 1 == max(lengths)

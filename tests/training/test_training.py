@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from task_codec import task_codec
 from transformers import AutoModelForCausalLM
 
-from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.pretrain import (
     PretrainSettings,
@@ -71,9 +71,8 @@ def test_a_packed_document_predicts_as_each_view_alone(family: str, tmp_path: Pa
         packed, _ = log_probabilities(model, row).tolist()
         alone = 0.0
         labels: list[int] = []
-        for view in views(example.document):
-            context = [*prompt, *CODEC.segments(view.context)]
-            target = CODEC.segments(view.target) + [CODEC.end] * view.ends_answer
+        for view in encode_views(CODEC, example.document):
+            context, target = [*prompt, *view.context], view.target
             scores = model(input_ids=torch.tensor([context + target])).logits[0].log_softmax(-1)
             places = range(len(context) - 1, len(context) + len(target) - 1)
             alone += sum(scores[place, token].item() for place, token in zip(places, target, strict=True))

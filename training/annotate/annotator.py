@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import BackendError
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.lang import Document, escape, parse
@@ -83,18 +83,6 @@ class Rejected(StrictModel):
     """The last one."""
     answered: bool = True
     """False where the endpoint failed: the next run asks again."""
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        AnnotateSettings,
-        lambda settings: print(json.dumps(annotate(settings), indent=1)),
-        program="pasta_async.training.annotate",
-        description=__doc__,
-        arguments=argv,
-        resumes=True,
-    )
 
 
 def annotate(settings: AnnotateSettings) -> dict[str, Any]:
@@ -266,3 +254,6 @@ def _retry(reply: str, reasons: Iterable[str]) -> list[Message]:
     wrong = "\n".join(f"- {reason}" for reason in reasons)
     request = f"This is not right yet:\n{wrong}\n\nReply with the whole response and its tags, corrected."
     return [{"role": "assistant", "content": reply}, {"role": "user", "content": request}]
+
+
+main: Command = command(AnnotateSettings, annotate, "pasta_async.training.annotate", __doc__, resumes=True)
