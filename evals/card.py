@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from pasta_async import Backend
+    from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.speed import Form
     from pasta_async.protocol import DecodeRequest, Piece
 
 __all__ = ["CardSettings", "HiddenChunks", "answered", "card", "main", "table"]
