@@ -26,11 +26,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.timing import Timed
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Block:
     """From the first arrival until the last answer was complete."""
     arrived: tuple[float, ...]
     """Seconds from its beginning until each answer was asked for."""
-    answers: tuple[Timed, ...]
+    answers: tuple[Answer, ...]
     """In the same order."""
 
 
@@ -98,7 +98,7 @@ async def drive(
     work = [await method.prepare(engine, case.fresh()) for case in cases]
     draw, clock = random.Random(seed), engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
-    answers = list[tuple[float, Timed]]()
+    answers = list[tuple[float, Answer]]()
     began = clock.time()
 
     async def one(number: int) -> None:

@@ -22,11 +22,11 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, opened_journal
-from pasta_async.evals.timing import Timed, compare, describe_costs, describe_speedup, take_turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ async def measure(
     url: str = "",
     passes: int = 1,
     journal: Journal | None = None,
-) -> list[Timed]:
+) -> list[Answer]:
     """Write every answer by every method, `passes` times; see `take_turns`.
 
     Args:
@@ -64,7 +64,7 @@ async def measure(
     cases, by_name = cases_of(documents), {method.name: method for method in methods}
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Timed]]]:
+    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
         async with opened() as backend, open_engine(backend, documents, url=url) as engine:
             for method in methods:
                 await play(engine, method, cases[0])
@@ -73,7 +73,7 @@ async def measure(
     return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
 
 
-def summarise(rows: Sequence[Timed]) -> list[dict[str, Any]]:
+def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each method; speed-ups are against `sequential`, intervals 95% over prompts."""
     return [
         {

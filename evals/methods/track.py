@@ -13,9 +13,9 @@ from uuid import uuid4
 import httpx
 
 from pasta_async import Client, Sampling
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
 from pasta_async.evals.simulator import clock_of
-from pasta_async.evals.timing import Timed
 from pasta_async.lang import Document, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 
@@ -249,7 +249,7 @@ class Method:
     """Whether it talks to an SGLang server by itself."""
 
 
-async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Timed:
+async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
     """Write a case's answer by a method, timed; what it encodes beforehand is not.
 
     Cancelling it aborts what is under way.
@@ -257,12 +257,12 @@ async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> T
     return await time_work(engine, method, case, await method.prepare(engine, case.fresh()), number)
 
 
-async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Timed:
+async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
     """Do what a method has prepared. Cancelling it aborts what is under way."""
     track = Track(engine)
     path = await work(track)
     seconds, counts = engine.clock.time() - track.began, track.counts
-    return Timed(
+    return Answer(
         prompt=case.index,
         method=method.name,
         number=number,
