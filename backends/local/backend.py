@@ -233,10 +233,11 @@ class _Model:
                 "pip install 'pasta_async[local]' brings it"
             ) from error
         self.codec = TextCodec.from_folder(folder)
+        default = _use_threads(1)  # they would wait for each other at every small piece of loading
         self.engine = Engine(folder, EngineOptions(*options))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
-        _use_threads(threads or (1 if self.engine.weights < _SMALL else None))
+        _use_threads(threads or (1 if self.engine.weights < _SMALL else default), default)
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
             raise UnsupportedModelError(
@@ -325,18 +326,17 @@ def _checked(request: DecodeRequest, info: ModelInfo) -> NDArray[np.int64]:
     return ids
 
 
-def _use_threads(count: int | None) -> None:
-    """Set the number of CPU threads for this thread's products only.
+def _use_threads(count: int, others: int | None = None) -> int:
+    """Set the number of CPU threads for this thread's products; return the number before.
 
     torch keeps one number for each thread that has computed, and one for threads to come; setting it here
-    changes both, so the second is put back from a thread of no further use.
+    changes both, so the second is set to `others` (None: what it was) from a thread of no further use.
     """
     import torch
 
     before = torch.get_num_threads()
-    if count is None or count == before:
-        return
     torch.set_num_threads(count)
-    restorer = threading.Thread(target=torch.set_num_threads, args=(before,))
+    restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
     restorer.start()
     restorer.join()
+    return before

@@ -94,8 +94,8 @@ def test_the_baseline_cannot_shift_what_the_prompt_means() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("x", "--temperature", "-1"), "temperature: Input should be greater"),
-        (("x", "--max-threads", "0"), "max_threads: Input should be greater"),
+        (("x", "--temperature", "-1"), "--temperature"),
+        (("x", "--max-threads", "0"), "--max-threads"),
         (("x", "--live", "--json"), "--live and --json"),
         (("x", "--template", "novalue"), "--template: 'novalue' is not NAME=VALUE"),
         (("",), "the prompt is empty"),

@@ -14,7 +14,7 @@ from command_runs import run
 
 from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang import check
-from pasta_async.training.annotate.__main__ import AnnotateSettings, annotate, main
+from pasta_async.training.annotate.annotator import AnnotateSettings, annotate, main
 from pasta_async.training.corpus import plain_record, read_records, rough_tokens, write_records
 
 if TYPE_CHECKING:

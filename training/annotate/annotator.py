@@ -1,33 +1,75 @@
-"""Annotation by a model: ask, check the reply, ask again with what was wrong, or reject."""
+"""Annotate answers: `python -m pasta_async.training.annotate`.
+
+With `--base-url` and `--model`, a model behind an OpenAI-compatible endpoint puts in the tags; its key is
+read from the environment. Its reply is checked, and it is asked again with what was wrong. With
+`--heuristic`, structure alone decides. The folder OUT then has annotated.jsonl, rejected.jsonl and
+summary.json, and journal.jsonl with every reply: the same command resumes an interrupted run.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
+import statistics
+import time
 import tomllib
 from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pasta_async.errors import BackendError
+from pydantic import Field, model_validator
+
+from pasta_async.cli.command import Command, command
+from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
-from pasta_async.training.annotate.tags import check_reply
-from pasta_async.training.corpus.records import Record, StrictModel, digest
-from pasta_async.training.corpus.tokens import text_speedup
-from pasta_async.training.endpoint import Completion, FailureBudget
+from pasta_async.training.annotate.checks import check_reply
+from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
+from pasta_async.training.corpus.records import Record, StrictModel, digest, write_records
+from pasta_async.training.corpus.sources import SourceSettings
+from pasta_async.training.corpus.tokens import text_speedup, token_counter
+from pasta_async.training.endpoint import Completion, Endpoint, EndpointSettings, collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
     from pasta_async.training.corpus.tokens import CountTokens
-    from pasta_async.training.endpoint import Endpoint
 
-__all__ = ["EXAMPLES", "Annotator", "Rejected", "annotated", "first_prompt", "journal_identity"]
+__all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
+
+
+class AnnotateSettings(SourceSettings, EndpointSettings):
+    """How to annotate. Every field is a flag of the command line."""
+
+    out: Path = Field(description="folder of the run")
+    base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
+    model: str = Field(default="", description="name of the model at the endpoint")
+    tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
+    ask_from: int = Field(
+        default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
+    )
+    tokenizer: Path | None = Field(
+        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
+    )
+    heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
+    cut: Cut = Field(default="points", description="of --heuristic: points or details")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if not self.heuristic and not (self.base_url.startswith(("http://", "https://")) and self.model):
+            raise ValueError("give --base-url http://host:30000/v1 and --model, or choose --heuristic")
+        return self
+
+    @property
+    def annotator(self) -> str:
+        """For `Record.annotator`."""
+        return f"structure:{self.cut}" if self.heuristic else self.model
 
 
 class Rejected(StrictModel):
@@ -42,16 +84,148 @@ class Rejected(StrictModel):
     """False where the endpoint failed: the next run asks again."""
 
 
-def annotated(record: Record, document: Document, annotator: str, count: CountTokens) -> Record:
+def annotate(settings: AnnotateSettings) -> dict[str, Any]:
+    """Annotate, write the files of the run, and return its figures, as `summary.json` has them.
+
+    Raises:
+        PastaError: The data or the endpoint cannot be used; replies that arrived are kept.
+    """
+    started = time.monotonic()
+    count = token_counter(settings.tokenizer)
+    source, leaks = settings.read()
+    records = list(source)
+    totals, problems = Counter[str](), Counter[str]()
+    outcomes: list[Record | Rejected]
+    if settings.heuristic:
+        documents = (annotate_by_structure(record.document.text, count, settings.cut) for record in records)
+        outcomes = [*map(partial(_annotated, settings, count), records, documents)]
+    else:
+        outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
+        totals, problems = annotator.totals, annotator.problems
+    accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+    rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
+    unanswered = sum(not one.answered for one in rejected)
+    fields = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
+    summary = {
+        "annotator": settings.annotator,
+        "accepted": len(accepted),
+        "rejected": len(rejected) - unanswered,
+        "unanswered": unanswered,
+        "reasons": dict(problems.most_common()),
+        **{field: totals[field] for field in fields},
+        "seconds": round(time.monotonic() - started, 3),
+        "left_out": dict(leaks.counts),
+        "parallelism": _parallelism(accepted),
+    }
+    write_records(settings.out / "annotated.jsonl", accepted)
+    write_records(settings.out / "rejected.jsonl", rejected)
+    (settings.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return summary
+
+
+def _annotated(settings: AnnotateSettings, count: CountTokens, record: Record, document: Document) -> Record:
     """A record with its annotation, its theoretical speed-up among the scores."""
     scores = {**record.scores, "text_speedup": round(text_speedup(document, count), 4)}
-    return record.model_copy(update={"written": document.format(), "annotator": annotator, "scores": scores})
+    update = {"written": document.format(), "annotator": settings.annotator, "scores": scores}
+    return record.model_copy(update=update)
 
 
-def journal_identity(model: str) -> dict[str, Any]:
-    """What a journal of replies belongs to: the model, and the prompt as a hash."""
-    content = repr((_TEXTS["instructions"], EXAMPLES)).encode()
-    return {"model": model, "prompt": hashlib.sha256(content).hexdigest()[:16]}
+def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Theoretical speed-ups of annotated answers, and how many have a promise; None without any text."""
+    measured = [(record.scores["text_speedup"], len(record.document.promises)) for record in records]
+    speedups = [speedup for speedup, _ in measured if speedup > 0]
+    if not speedups:
+        return None
+    parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
+    percentiles = statistics.quantiles(speedups, n=100, method="inclusive") if speedups[1:] else speedups * 99
+    return {
+        "answers": len(measured),
+        "any_share": len(parallel) / len(measured),
+        "promises": statistics.mean([promises for _, promises in measured if promises] or [0]),
+        "mean_speedup": statistics.mean(speedups),
+        "geometric_mean_speedup": statistics.geometric_mean(speedups),
+        "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
+        "quantiles": {f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
+    }
+
+
+async def _by_endpoint(
+    settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
+) -> tuple[list[Record | Rejected], Annotator]:
+    prompt = hashlib.sha256(repr((_TEXTS["instructions"], EXAMPLES)).encode()).hexdigest()[:16]
+    identity = {"model": settings.model, "prompt": prompt}
+    with Journal(settings.out / "journal.jsonl", identity, durable=True) as journal:
+        async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
+            annotator = Annotator(endpoint, journal, settings, count)
+            numbered = dict(enumerate(records))
+            found, failures = await collect(
+                numbered, lambda number: annotator.annotate(numbered[number]), settings.in_flight
+            )
+    for number, failure in failures.items():
+        reasons = (f"endpoint: {failure}",)
+        found[number] = Rejected(record=numbered[number], reasons=reasons, answered=False)
+    return [found[number] for number in numbered], annotator
+
+
+class Annotator:
+    """Annotates records by a model behind an endpoint.
+
+    Args:
+        endpoint: The model.
+        journal: Keeps every reply before anything is made of it; none that it holds is asked for again.
+        settings: Of the run.
+        count: Measures chunks for their estimates.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, journal: Journal, settings: AnnotateSettings, count: CountTokens
+    ) -> None:
+        self._endpoint, self._journal, self._settings, self._count = endpoint, journal, settings, count
+        self.totals: Counter[str] = Counter()
+        """Records: unasked (too short). Replies: requests (of this run), resumed (from the journal),
+        prompt_tokens and completion_tokens (of both)."""
+        self.problems: Counter[str] = Counter()
+        """Replies that were not accepted, by the code of their first problem."""
+        self._finished = partial(_annotated, settings, count)
+        self._kept: defaultdict[str, list[Completion]] = defaultdict(list)
+        for row in map(dict[str, Any], journal.rows):
+            self._kept[row.pop("key")].append(Completion(**row))
+
+    async def annotate(self, record: Record) -> Record | Rejected:
+        """Annotate a record: from the journal as far as it goes, then by requests.
+
+        A cancellation ends its request; replies that arrived are in the journal.
+
+        Raises:
+            BackendError: The endpoint failed.
+        """
+        text = record.document.text
+        if self._count(text) < self._settings.ask_from:
+            self.totals["unasked"] += 1
+            return self._finished(record, parse(record.written))
+        key, opening = digest(record.messages, text), first_prompt(record)
+        messages, reasons, reply = opening, tuple[str, ...](), ""
+        kept = iter(self._kept[key])
+        for _ in range(self._settings.tries):
+            completion = await self._reply(key, messages, next(kept, None))
+            found = check_reply(text, completion.text, self._count)
+            if isinstance(found, Document):
+                return self._finished(record, found)
+            reasons = tuple(problem.message for problem in found)
+            cut = completion.finish_reason == "length"
+            self.problems["reply-cut" if cut else found[0].code] += 1
+            reasons = ("reply-cut: the reply reached its token limit", *reasons) if cut else reasons
+            reply, messages = completion.text, [*opening, *_retry(completion.text, reasons)]
+        return Rejected(record=record, reasons=reasons, reply=reply)
+
+    async def _reply(self, key: str, messages: Sequence[Message], kept: Completion | None) -> Completion:
+        self.totals["resumed" if kept else "requests"] += 1
+        completion = kept or await self._endpoint.complete(messages)
+        if not kept:
+            self._journal.append({"key": key, **completion._asdict()})
+        self.totals["prompt_tokens"] += completion.prompt_tokens
+        self.totals["completion_tokens"] += completion.completion_tokens
+        return completion
 
 
 def first_prompt(record: Record) -> list[Message]:
@@ -74,71 +248,4 @@ def _retry(reply: str, reasons: Iterable[str]) -> list[Message]:
     return [{"role": "assistant", "content": reply}, {"role": "user", "content": request}]
 
 
-class Annotator:
-    """Annotates records by a model behind an endpoint.
-
-    Args:
-        endpoint: The model.
-        name: For `Record.annotator`.
-        journal: Keeps every reply before anything is made of it; none that it holds is asked for again.
-        count: Measures chunks for their estimates.
-        tries: Replies for one record before it is rejected.
-        ask_from: Tokens from which an answer is worth a request; shorter ones stay plain.
-    """
-
-    def __init__(
-        self, endpoint: Endpoint, name: str, journal: Journal, count: CountTokens, tries: int, ask_from: int
-    ) -> None:
-        self._endpoint, self._name, self._journal, self._count = endpoint, name, journal, count
-        self._tries, self._ask_from = tries, ask_from
-        self._kept: defaultdict[str, list[Completion]] = defaultdict(list)
-        for row in map(dict[str, Any], journal.rows):
-            self._kept[row.pop("key")].append(Completion(**row))
-        self._failures = FailureBudget(proven=bool(journal.rows))
-        self.totals: Counter[str] = Counter()
-        """Records: unasked (too short), unanswered (the endpoint failed). Replies: requests (of this run),
-        resumed (from the journal), prompt_tokens and completion_tokens (of both)."""
-        self.problems: Counter[str] = Counter()
-        """Replies that were not accepted, by the code of their first problem."""
-
-    async def annotate(self, record: Record) -> Record | Rejected:
-        """Annotate a record: from the journal as far as it goes, then by requests.
-
-        A cancellation ends its request; replies that arrived are in the journal.
-
-        Raises:
-            BackendError: The endpoint cannot be reached, or fails for all records.
-        """
-        text = record.document.text
-        if self._count(text) < self._ask_from:
-            self.totals["unasked"] += 1
-            return annotated(record, parse(record.written), self._name, self._count)
-        key, opening = digest(record.messages, text), first_prompt(record)
-        kept = list(self._kept[key])
-        messages, reasons, reply = opening, tuple[str, ...](), ""
-        for attempt in range(self._tries):
-            try:
-                completion = kept[attempt] if attempt < len(kept) else await self._complete(key, messages)
-            except BackendError as error:
-                self._failures.failed(error)
-                self.totals["unanswered"] += 1
-                return Rejected(record=record, reasons=(f"endpoint: {error}",), answered=False)
-            self.totals["resumed"] += attempt < len(kept)
-            self.totals["prompt_tokens"] += completion.prompt_tokens
-            self.totals["completion_tokens"] += completion.completion_tokens
-            found = check_reply(text, completion.text, self._count)
-            if isinstance(found, Document):
-                return annotated(record, found, self._name, self._count)
-            cut = completion.finish_reason == "length"
-            reasons = tuple(problem.message for problem in found)
-            reasons = ("reply-cut: the reply reached its token limit", *reasons) if cut else reasons
-            self.problems["reply-cut" if cut else found[0].code] += 1
-            reply, messages = completion.text, [*opening, *_retry(completion.text, reasons)]
-        return Rejected(record=record, reasons=reasons, reply=reply)
-
-    async def _complete(self, key: str, messages: Sequence[Message]) -> Completion:
-        self.totals["requests"] += 1
-        completion = await self._endpoint.complete(messages)
-        self._journal.append({"key": key, **completion._asdict()})
-        self._failures.succeeded()
-        return completion
+main: Command = command(AnnotateSettings, annotate, "pasta_async.training.annotate", __doc__, resumes=True)

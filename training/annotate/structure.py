@@ -25,14 +25,13 @@ import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
 
-from pasta_async.training.annotate.tags import Piece, place_tags
-from pasta_async.training.corpus.tokens import rough_tokens
+from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.training.corpus.tokens import Mark, insert_tags, recount, rough_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from markdown_it.token import Token
 
     from pasta_async.lang import Document
     from pasta_async.training.corpus.tokens import CountTokens
@@ -43,6 +42,7 @@ Cut = Literal["points", "details"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
+_TEXTS = ("paragraph", "list_item")
 _LINE = re.compile(r"\r\n?|\n")
 _MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
 _HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
@@ -66,7 +66,8 @@ _SMALL = frozenset(
 class _Block(NamedTuple):
     """A block at the top level; `start` is behind the marker of an item, `end` before trailing space."""
 
-    kind: Literal["item", "paragraph", "other"]
+    kind: str
+    """Of Markdown: paragraph, list_item, fence, table, ..."""
     start: int
     end: int
 
@@ -83,74 +84,65 @@ def annotate_by_structure(
         least: Tokens that a piece must have to be promised.
     """
     blocks = _blocks(text)
-    joins: list[int] = []
     if cut == "points":
-        kept, joins = _kept(blocks, text)
+        kept, join = _kept(blocks, text)
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
     else:
-        found = [_detail(text, block) for block in blocks]
-    pieces = [piece for piece in found if piece and count(text[piece.start : piece.end]) >= least]
-    return place_tags(text, pieces, joins, count) if len(pieces) > 1 else place_tags(text, (), (), count)
+        found, join = [_detail(text, block) for block in blocks], []
+    marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
+    return recount(insert_tags(text, [*marks, *join] if len(marks) > 1 else ()), count)
 
 
 def _blocks(text: str) -> list[_Block]:
     """The top-level blocks of a text, the items of its lists one by one."""
     starts = [0, *(found.end() for found in _LINE.finditer(text)), len(text)]
+    root = SyntaxTreeNode(MarkdownIt("commonmark").enable("table").parse(text))
+    nodes = [part for node in root for part in (node if node.type.endswith("list") else [node])]
     blocks: list[_Block] = []
-    for token in MarkdownIt("commonmark").enable("table").parse(text):
-        kind = _kind(token)
-        if kind is None or token.map is None:
-            continue
-        start = starts[token.map[0]]
-        end = start + len(text[start : starts[min(token.map[1], len(starts) - 1)]].rstrip())
-        if kind == "item" and (marker := _MARKER.match(text, start, end)):
+    for node in nodes:
+        first, behind = node.map or (0, 0)
+        start = starts[first]
+        end = start + len(text[start : starts[min(behind, len(starts) - 1)]].rstrip())
+        if node.type == "list_item" and (marker := _MARKER.match(text, start, end)):
             start = marker.end()
-        if start < end:
-            blocks.append(_Block(kind, start, end))
+        blocks += [_Block(node.type, start, end)] if start < end else []
     return blocks
 
 
-def _kind(token: Token) -> Literal["item", "paragraph", "other"] | None:
-    if token.level == 1 and token.type == "list_item_open":
-        return "item"
-    if token.level != 0 or token.nesting < 0 or token.type.endswith("list_open"):
-        return None
-    return "paragraph" if token.type == "paragraph_open" else "other"
-
-
-def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[int]]:
+def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
     """Which blocks main keeps, and where it joins: before a closing block, or nowhere."""
     kept = {
         place
         for place, block in enumerate(blocks)
-        if block.kind == "other" or (block.kind == "paragraph" and text[block.end - 1] == ":")
+        if block.kind not in _TEXTS or (block.kind == "paragraph" and text[block.end - 1] == ":")
     }
     if blocks and blocks[0].kind == "paragraph":
         kept.add(0)
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":
         before, last = blocks[-2:]
-        if before.kind == "item" or _CLOSING.match(text, last.start):
-            return kept | {len(blocks) - 1}, [before.end]
+        if before.kind == "list_item" or _CLOSING.match(text, last.start):
+            return kept | {len(blocks) - 1}, [Mark(before.end, before.end, Sync())]
     return kept, []
 
 
-def _point(text: str, block: _Block) -> Piece:
+def _point(text: str, block: _Block) -> Mark:
     """A whole block, named by its first words."""
     head = _HEAD.match(text, block.start, block.end)
-    return Piece(block.start, block.end, _topic(head[1] if head else text[block.start : block.end]))
+    return _promise(block.start, block.end, head[1] if head else text[block.start : block.end])
 
 
-def _detail(text: str, block: _Block) -> Piece | None:
+def _detail(text: str, block: _Block) -> Mark | None:
     """What follows the head of an item, or the first sentence of a paragraph."""
-    if block.kind == "other":
+    if block.kind not in _TEXTS:
         return None
-    head = _HEAD.match(text, block.start, block.end) if block.kind == "item" else None
+    head = _HEAD.match(text, block.start, block.end) if block.kind == "list_item" else None
     head = head or _SENTENCE.match(text, block.start, block.end)
-    return Piece(head.end(), block.end, _topic(head[0])) if head and head.end() < block.end else None
+    return _promise(head.end(), block.end, head[0]) if head and head.end() < block.end else None
 
 
-def _topic(text: str) -> str:
-    """The first three words that say something, or the first three."""
-    words = [word[:30] for word in _WORD.findall(text[:400])]
+def _promise(start: int, end: int, named_by: str) -> Mark:
+    """A promise, whose topic is the first three words that say something, or the first three."""
+    words = [word[:30] for word in _WORD.findall(named_by[:400])]
     telling = [word for word in words if word.lower() not in _SMALL]
-    return " ".join((telling or words)[:3]) or "this part"
+    topic = " ".join((telling or words)[:3]) or "this part"
+    return Mark(start, end, Promise(topic, None, Chunk()))

@@ -1,21 +1,8 @@
-"""Keeps evaluation prompts out of training data.
+"""Keeps evaluation prompts out of training data, by three rules (docs/data.md states them with examples).
 
-Three rules, on prompts that were normalised (Unicode NFKC, case folded, everything but letters and digits a
-space):
-
-exact
-    The two are equal.
-near
-    Their sets of shingles (every run of `SHINGLE` characters) have a Jaccard index of at least `NEAR`. Among
-    the labelled pairs of the tests, prompts that were only reworded have 0.73 or more, and prompts that are
-    only similar ("the capital of France", "the capital of Spain") 0.61 or less.
-inside
-    At least `INSIDE` of the evaluation prompt's shingles are in the training prompt, if it has `INSIDE_WORDS`
-    words or more: an evaluation prompt with something around it. (GPT-3's authors looked for shared n-grams
-    of 8 to 13 words, arXiv 2005.14165, appendix C.)
-
-Shingles are compared exactly, through an index of the evaluation prompts' shingles: a few thousand evaluation
-prompts are few enough that nothing has to be estimated (by MinHash, say).
+Prompts are normalised first (Unicode NFKC, case folded, everything but letters and digits a space), and
+compared exactly by their shingles, every run of `SHINGLE` characters: a few thousand evaluation prompts are
+few enough that nothing has to be estimated (by MinHash, say).
 """
 
 from __future__ import annotations
@@ -34,18 +21,18 @@ __all__ = ["LeakageFilter", "Overlap"]
 
 SHINGLE = 5
 NEAR = 0.7
+"""Least Jaccard index. Of the tests' prompts, reworded ones have 0.73 or more, others 0.61 or less."""
 INSIDE = 0.95
+"""Least share of an evaluation prompt's shingles that are in the training prompt..."""
 INSIDE_WORDS = 8
+"""...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
 
 
 class Overlap(NamedTuple):
-    """Why a prompt is kept out."""
+    """Why a prompt is kept out: the rule, and the evaluation prompt that it meets."""
 
     rule: Literal["exact", "near", "inside"]
     prompt: str
-    """The evaluation prompt that it meets."""
-    likeness: float
-    """Jaccard index, or for `inside` the share of the evaluation prompt; 0 to 1."""
 
 
 class LeakageFilter:
@@ -71,18 +58,16 @@ class LeakageFilter:
         if not text:
             return None
         if (number := self._exact.get(text)) is not None:
-            return Overlap("exact", self.prompts[number], 1.0)
+            return Overlap("exact", self.prompts[number])
         shingles = _shingles(text)
         shared = Counter(number for shingle in shingles for number in self._index.get(shingle, ()))
-        found: list[Overlap] = []
-        for number, common in shared.items():
-            jaccard = common / (len(shingles) + self._sizes[number] - common)
-            inside = common / self._sizes[number] if self._long[number] else 0.0
-            if jaccard >= NEAR:
-                found.append(Overlap("near", self.prompts[number], jaccard))
-            elif inside >= INSIDE:
-                found.append(Overlap("inside", self.prompts[number], inside))
-        return max(found, key=lambda one: (one.rule == "near", one.likeness), default=None)
+        near = {number: n / (len(shingles) + self._sizes[number] - n) for number, n in shared.items()}
+        inside = {number: n / self._sizes[number] for number, n in shared.items() if self._long[number]}
+        if near and max(near.values()) >= NEAR:
+            return Overlap("near", self.prompts[max(near, key=near.__getitem__)])
+        if inside and max(inside.values()) >= INSIDE:
+            return Overlap("inside", self.prompts[max(inside, key=inside.__getitem__)])
+        return None
 
     def keep(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records that leak nothing and repeat no earlier one; the others are added to `counts`.

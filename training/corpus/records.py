@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, escape, parse
@@ -31,7 +31,9 @@ __all__ = [
 
 _ROLES = ("system", "user", "assistant")
 
-M = TypeVar("M", bound=BaseModel)
+_LIST: TypeAdapter[list[Any]] = TypeAdapter(list[Any])
+
+M = TypeVar("M")
 
 
 class StrictModel(BaseModel):
@@ -105,18 +107,23 @@ def read_records(path: Path | str) -> Iterator[Record]:
         yield record
 
 
-def read_lines(path: Path | str, model: type[M]) -> Iterator[tuple[int, M]]:
-    """Read a file with a line of JSON for each model, one at a time, with the number of its line.
+def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
+    """Read a file with a line of JSON for each value (`.json`: a list of them), with their numbers.
 
     Raises:
         InvalidRequestError: Unreadable, or a line is something else; with its number.
     """
+    adapter = TypeAdapter(kind)
     number = 0
     try:
-        with Path(path).open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, model.model_validate_json(line)
+        with Path(path).open(encoding="utf-8") as file:
+            if Path(path).suffix == ".json":
+                for number, value in enumerate(_LIST.validate_json(file.read()), 1):
+                    yield number, adapter.validate_python(value)
+            else:
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield number, adapter.validate_json(line)
     except ValidationError as error:
         raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
     except (OSError, UnicodeDecodeError) as error:

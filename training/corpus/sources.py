@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, ValidationError
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus.leakage import LeakageFilter
-from pasta_async.training.corpus.records import Record, StrictModel, explain, plain_record
+from pasta_async.training.corpus.records import Record, StrictModel, explain, plain_record, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -26,10 +25,8 @@ ALIASES = {"slimorca": "Open-Orca/SlimOrca"}
 
 _HUB_NAME = re.compile(r"(?!.*\.(jsonl?|txt|csv|parquet)$)[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "prompter": "user"}
-_FIELDS = {
-    "prompt": ("instruction", "prompt", "question"),
-    "answer": ("output", "response", "answer", "completion"),
-}
+_PROMPTS = ("instruction", "prompt", "question")
+_ANSWERS = ("output", "response", "answer", "completion")
 
 
 class SourceSettings(StrictModel):
@@ -97,7 +94,7 @@ def read_prompts(path: str | Path) -> list[str]:
     """
     if not Path(path).is_file():
         raise InvalidRequestError(f"{path}: there is no such file")
-    found = [_messages(row, place)[-1]["content"] for place, row in _rows(str(path), "train")]
+    found = [_exchange(row, place)[0][-1]["content"] for place, row in _rows(str(path), "train")]
     if not found:
         raise InvalidRequestError(f"{path} holds no prompt")
     return found
@@ -107,46 +104,39 @@ def _record(row: Mapping[str, Any], place: str, source: str) -> Record:
     try:
         if "written" in row:
             return Record.model_validate(row)
-        messages, answer = _messages(row, place), _answer(row, place)
+        messages, answer = _exchange(row, place)
+        if answer is None:
+            raise _missing("answer", row, place)
         row_id = "" if row.get("id") is None else str(row["id"])
         return plain_record(messages, answer, source=source, id=row_id)
     except ValidationError as error:
         raise InvalidRequestError(f"{place}: {explain(error)}") from None
 
 
-def _messages(row: Mapping[str, Any], place: str) -> list[Message]:
-    turns = _turns(row)
-    while turns and turns[-1]["role"] == "assistant":
-        turns.pop()
-    if turns:
-        return turns
-    prompt, context = _field(row, place, "prompt"), row.get("input") or ""
-    opening = [{"role": "system", "content": str(row["system"])}] if row.get("system") else []
-    return [*opening, {"role": "user", "content": f"{prompt}\n\n{context}" if context else prompt}]
+def _exchange(row: Mapping[str, Any], place: str) -> tuple[list[Message], str | None]:
+    """The prompt of a row, and the answer where it has one (it may be empty)."""
+    turns: Any = row.get("messages") or row.get("conversations")
+    messages = [_turn(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
+    answers = [row[name] for name in _ANSWERS if isinstance(row.get(name), str)]
+    if messages and messages[-1]["role"] == "assistant":
+        answers.insert(0, messages[-1]["content"])
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        prompts = [row[name] for name in _PROMPTS if isinstance(row.get(name), str) and row[name].strip()]
+        if not prompts:
+            raise _missing("prompt", row, place)
+        content = "\n\n".join(filter(None, (prompts[0], str(row.get("input") or ""))))
+        said = {"system": str(row.get("system") or ""), "user": content}
+        messages = [{"role": role, "content": text} for role, text in said.items() if text]
+    return messages, next(iter(answers), None)
 
 
-def _answer(row: Mapping[str, Any], place: str) -> str:
-    turns = _turns(row)
-    if turns and turns[-1]["role"] == "assistant":
-        return turns[-1]["content"]
-    return _field(row, place, "answer")
-
-
-def _field(row: Mapping[str, Any], place: str, wanted: Literal["prompt", "answer"]) -> str:
-    """The first field with a prompt or an answer; an answer may be empty."""
-    for name in _FIELDS[wanted]:
-        if isinstance(row.get(name), str) and (row[name].strip() or wanted == "answer"):
-            return row[name]
-    raise InvalidRequestError(
+def _missing(wanted: str, row: Mapping[str, Any], place: str) -> InvalidRequestError:
+    return InvalidRequestError(
         f"{place}: no {wanted} in the fields {', '.join(row) or '(none)'}; "
-        f"known are messages, conversations, {', '.join(_FIELDS[wanted])}"
+        f"known are messages, conversations, {', '.join((*_PROMPTS, *_ANSWERS))}"
     )
-
-
-def _turns(row: Mapping[str, Any]) -> list[Message]:
-    """The turns of a chat, in either form; none if the row has another form."""
-    turns = row.get("messages") or row.get("conversations")
-    return [_turn(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
 
 
 def _turn(turn: Any) -> Message:
@@ -156,10 +146,13 @@ def _turn(turn: Any) -> Message:
 
 
 def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a source, each with its place for error messages."""
+    """The rows of a source, each with its place for error messages.
+
+    JSON files are not for `datasets`: it wants one schema for all rows, and has no line numbers.
+    """
     path, name = Path(data), ALIASES.get(data, data)
     if path.is_file() and path.suffix not in (".csv", ".parquet"):
-        yield from _json_rows(path)
+        yield from ((f"{path}:{number}", row) for number, row in read_lines(path, dict[str, Any]))
         return
     if not (path.exists() or _HUB_NAME.fullmatch(data)):
         raise InvalidRequestError(f"{data}: there is no such file or folder, and a data set has no such name")
@@ -176,25 +169,6 @@ def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         ) from error
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The rows of a JSON file. `datasets` wants one schema for all of them, and has no line numbers."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            if path.suffix == ".json":
-                placed = ((f"{path}, row {number}", row) for number, row in enumerate(json.load(file), 1))
-            else:
-                numbered = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-                placed = ((f"{path}:{number}", json.loads(line)) for number, line in numbered)
-            for place, row in placed:
-                if not isinstance(row, dict):
-                    raise InvalidRequestError(f"{place}: a row is an object, not {type(row).__name__}")
-                yield place, cast("dict[str, Any]", row)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidRequestError):
-            raise
-        raise InvalidRequestError(f"{path} cannot be read as JSON: {error}") from error
-
-
 def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     """A data set by the `datasets` library: a file, a folder, or a name on the hub (which is streamed)."""
     try:
@@ -206,8 +180,7 @@ def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     path, library = Path(name), cast("Any", datasets)  # it leaves its types open
     if path.is_file():
         return library.load_dataset(path.suffix[1:], data_files=name, split="train", streaming=True)
-    if (path / "dataset_dict.json").is_file():
-        return library.load_from_disk(name)[split]
-    if (path / "state.json").is_file():
-        return library.load_from_disk(name)
+    if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+        saved: Any = library.load_from_disk(name)
+        return saved[split] if hasattr(saved, "keys") else saved
     return library.load_dataset(name, split=split, streaming=True)

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
-from pasta_async.errors import InvalidRequestError
+from pasta_async.cli.command import Command, command
 from pasta_async.training.corpus.records import StrictModel, write_records
 from pasta_async.training.corpus.tokens import token_counter
-from pasta_async.training.synthetic.families import (
-    FAMILIES,
-    Split,
-)
+from pasta_async.training.synthetic.families import FAMILIES, Family, Split
 from pasta_async.training.synthetic.records import Annotator, draw_records
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["SyntheticSettings", "export", "main"]
 
@@ -30,7 +22,7 @@ class SyntheticSettings(StrictModel):
     count: int = Field(default=1000, ge=1, description="how many examples")
     seed: int = Field(default=0, description="another seed draws others")
     split: Split = Field(default="train", description="train, names or templates: which are held out")
-    families: tuple[str, ...] = Field(default=FAMILIES, description="kinds of prompts")
+    families: tuple[Family, ...] = Field(default=FAMILIES, description="kinds of prompts")
     annotator: Annotator = Field(
         default="maker", description="maker: the right tags; noisy: some wrong; nobody: no tags"
     )
@@ -39,26 +31,16 @@ class SyntheticSettings(StrictModel):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.synthetic"
-    run_command(SyntheticSettings, export, program=program, description=__doc__, arguments=argv)
-
-
 def export(settings: SyntheticSettings) -> None:
-    """Draw records, write the file, and print how many there are.
-
-    Raises:
-        InvalidRequestError: There is no such family.
-    """
-    if unknown := set(settings.families) - set(FAMILIES):
-        raise InvalidRequestError(f"no family {unknown.pop()!r}; there are {', '.join(FAMILIES)}")
+    """Draw records, write the file, and print how many there are."""
     count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
     records = draw_records(
         settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
     )
     print(f"{write_records(settings.out, records)} records in {settings.out}")
 
+
+main: Command = command(SyntheticSettings, export, "pasta_async.training.synthetic", __doc__)
 
 if __name__ == "__main__":
     main()

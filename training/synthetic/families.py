@@ -1,6 +1,6 @@
 """The five families of the synthetic task, their open vocabulary of names, and the grading of answers.
 
-`task.toml` has the wording.
+`task.toml` has the wording; here is what is drawn, and how an answer is put together.
 """
 
 from __future__ import annotations
@@ -9,35 +9,37 @@ import random
 import re
 import tomllib
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
-from pasta_async.training.corpus.tokens import in_tens
+from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.training.corpus.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pasta_async.lang.document import Node
+    from pasta_async.lang import Document
 
 __all__ = [
     "FAMILIES",
     "SYLLABLES",
     "WORDS",
     "Example",
+    "Family",
     "Split",
     "Template",
     "grade",
     "is_held_out",
     "make_name",
-    "merge_text",
     "sample",
     "score",
     "templates",
 ]
 
+Family = Literal["describe", "totals", "offers", "chain", "fair"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 Split = Literal["train", "names", "templates"]
 """`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
 
@@ -71,23 +73,19 @@ class Example:
     """Every invented name in the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """How a user words a request: a frame around the facts, the wording of each fact, and small talk."""
+class Template(NamedTuple):
+    """How a user words a request: a frame around the facts, and the wording of each fact."""
 
     frame: str
     fact: str
-    as_list: bool = False
-    opening: str = ""
-    closing: str = ""
+    as_list: bool
 
-    def fill(self, facts: Sequence[dict[str, object]], **slots: object) -> str:
+    def fill(self, facts: Sequence[Mapping[str, object]], slots: Mapping[str, object]) -> str:
         """Write the prompt."""
         lines = [self.fact.format(**slots, **fact) for fact in facts]
-        frame = " ".join(part for part in (self.opening, self.frame, self.closing) if part)
         if not self.as_list:
-            return frame.format(facts=" ".join(lines), **slots)
-        frame = frame.replace(" {facts}", "\n{facts}").replace("{facts} ", "{facts}\n")
+            return self.frame.format(facts=" ".join(lines), **slots)
+        frame = self.frame.replace(" {facts}", "\n{facts}").replace("{facts} ", "{facts}\n")
         return frame.format(facts="\n".join(f"- {line}" for line in lines), **slots)
 
 
@@ -96,7 +94,8 @@ def templates(family: str, split: Split) -> tuple[Template, ...]:
     """The templates that a split draws from; those of `templates` are in no other split."""
     wording = _TASK["families"][family]
     frames = wording["held_out_frames" if split == "templates" else "frames"]
-    return tuple(Template(frame, **fact) for frame in frames for fact in wording["facts"])
+    facts = [(fact.removeprefix("- "), fact.startswith("- ")) for fact in wording["facts"]]
+    return tuple(Template(frame, *fact) for frame in frames for fact in facts)
 
 
 def sample(
@@ -116,33 +115,25 @@ def sample(
     Raises:
         ValueError: There is no such family or split.
     """
-    if family not in FAMILIES:
-        raise ValueError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
-    if split not in get_args(Split):
-        raise ValueError(f"no split {split!r}; there are {', '.join(get_args(Split))}")
+    for given, known in ((family, FAMILIES), (split, get_args(Split))):
+        if given not in known:
+            raise ValueError(f"no {given!r}; there are {', '.join(known)}")
     rng = random.Random(f"{family}/{split}/{seed}")
     template = rng.choice(templates(family, split))
     if split != "templates":
-        template = _with_small_talk(rng, template)
-    content = _CONTENTS[family](rng, split == "names")
-    steps = _steps(family, content)
+        template = template._replace(frame=_with_small_talk(rng, template.frame))
+    content = _CONTENTS[family](_Draw(rng, split == "names"))
     separator = "\n- " if template.as_list else _TASK["families"][family]["separator"]
-    return Example(
-        family=family,
-        split=split,
-        seed=seed,
-        prompt=template.fill(content.items, **content.slots),
-        document=_document(steps, separator, count_tokens or _rough_count),
-        facts=tuple(sentence.facts for step in steps for sentence in step.sentences if sentence.facts),
-        names=tuple(content.names),
-    )
+    document, facts = _answer(family, content, separator, count_tokens or _rough_count)
+    prompt = template.fill(content.items, content.slots)
+    return Example(family, split, seed, prompt, document, facts, tuple(content.names))
 
 
-def _with_small_talk(rng: random.Random, template: Template) -> Template:
+def _with_small_talk(rng: random.Random, frame: str) -> str:
     """Words around the request: with a few dozen bare frames, a model learns where in each a fact stands."""
     opening = rng.choice(WORDS["openings"]) if rng.random() < 0.5 else ""
     closing = rng.choice(WORDS["closings"]) if rng.random() < 0.5 else ""
-    return replace(template, opening=opening, closing=closing)
+    return " ".join(filter(None, (opening, frame, closing)))
 
 
 def _rough_count(text: str) -> int:
@@ -166,133 +157,126 @@ def make_name(rng: random.Random, held_out: bool) -> str:
             return name
 
 
-def _make_names(rng: random.Random, count: int, held_out: bool) -> list[str]:
-    """Make `count` names that start differently, so that no name can be mistaken for another."""
-    names: list[str] = []
-    while len(names) < count:
-        name = make_name(rng, held_out)
-        if all(name[:2] != other[:2] for other in names):
-            names.append(name)
-    return names
-
-
 def _regular(rng: random.Random) -> str:
     syllables = [rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))]
     return "".join(syllables) + (rng.choice(_CODAS) if rng.random() < 0.25 else "")
 
 
 def _irregular(rng: random.Random) -> str:
-    """Names like those of people: open or closed syllables, some without an onset."""
-    return "".join(_irregular_syllable(rng) for _ in range(2))
-
-
-def _irregular_syllable(rng: random.Random) -> str:
-    onset = rng.choice(_VOWELS) if rng.random() < 0.3 else rng.choice(SYLLABLES)
-    return onset + (rng.choice(_CODAS) if rng.random() < 0.4 else "")
+    """Names like those of people: two open or closed syllables, some without an onset."""
+    name = ""
+    for _ in range(2):
+        name += rng.choice(_VOWELS) if rng.random() < 0.3 else rng.choice(SYLLABLES)
+        name += rng.choice(_CODAS) if rng.random() < 0.4 else ""
+    return name
 
 
 # --- families
 
+_Values = dict[str, Any]
+
+
+class _Draw(NamedTuple):
+    """What the families draw from."""
+
+    rng: random.Random
+    held_out: bool
+
+    def number(self, least: int, most: int) -> int:
+        return self.rng.randint(least, most)
+
+    def word(self, kind: str) -> str:
+        return self.rng.choice(WORDS[kind])
+
+    def names(self, count: int) -> list[str]:
+        """Names that start differently, so that none can be mistaken for another."""
+        names: list[str] = []
+        while len(names) < count:
+            name = make_name(self.rng, self.held_out)
+            if all(name[:2] != other[:2] for other in names):
+                names.append(name)
+        return names
+
 
 class _Content(NamedTuple):
-    """What a family draws: the content of a prompt and its answer."""
+    """What a family draws: values for the wording of a prompt and of its answer."""
 
     names: list[str]
-    items: list[dict[str, Any]]
-    """The values of each item, for its fact in the prompt and for its sentences."""
-    slots: dict[str, Any]
-    """Further values for the prompt and for the opening."""
-    closing: list[tuple[str, dict[str, Any]]]
-    """The sentences behind the items, with their values."""
+    items: list[_Values]
+    """Of each item: for its fact in the prompt and for its sentences."""
+    slots: _Values
+    """Of the whole."""
+    steps: Sequence[_Values] = ()
+    """Of the sentences behind the items."""
 
 
-def _describe(rng: random.Random, held_out: bool) -> _Content:
-    count = rng.choice((2, 2, 2, 3, 3, 3, 4))
-    names = _make_names(rng, 2 * count, held_out)
-    kind = rng.choice(WORDS["kinds"])
+def _describe(draw: _Draw) -> _Content:
+    count = draw.rng.choice((2, 2, 2, 3, 3, 3, 4))
+    names = draw.names(2 * count)
+    kind = draw.word("kinds")
     items = [
-        {
-            "n": name,
-            "kind": kind,
-            "color": rng.choice(WORDS["colors"]),
-            "place": place,
-            "w": rng.randint(2, 40),
-            "use": rng.choice(WORDS["uses"]),
-        }
-        for name, place in zip(names[:count], names[count:], strict=True)
+        {"n": n, "color": draw.word("colors"), "place": p, "w": draw.number(2, 40), "use": draw.word("uses")}
+        for n, p in zip(names[:count], names[count:], strict=True)
     ]
-    return _Content(names, items, {"kinds": f"{kind}s", "names": _listed(names[:count])}, [])
+    return _Content(names, items, {"kind": kind, "kinds": f"{kind}s", "names": _listed(names[:count])})
 
 
-def _totals(rng: random.Random, held_out: bool) -> _Content:
-    count = rng.choice((2, 2, 3, 3, 3))
-    names = _make_names(rng, count, held_out)
-    items: list[dict[str, Any]] = []
+def _totals(draw: _Draw) -> _Content:
+    names = draw.names(draw.rng.choice((2, 2, 3, 3, 3)))
+    most = 6 if len(names) == 2 else 5
+    items: list[_Values] = []
     for name in names:
-        a, b, c = (rng.randint(2, 6 if count == 2 else 5) for _ in range(3))
-        items.append(_sum(name, (a, b, c), rng.sample(WORDS["fruits"], 3)))
+        numbers = [draw.number(2, most) for _ in range(3)]
+        items.append(_sum(name, numbers, draw.rng.sample(WORDS["fruits"], 3)))
     total, *terms = (item["abc"] for item in items)
-    closing: list[tuple[str, dict[str, Any]]] = []
+    steps: list[_Values] = []
     for term in terms:
-        closing.append(("Then {a} plus {b} is {s}.", {"a": total, "b": term, "s": total + term}))
+        steps.append({"total": total, "term": term, "sum": total + term})
         total += term
-    closing.append(("The total is {s} fruits.", {"s": total}))
-    return _Content(names, items, {"names": _listed(names)}, closing)
+    return _Content(names, items, {"names": _listed(names), "sum": total}, steps)
 
 
-def _offers(rng: random.Random, held_out: bool) -> _Content:
-    names = _make_names(rng, rng.choice((2, 2, 3)), held_out)
-    goods = rng.sample(WORDS["goods"], 3)
+def _offers(draw: _Draw) -> _Content:
+    names = draw.names(draw.rng.choice((2, 2, 3)))
+    goods = draw.rng.sample(WORDS["goods"], 3)
     while True:  # one shop alone is the cheapest
-        prices = [(rng.randint(2, 7), rng.randint(2, 7), rng.randint(2, 7)) for _ in names]
+        prices = [[draw.number(2, 7) for _ in range(3)] for _ in names]
         lowest, second, *_ = sorted(map(sum, prices))
         if lowest < second:
             break
     items = [_sum(name, price, goods) for name, price in zip(names, prices, strict=True)]
-    closing = [("{n} asks {abc}.", item) for item in items]
-    best = next(item for item in items if item["abc"] == lowest)
-    closing.append(("The best price is {abc}, so choose {n}.", best))
-    return _Content(names, items, {"names": _listed(names)}, closing)
+    best = next(item["n"] for item in items if item["abc"] == lowest)
+    return _Content(names, items, {"names": _listed(names), "lowest": lowest, "best": best}, items)
 
 
-def _sum(name: str, numbers: tuple[int, int, int], things: list[str]) -> dict[str, Any]:
+def _sum(name: str, numbers: Sequence[int], things: Sequence[str]) -> _Values:
     (a, b, c), (x, y, z) = numbers, things
     return {"n": name, "a": a, "b": b, "c": c, "x": x, "y": y, "z": z, "ab": a + b, "abc": a + b + c}
 
 
-def _chain(rng: random.Random, held_out: bool) -> _Content:
-    names = _make_names(rng, rng.choice((3, 4, 4, 5)), held_out)
-    slots: dict[str, Any] = {"vessel": rng.choice(WORDS["vessels"]), "things": rng.choice(WORDS["holders"])}
-    slots |= {"start": rng.randint(4, 15), "names": _listed(names)}
-    left = slots["start"]
-    items: list[dict[str, Any]] = []
+def _chain(draw: _Draw) -> _Content:
+    names = draw.names(draw.rng.choice((3, 4, 4, 5)))
+    slots: _Values = {"vessel": draw.word("vessels"), "things": draw.word("holders")}
+    left = draw.number(4, 15)
+    slots |= {"start": left, "names": _listed(names)}
+    items: list[_Values] = []
     for name in names:
-        adds = left <= 4 or (left < 18 and rng.random() < 0.5)
-        k = rng.randint(2, 6 if adds else min(6, left - 2))
+        adds = left <= 4 or (left < 18 and draw.rng.random() < 0.5)
+        k = draw.number(2, 6 if adds else min(6, left - 2))
         left += k if adds else -k
         items.append({"n": name, "does": "adds" if adds else "takes", "k": k, "left": left})
-    closing = [("In the end the {vessel} holds {left} {things}.", {**slots, "left": left})]
-    return _Content(names, items, slots, closing)
+    return _Content(names, items, {**slots, "rest": left})
 
 
-def _fair(rng: random.Random, held_out: bool) -> _Content:
-    count = rng.choice((2, 3))
-    *names, town = _make_names(rng, count + 1, held_out)
-    day = rng.randint(1, 30)
+def _fair(draw: _Draw) -> _Content:
+    *stalls, town = names = draw.names(draw.rng.choice((2, 3)) + 1)
+    day = draw.number(1, 30)
     items = [
-        {
-            "n": name,
-            "before": f"{order} comes the stall of {{n}}.",
-            "color": rng.choice(WORDS["colors"]),
-            "goods": f"{rng.choice(WORDS['kinds'])}s",
-            "c": rng.randint(2, 30),
-            "g": rng.randint(1, 20),
-            "treat": rng.choice(WORDS["treats"]),
-        }
-        for name, order in zip(names, ["First", *["Then", "Last"][-count + 1 :]], strict=True)
+        {"n": name, "color": draw.word("colors"), "goods": f"{draw.word('kinds')}s"}
+        | {"c": draw.number(2, 30), "g": draw.number(1, 20), "treat": draw.word("treats")}
+        for name in stalls
     ]
-    slots = {"names": _listed(names), "town": town, "day": day}
-    return _Content([*names, town], items, slots, [("We meet on day {day}.", slots)])
+    return _Content(names, items, {"names": _listed(stalls), "town": town, "day": day})
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -300,81 +284,51 @@ def _listed(items: Sequence[str]) -> str:
     return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
-_CONTENTS: dict[str, Callable[[random.Random, bool], _Content]] = {
+_CONTENTS: dict[str, Callable[[_Draw], _Content]] = {
     "describe": _describe,
     "totals": _totals,
     "offers": _offers,
     "chain": _chain,
     "fair": _fair,
 }
-FAMILIES: tuple[str, ...] = tuple(_CONTENTS)
-"""The families, by name."""
 
 
 # --- answers
 
 
-class _Sentence(NamedTuple):
-    text: str
-    facts: tuple[str, ...]
-    """The words of it that are facts, in order."""
-
-
-class _Step(NamedTuple):
-    """A step of an answer: sentences, by main or (with a topic) promised; none of them is a sync."""
-
-    sentences: tuple[_Sentence, ...] = ()
-    topic: str = ""
-    is_item: bool = False
-
-
-def _steps(family: str, content: _Content) -> list[_Step]:
+def _answer(
+    family: str, content: _Content, separator: str, count: Callable[[str], int]
+) -> tuple[Document, tuple[tuple[str, ...], ...]]:
+    """The annotated answer, and the facts of each of its sentences that states some."""
     wording = _TASK["families"][family]
-    steps = [_Step((_fill(wording["opening"], content.slots),))]
-    for item in content.items:
-        if "before" in item:
-            steps.append(_Step((_fill(item["before"], item),), is_item=True))
-        sentences = tuple(_fill(pattern, item) for pattern in wording["item"])
-        steps.append(_Step(sentences, "" if family == "chain" else item["n"], "before" not in item))
-    if family in ("totals", "offers"):
-        steps.append(_Step())
-    return [*steps, *(_Step((_fill(pattern, values),)) for pattern, values in content.closing)]
+    facts: list[tuple[str, ...]] = []
 
+    def write(patterns: Sequence[str], values: _Values) -> str:
+        """Sentences; the values that a pattern uses are its facts, in the order of the pattern."""
+        marked = {key: f"\0{value}\0" for key, value in {**content.slots, **values}.items()}
+        parts = [pattern.format(**marked).split("\0") for pattern in patterns]
+        stated = [tuple(word for value in part[1::2] for word in value.split()) for part in parts]
+        facts.extend(filter(None, stated))
+        return " ".join("".join(part) for part in parts)
 
-def _fill(pattern: str, values: Mapping[str, object]) -> _Sentence:
-    """Fill a sentence; the values that the pattern uses are its facts, in the order of the pattern."""
-    parts = pattern.format(**{key: f"\0{value}\0" for key, value in values.items()}).split("\0")
-    return _Sentence("".join(parts), tuple(word for part in parts[1::2] for word in part.split()))
-
-
-def _document(steps: Sequence[_Step], separator: str, count_tokens: Callable[[str], int]) -> Document:
-    nodes: list[Node] = []
-    among_items = False
-    for step in steps:
-        if not step.sentences:
-            nodes.append(Sync())
-            continue
-        behind = separator.rstrip("- ") or " " if among_items and not step.topic else " "
-        nodes += [Text(separator if step.is_item else behind)] if nodes else []
-        among_items = step.is_item or (among_items and bool(step.topic))
-        text = " ".join(sentence.text for sentence in step.sentences)
-        if step.topic:
-            nodes.append(Promise(step.topic, in_tens(count_tokens(text)), Chunk((Text(text),))))
-        else:
-            nodes.append(Text(text))
-    return Document(merge_text(nodes))
-
-
-def merge_text(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Join neighbouring texts, as a parser reads them."""
-    merged: list[Node] = []
-    for node in nodes:
-        last = merged[-1] if merged else None
-        if isinstance(node, Text) and isinstance(last, Text):
-            merged[-1] = Text(last.text + node.text)
-        else:
-            merged.append(node)
-    return tuple(merged)
+    text = write([wording["opening"]], {})
+    before: list[str] = wording.get("before", [])
+    marks: list[Mark] = []
+    for number, item in enumerate(content.items):
+        text += separator
+        if before:  # the last one stands before the last item
+            text += write([before[-1 if number == len(content.items) - 1 else number]], item) + " "
+        start = len(text)
+        text += write(wording["item"], item)
+        if wording["promised"]:
+            marks.append(Mark(start, len(text), Promise(item["n"], None, Chunk())))
+    if wording["joined"]:
+        marks.append(Mark(len(text), len(text), Sync()))
+    behind = [write([wording["step"]], step) for step in content.steps]
+    behind += [write([wording["closing"]], {})] if "closing" in wording else []
+    if behind:
+        text += (separator.rstrip("- ") or " ") + " ".join(behind)
+    return recount(insert_tags(text, marks), count), tuple(facts)
 
 
 # --- grading
