@@ -13,7 +13,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Script, read_script
+from pasta_async.testing.script import AnswerState, Passage, Script, read_script
 from pasta_async.testing.tokenizer import Chat, WordTokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
-    from pasta_async.testing.script import Passage, Passages, ScriptLike, ScriptSource
+    from pasta_async.testing.script import Passages, ScriptLike, ScriptSource
     from pasta_async.testing.tokenizer import Tokenizer
 
 __all__ = ["Fault", "Play", "PrefixCache", "ScriptedBackend"]
