@@ -178,7 +178,7 @@ def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], code
 def _check_samples(
     pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec, rows: int
 ) -> None:
-    """Refuse another model's samples: ids that this one lacks, or contexts that hold none of their prompts."""
+    """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
     largest = max(max(sample.ids) for pair in pairs for sample in (pair.best, pair.worst))
     asked = {prompt.id: str(prompt.messages[-1]["content"]).strip() for prompt in prompts}
     known = (
@@ -187,7 +187,7 @@ def _check_samples(
     )
     if largest >= rows or not any(known):
         raise InvalidRequestError(
-            "the samples are not in this model's tokens: another model has drawn them; train the one that did"
+            "the samples are not in this model's tokens: another model has drawn them: train that one"
         )
 
 
