@@ -16,7 +16,7 @@ import anyio
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from pasta_async.backends.guard import (
     EDGE,
@@ -74,10 +74,11 @@ class TextCodec:
         added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
         self._added = {entry["id"]: str(entry["content"]) for entry in added}
         spacing = [entry for entry in added if not entry["special"] and _is_space(entry["content"])]
-        self._full = _build(tokenizer, _keep)
-        self._inner = _build(tokenizer, _without_prefix)
-        self._data = _build({**tokenizer, "added_tokens": spacing}, _without_prefix)
-        self._bare = _build({**tokenizer, "added_tokens": spacing}, _without_loss)
+        self._full = _parsed(tokenizer)
+        inner = {**tokenizer, **_steps(tokenizer, _without_prefix)}
+        self._inner = self._full if inner == tokenizer else _parsed(inner)
+        self._data = _variant(self._full, tokenizer, _without_prefix, spacing)
+        self._bare = _variant(self._full, tokenizer, _without_loss, spacing)
         self._piece = _piece_reader(tokenizer)
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
@@ -332,13 +333,32 @@ def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _build(raw: dict[str, Any], edit: Any) -> Tokenizer:
-    """A tokenizer whose steps before the model are kept, changed or dropped by `edit`."""
-    steps = {key: _edit(raw.get(key), edit) for key in ("normalizer", "pre_tokenizer")}
+def _parsed(raw: dict[str, Any]) -> Tokenizer:
     try:
-        return Tokenizer.from_str(json.dumps({**raw, **steps, "truncation": None, "padding": None}))
+        return Tokenizer.from_str(json.dumps({**raw, "truncation": None, "padding": None}))
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(str(error)) from error
+
+
+def _variant(full: Tokenizer, raw: dict[str, Any], edit: Any, added: list[dict[str, Any]]) -> Tokenizer:
+    """A tokenizer with the same model, which takes seconds to parse, other added tokens, and edited steps."""
+    empty: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
+    shell = _parsed({**raw, **_steps(raw, edit), "model": empty, "added_tokens": [], "post_processor": None})
+    variant: Any = Tokenizer(full.model)
+    if shell.normalizer is not None:
+        variant.normalizer = shell.normalizer
+    if shell.pre_tokenizer is not None:
+        variant.pre_tokenizer = shell.pre_tokenizer
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    variant.add_tokens(
+        [AddedToken(entry["content"], **{key: entry[key] for key in flags}) for entry in added]
+    )
+    return variant
+
+
+def _steps(raw: dict[str, Any], edit: Any) -> dict[str, Any]:
+    """What a text goes through before the model, kept, changed or dropped by `edit`."""
+    return {key: _edit(raw.get(key), edit) for key in ("normalizer", "pre_tokenizer")}
 
 
 def _edit(step: dict[str, Any] | None, edit: Any) -> dict[str, Any] | None:
@@ -349,10 +369,6 @@ def _edit(step: dict[str, Any] | None, edit: Any) -> dict[str, Any] | None:
             kept = [_edit(part, edit) for part in step[key]]
             return {**step, key: [part for part in kept if part is not None]}
     return edit(step)
-
-
-def _keep(step: dict[str, Any]) -> dict[str, Any] | None:
-    return step
 
 
 def _without_prefix(step: dict[str, Any]) -> dict[str, Any] | None:
