@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pasta_async.errors import PromptTooLongError
 from pasta_async.evals.statistics import estimate
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async import Client, Generation, Sampling
-    from pasta_async.evals.speed import Form
     from pasta_async.evals.statistics import Estimate
     from pasta_async.jobs import Journal
 
-__all__ = ["FORMS", "Answer", "answer_all", "of_form", "theoretical"]
+__all__ = ["FORMS", "Answer", "Form", "answer_all", "of_form", "theoretical"]
 
+Form = Literal["baseline", "parallel"]
+"""The model's answer without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
 
 

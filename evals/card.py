@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from pasta_async import Backend
+    from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.speed import Form
     from pasta_async.protocol import DecodeRequest, Piece
 
 __all__ = ["CardSettings", "HiddenChunks", "answered", "card", "main", "table"]
@@ -139,15 +139,16 @@ def card(run: Path, step: str, found: Rows, broken: Rows) -> str:
         found: Answers of the model ("shipped") and of its base ("base alone") in both forms.
         broken: Answers of the copy that was trained with the rules broken.
     """
-    trained = json.loads((run / "base/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    lines = (run / "base/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    updates = [json.loads(line) for line in lines]
     config = json.loads((run / step / "model/config.json").read_text(encoding="utf-8"))
     shipped = [row for row in found if row["model"] == "shipped"]
     both = [{**row, "held out": "both"} for row in found]
     columns = ("family", "held out", "form")
     parts = {
         "step": step,
-        "updates": trained["step"],
-        "tokens": trained["tokens"],
+        "updates": updates[-1]["step"],
+        "tokens": round(sum(update["tokens"] for update in updates)),
         "vocabulary": config["vocab_size"],
         "context": config["max_position_embeddings"],
         "examples": "".join(map(_example, FAMILIES)),
@@ -182,13 +183,13 @@ async def _measured(run: Path, step: str, count: int) -> str:
 
     folder, kept, prompts = run / step / "model", run / "card", held_out(FAMILIES, count)
     found: Rows = []
-    for name, model in {"shipped": folder, "base alone": run / "base"}.items():
+    for name, model in {"shipped": folder, "base alone": run / "base/model"}.items():
         backend = open_backend(f"local:{model}")
         found += await answered(backend, prompts, kept / f"{name}.jsonl", model=name)
-    await asyncio.to_thread(train_with_broken_rules, folder, kept / "broken")
+    train_with_broken_rules(folder, kept / "broken")
     broken: Rows = []
     for form, family in {"chunks hidden": "totals", "chain in parallel": "chain"}.items():
-        backend = open_backend(f"local:{kept / 'broken'}")
+        backend = open_backend(f"local:{kept / 'broken/model'}")
         backend = HiddenChunks(backend) if form == "chunks hidden" else backend
         own = [p for p in prompts if p.family == family and p.example and p.example.split == "names"]
         broken += await answered(backend, own, kept / f"{form}.jsonl", forms=["parallel"], form=form)
@@ -197,7 +198,7 @@ async def _measured(run: Path, step: str, count: int) -> str:
 
 def _write(settings: CardSettings) -> str:
     folder = settings.run / settings.model / "model"
-    if not folder.is_dir() or not (settings.run / "base").is_dir():
+    if not folder.is_dir() or not (settings.run / "base/model").is_dir():
         raise InvalidRequestError(f"{settings.run} is no run that made {settings.model} from its own base")
     text = asyncio.run(_measured(settings.run, settings.model, settings.prompts))
     (folder / "README.md").write_text(text, encoding="utf-8")

@@ -15,17 +15,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate, cycle, islice, takewhile
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy import quantile
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from pasta_async.evals.commands import Command, Count, DocumentSettings, Positive, command
-from pasta_async.evals.documents import documents_digest, read_documents
+from pasta_async.cli.command import Command, Count, Positive, command
+from pasta_async.evals.documents import DocumentSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
@@ -57,10 +58,10 @@ Mode = Literal["open", "closed"]
 """Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
 
 BASE = "sequential"
-UNITS: tuple[tuple[Mode, str], ...] = (("closed", "at once"), ("open", "a second"))
+UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answered:
     """One answer under load. Times are in seconds."""
 
@@ -76,7 +77,7 @@ class Answered:
     """Decoded, tags and outlines counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """Answers by one method at one load: a line of the results, as JSON."""
 
@@ -88,12 +89,6 @@ class Block:
     """From the first arrival until the last answer was complete."""
     answers: tuple[Answered, ...]
     """In order of arrival."""
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Block:
-        """A block from its JSON object."""
-        answers = tuple(Answered(**answer) for answer in row["answers"])
-        return cls(row["mode"], row["level"], row["method"], row["seconds"], answers)
 
 
 async def drive(
@@ -156,7 +151,7 @@ async def measure(
 
     Cancelling it aborts all answers under way.
     """
-    blocks = [Block.of(row) for row in measurements(journal)]
+    blocks = [Block(**row) for row in measurements(journal)]
     known = {(block.mode, block.level, block.method) for block in blocks}
     with progress(len(loads) * len(methods), "loads") as done:
         for method in methods:
@@ -173,7 +168,7 @@ async def measure(
     return blocks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """What one block comes to: the points of the load curves. Times are in seconds, rates by the second."""
 
@@ -196,30 +191,25 @@ class Figures:
     speedup: float | None
     """Latency of the same answers in sequence / latency (geometric mean); None if they were not measured."""
 
-
-def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
-    """Figures of every block, by mode, level and method, under a latency target in seconds."""
-    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
-    order = sorted(blocks, key=lambda block: (block.mode, block.level))
-    return [_figures(block, bases.get((block.mode, block.level)), target) for block in order]
-
-
-def _figures(block: Block, base: Block | None, target: float) -> Figures:
-    latencies = [answer.seconds for answer in block.answers]
-    return Figures(
-        mode=block.mode,
-        level=block.level,
-        method=block.method,
-        answers=len(latencies),
-        p50=quantile(latencies, 0.5),
-        p90=quantile(latencies, 0.9),
-        p99=quantile(latencies, 0.99),
-        first_token=quantile([answer.first_token for answer in block.answers], 0.5),
-        throughput=len(latencies) / block.seconds,
-        goodput=sum(latency <= target for latency in latencies) / block.seconds,
-        tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
-        speedup=_speedup(block, base) if base else None,
-    )
+    @classmethod
+    def of(cls, block: Block, base: Block | None, target: float) -> Figures:
+        """Those of a block beside the block in sequence, under a latency target in seconds."""
+        latencies = [answer.seconds for answer in block.answers]
+        p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
+        return cls(
+            mode=block.mode,
+            level=block.level,
+            method=block.method,
+            answers=len(latencies),
+            p50=p50,
+            p90=p90,
+            p99=p99,
+            first_token=median(answer.first_token for answer in block.answers),
+            throughput=len(latencies) / block.seconds,
+            goodput=sum(latency <= target for latency in latencies) / block.seconds,
+            tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
+            speedup=_speedup(block, base) if base else None,
+        )
 
 
 def _speedup(block: Block, base: Block) -> float:
@@ -234,18 +224,25 @@ def _by_prompt(block: Block) -> dict[int, float]:
     return {prompt: geometric_mean(values) for prompt, values in latencies.items()}
 
 
+def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
+    """Figures of every block, by mode, level and method, under a latency target in seconds."""
+    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
+    order = sorted(blocks, key=lambda block: (block.mode, block.level))
+    return [Figures.of(block, bases.get((block.mode, block.level)), target) for block in order]
+
+
 def default_target(blocks: Sequence[Block]) -> float:
     """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
     base = [block for block in blocks if block.method == BASE] or blocks
     lowest = min(base, key=lambda block: (block.mode, block.level))
-    return 2 * quantile([answer.seconds for answer in lowest.answers], 0.5)
+    return 2 * median(answer.seconds for answer in lowest.answers)
 
 
 def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
     """The figures as rows of a table."""
     return [
         {
-            "load": f"{one.level:g} {dict(UNITS)[one.mode]}",
+            "load": f"{one.level:g} {UNITS[one.mode]}",
             "method": one.method,
             "answers": one.answers,
             "p50 s": one.p50,
@@ -264,14 +261,13 @@ def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
 def describe_break_even(found: Sequence[Figures], method: str) -> str:
     """Up to which load a method's answers come sooner than in sequence, and by how much there and beyond."""
     parts = list[str]()
-    for mode, unit in UNITS:
+    for mode, unit in UNITS.items():
         own = [one for one in found if (one.method, one.mode) == (method, mode)]
         paying = [*takewhile(lambda one: (one.speedup or 0) > 1, own)]
         for one in (*paying[-1:], *own[len(paying) : len(paying) + 1]):
             where = f"{one.speedup or 0:.2f} times as soon as in sequence with {one.level:g} {unit}"
-            parts.append(
-                where + (f" ({one.answers} answers)" if one in paying else ", where it no longer pays")
-            )
+            end = f" ({one.answers} answers)" if one in paying else ", where it no longer pays"
+            parts.append(where + end)
     return f"{method}: {', '.join(parts)}"
 
 

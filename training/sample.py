@@ -1,15 +1,13 @@
 """Draw answers for stage 2: `python -m pasta_async.training.sample`.
 
 Draws n answers to each prompt, and the baseline's answer, into a file of
-`pasta_async.training.preference.samples.SampledPrompt`. Its journal stands beside it: the same command
+`pasta_async.training.preference.SampledPrompt`. Its journal stands beside it: the same command
 resumes an interrupted run.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -23,13 +21,13 @@ from pydantic import Field, Json
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import WrappingBackend, backend_names
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
 from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.packing import Trie
-from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt
+from pasta_async.training.preference import Plain, Sample, SampledPrompt
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Sequence
@@ -65,18 +63,6 @@ class SampleSettings(StrictModel):
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
     template_kwargs: Json[dict[str, Any]] = Field(
         default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        SampleSettings,
-        lambda settings: print(json.dumps(asyncio.run(sample(settings)), indent=1)),
-        program="pasta_async.training.sample",
-        description=__doc__,
-        arguments=argv,
-        resumes=True,
     )
 
 
@@ -375,6 +361,8 @@ def _sample(
         exact=tagged and not error and not dropped and len(trie.targets) == tokens,
     )
 
+
+main: Command = command(SampleSettings, sample, "pasta_async.training.sample", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

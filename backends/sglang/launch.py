@@ -13,9 +13,12 @@ from pasta_async.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Device", "ServerCommand", "engine_arguments", "find_device", "server_command"]
+__all__ = ["CPU_ENVIRONMENT", "Device", "ServerCommand", "engine_arguments", "find_device", "server_command"]
 
 Device = Literal["cuda", "cpu"]
+
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+"""Without this SGLang does not see a CPU as a device."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
 _COMMON: _Settings = {
@@ -42,6 +45,8 @@ class ServerCommand:
     device: Device
     reasons: dict[str, str]
     """Each flag that was chosen here, with the reason."""
+    environment: dict[str, str]
+    """Variables that it needs."""
 
 
 def server_command(
@@ -71,9 +76,9 @@ def server_command(
         flag = "--" + name.replace("_", "-")
         if flag not in given:
             chosen[flag if value is True else f"{flag} {value}"] = why
-    module = "sglang.launch_server" if device == "cuda" else "pasta_async.backends.sglang.cpu"
-    base = [sys.executable, "-m", module, "--model-path", model, "--host", host, "--port", str(port)]
-    return ServerCommand([*base, *" ".join(chosen).split(), *extra], device, chosen)
+    base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
+    return ServerCommand(argv, device, chosen, CPU_ENVIRONMENT if device == "cpu" else {})
 
 
 def engine_arguments(device: Device) -> dict[str, str | int | bool]:

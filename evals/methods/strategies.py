@@ -8,19 +8,15 @@ text before a model would.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
-from pasta_async.evals.methods.frontend import prepare_frontend
-from pasta_async.evals.methods.parts import outline, rounds
-from pasta_async.evals.methods.track import Method, at_once
+from pasta_async.evals.forcing import FORCED_SAMPLING
+from pasta_async.evals.methods.at_server import by_hand, sglang_frontend
+from pasta_async.evals.methods.track import Method, decode_together, outline, rounds, stretches
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
-    import httpx
-
-    from pasta_async.evals.methods.parts import Part
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
     from pasta_async.lang import Node
 
@@ -39,12 +35,17 @@ async def _sequential(engine: Engine, case: Case) -> Work:
     return work
 
 
-async def _pasta(engine: Engine, case: Case) -> Work:
-    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
+async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
+    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync.
+
+    SGLang puts decoded KV into its prefix cache when a request ends, so that a thread forked while main
+    decodes on computes again what main decoded since its request began. `fork="cut"` ends main's request at
+    each promise and sends it again: that saves this, for a round trip more and a pause of main.
+    """
     ids = await engine.ask_library(case, plain=False)
 
     async def work(track: Track) -> int:
-        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING))
+        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
 
     return work
 
@@ -78,7 +79,7 @@ async def _skeleton(engine: Engine, case: Case) -> Work:
 
     async def work(track: Track) -> int:
         await track.decode(asked, written)
-        await at_once(*(track.decode(c, t, thread=k) for k, (c, t) in enumerate(points, 1)))
+        await decode_together(track, points)
         return len(written) + max(len(target) for _, target in points)
 
     return work
@@ -136,7 +137,7 @@ async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     """
     context = await engine.ask(case.prompt, plain=False)
     planned: list[tuple[Ids, Ids, list[tuple[Ids, Ids]]]] = []  # context, plan, and the same of each thread
-    for nodes in _stretches(case.document.nodes):
+    for nodes in stretches(case.document.nodes):
         plan = await engine.segments([part for node in nodes for part in _bare(node)])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
         behind = (*context, *plan)
@@ -148,21 +149,11 @@ async def _plan_then_fork(engine: Engine, case: Case) -> Work:
         path = 0
         for before, plan, threads in planned:
             await track.decode(before, plan)
-            await at_once(*(track.decode(c, body, thread=k) for k, (c, body) in enumerate(threads, 1)))
+            await decode_together(track, threads)
             path += len(plan) + max((len(body) for _, body in threads), default=0)
         return path
 
     return work
-
-
-def _stretches(nodes: tuple[Node, ...]) -> list[list[Node]]:
-    """The nodes up to each sync, it included, and what is left."""
-    result = [list["Node"]()]
-    for node in nodes:
-        result[-1].append(node)
-        if isinstance(node, Sync):
-            result.append([])
-    return result
 
 
 def _bare(node: Node) -> tuple[Segment, ...]:
@@ -176,76 +167,18 @@ async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
     return (engine.tags.open_async, *named), (*body, engine.tags.close_async)
 
 
-async def _by_hand(engine: Engine, case: Case) -> Work:
-    """What one writes without a library: a list of parts, then `asyncio.gather` over chat completions.
-
-    The instruction comes first in each prompt, as it mostly does, so that the prompts share no prefix to
-    speak of. A later round sees the text so far. Replies come whole.
-    """
-    asked = [
-        [_completion(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
-        for one in _questions(case.prompt, rounds(case.document))
-    ]
-
-    async def work(track: Track) -> int:
-        for one in asked:
-            replies = await asyncio.gather(
-                *(engine.http.post("/v1/chat/completions", json=body) for body in one)
-            )
-            track.token_came()
-            for reply in replies:
-                _count(track, reply)
-        return sum(max(len(body["custom_params"]["forced"]) for body in one) for one in asked)
-
-    return work
-
-
-def _completion(prompt: str, target: Ids) -> dict[str, Any]:
-    """A chat completion that asks for `prompt`, and is made to answer `target`."""
-    return {
-        "messages": [{"role": "user", "content": prompt}],
-        "chat_template_kwargs": {"pasta": False},
-        "temperature": 0,
-        "max_tokens": len(target) + 1,  # an engine may look at the limit before it looks at the stop token
-        "custom_logit_processor": FORCE,
-        "custom_params": {"forced": target},
-    }
-
-
-def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, str]]]:
-    """Prompts and what is to be answered, in rounds."""
-    parts = [part for one in found for part in one]
-    if len(parts) == 1:
-        return [[(question, parts[0].text)]]
-    asked = [[(f"List the parts that an answer to this should have.\n\n{question}", outline(parts))]]
-    text = ""
-    for one in found:
-        asked.append([(_part_of(question, part.topic, text), part.text) for part in one])
-        text += "".join(part.text for part in one)
-    return asked
-
-
-def _part_of(question: str, topic: str, text: str) -> str:
-    wanted = f"Write only the part about {topic} of an answer to this." if topic else "Finish this answer."
-    return f"{wanted}\n\n{question}" + (f"\n\nThe answer so far:\n{text}" if text else "")
-
-
-def _count(track: Track, reply: httpx.Response) -> None:
-    if reply.is_error:
-        raise BackendError(f"{reply.url} answered {reply.status_code}: {reply.text[:300]}")
-    usage = reply.json()["usage"]
-    if (details := usage.get("prompt_tokens_details")) is None:
-        raise BackendError(f"{reply.url} does not tell what was cached: start it with --enable-cache-report")
-    cached: int = details["cached_tokens"]
-    track.requests += 1
-    track.count(tokens=usage["completion_tokens"], cached=cached, prefilled=usage["prompt_tokens"] - cached)
-
-
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
+        Method("pasta, cut", 'the same with `fork="cut"`', partial(_pasta, fork="cut"), optional=True),
+        Method(
+            "pasta, whole chunks",
+            "the same with `whole_chunks=True`",
+            partial(_pasta, whole_chunks=True),
+            optional=True,
+        ),
         Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
         Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
         Method(
@@ -256,13 +189,13 @@ METHODS: dict[str, Method] = {
         Method(
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
-            _by_hand,
+            by_hand,
             needs_server=True,
         ),
         Method(
             "sglang frontend",
             "SGLang's own language (arXiv 2312.07104): sgl.function with fork and join",
-            prepare_frontend,
+            sglang_frontend,
             needs_server=True,
         ),
     )

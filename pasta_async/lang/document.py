@@ -22,7 +22,6 @@ __all__ = [
     "PROMISE_OPEN",
     "PROMISE_TOKENS",
     "SYNC",
-    "TAG_START",
     "TAG_TOKENS",
     "Chunk",
     "ClosedBy",
@@ -33,8 +32,6 @@ __all__ = [
     "Sync",
     "Text",
     "escape",
-    "promise_source",
-    "unquoted",
 ]
 
 PROMISE_OPEN = '<promise topic="'

@@ -13,7 +13,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Passage, Script, extent, pieces, read_script
+from pasta_async.testing.script import AnswerState, Script, read_script
 from pasta_async.testing.tokenizer import Chat, WordTokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pasta_async.clock import Clock
     from pasta_async.protocol import DecodeRequest, FinishReason, Message
-    from pasta_async.testing.script import Passages, ScriptLike, ScriptSource
+    from pasta_async.testing.script import Passage, Passages, ScriptLike, ScriptSource
     from pasta_async.testing.tokenizer import Tokenizer
 
 __all__ = ["Fault", "Play", "PrefixCache", "ScriptedBackend"]
@@ -84,14 +84,6 @@ class ScriptedBackend:
     take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
     to whatever else waits (``Client(backend, clock=backend.clock)``).
 
-    Attributes:
-        clock: Where the latencies are spent.
-        tokenizer: The tokenizer in use.
-        requests: Every request that was made, in order.
-        played: What became of each of them, in the same order.
-        open: Those that are running.
-        aborted: Requests that were closed before their end.
-        max_open: The largest number that ran at the same time.
     """
 
     def __init__(
@@ -126,7 +118,7 @@ class ScriptedBackend:
             honours_seeds: What the model info says.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
-            record: Keep `requests`, `played` and the prefix cache. Without, a long run needs no memory.
+            record: Keep `played` and the prefix cache. Without, a long run needs no memory.
 
         Raises:
             InvalidRequestError: A number is out of range.
@@ -137,12 +129,14 @@ class ScriptedBackend:
         if clock is None:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
+        """Where the latencies are spent."""
         self.tokenizer: Tokenizer = tokenizer or WordTokenizer()
-        self.requests: list[DecodeRequest] = []
         self.played: list[Play] = []
+        """What became of each request, in the order in which they came in."""
         self.open: set[Play] = set()
-        self.aborted: list[DecodeRequest] = []
+        """Those that are running."""
         self.max_open: int = 0
+        """The largest number that ran at the same time."""
         self._script = script
         self._chat = Chat(self.tokenizer)
         self._tags = frozenset(self.tokenizer.tags or ())
@@ -162,6 +156,16 @@ class ScriptedBackend:
             tags=self.tokenizer.tags,
             honours_seeds=honours_seeds,
         )
+
+    @property
+    def requests(self) -> list[DecodeRequest]:
+        """Every request that was made, in order."""
+        return [play.request for play in self.played]
+
+    @property
+    def aborted(self) -> list[DecodeRequest]:
+        """Requests that were closed before their end, in the order in which they came in."""
+        return [play.request for play in self.played if play.finish_reason == "abort"]
 
     async def connect(self) -> ModelInfo:
         """What the scripted model is. Never waits, so there is nothing to cancel."""
@@ -269,7 +273,6 @@ class ScriptedBackend:
     def _enter(self, request: DecodeRequest) -> Play:
         play = Play(request, self.clock.time())
         if self._cache is not None:
-            self.requests.append(request)
             self.played.append(play)
             # A prompt's KV is cached as soon as it is there; its last token is computed in any case.
             play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
@@ -280,8 +283,6 @@ class ScriptedBackend:
     def _leave(self, play: Play, finish_reason: FinishReason) -> None:
         play.finish_reason, play.ended = finish_reason, self.clock.time()
         self.open.remove(play)
-        if finish_reason == "abort":
-            self.aborted.append(play.request)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
 
@@ -297,13 +298,13 @@ class ScriptedBackend:
         """Cut a passage into pieces, up to what ends the request or breaks it."""
         request = play.request
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        count, finish_reason = extent(passage, request, self.tokenizer.end_id, limit)
+        count, finish_reason = passage.extent(request, self.tokenizer.end_id, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
-            yield from pieces(passage, fault.after_tokens, size, self._tags)
+            yield from passage.pieces(fault.after_tokens, size, self._tags)
             return
         rest = passage.unfinished(count, self.tokenizer) if finish_reason == "length" else ""
-        for piece in pieces(passage, count, size, self._tags):
+        for piece in passage.pieces(count, size, self._tags):
             count -= len(piece.ids)
             if count:
                 yield piece

@@ -103,6 +103,7 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
 async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     player = await Player.ask(ScriptedBackend(WARS))
     opened = await player.encode([Segment(ASYNC_OPEN, is_tag=True)])
+    assert await player.text(1, opened) == " The causes were many." + ASYNC_CLOSE
     some = await player.encode([Segment(" The causes")])
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
 
@@ -113,8 +114,9 @@ async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
     player = await Player.ask(ScriptedBackend(script))
     view = views(parse(script))[1]
     target = await player.encode(view.target)
-    context = (*(await player.encode(view.context)), *target[:cut])
-    assert ids_of(await player.pieces(1, context)) == target[cut:]
+    context = await player.encode(view.context)
+    assert ids_of(await player.pieces(1, context)) == target
+    assert ids_of(await player.pieces(1, (*context, *target[:cut]))) == target[cut:]
 
 
 async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:

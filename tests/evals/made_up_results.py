@@ -11,8 +11,7 @@ from pasta_async.evals.answers import FORMS, Answer
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.frontier import outcome
 from pasta_async.evals.load import Answered, Block
-from pasta_async.evals.methods import Played
-from pasta_async.evals.speed import Run
+from pasta_async.evals.timing import Timed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,16 +59,16 @@ def frontier() -> dict[str, Any]:
     return {**head, **outcome(prompts, parallel, grades, (baseline, [1.0] * len(prompts)))}
 
 
-def runs() -> Iterable[Run]:
+def runs() -> Iterable[Timed]:
     draw = random.Random(0)
     for prompt in range(40):
         tokens, critical = draw.randrange(150, 400), draw.randrange(90, 150)
         for form, length, faster in zip(FORMS, (tokens, critical), (1.0, 0.88), strict=True):
             seconds = length / 100 / faster * draw.uniform(0.97, 1.05)
-            yield Run(
+            yield Timed(
                 prompt=prompt,
                 family="describe",
-                form=form,
+                method=form,
                 number=0,
                 seconds=seconds,
                 first_token=0.02,
@@ -83,7 +82,7 @@ def runs() -> Iterable[Run]:
             )
 
 
-def played() -> Iterable[Played]:
+def played() -> Iterable[Timed]:
     draw = random.Random(1)
     methods = {
         "sequential": (1.0, 1.0),
@@ -95,7 +94,7 @@ def played() -> Iterable[Played]:
         length = draw.randrange(200, 500)
         for name, (share, realised) in methods.items():
             path = round(length * share * draw.uniform(0.9, 1.1)) if share < 1 else length
-            yield Played(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
+            yield Timed(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
 
 
 def blocks() -> Iterable[Block]:

@@ -22,7 +22,7 @@ from pasta_async.evals.load import (
     summarise,
 )
 from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
-from pasta_async.evals.simulated import EngineModel, SimulatedBackend
+from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
 
@@ -101,7 +101,7 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
         warm_up = len({request.answer for request in backend.requests[asked:]})
     assert warm_up == len(BOTH)
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
-    assert [Block.of(row) for row in rows] == blocks
+    assert [Block(**row) for row in rows] == blocks
     assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
     pasta = next(one for one in figures(blocks, 1.0) if one.method == "pasta")
     assert pasta.speedup is not None and pasta.speedup > 1

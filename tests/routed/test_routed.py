@@ -12,8 +12,8 @@ from killable import answers_at, several
 
 from pasta_async import Client, Limits, TextDelta, ThreadFailed
 from pasta_async.backends import backend_names, open_backend
+from pasta_async.backends.placement import BLOCK, Prefixes
 from pasta_async.backends.routed import RoutedBackend
-from pasta_async.backends.routed.placement import BLOCK, Prefixes
 from pasta_async.errors import (
     BackendConnectError,
     BackendLostError,

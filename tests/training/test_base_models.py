@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.lang import TAG_TOKENS, Segment, parse
+from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import align, encode_views
 from pasta_async.training.trainer.model import ROW_MULTIPLE, BaseModel
 from pasta_async.training.trainer.vocabulary import PLAIN, ModelCodec, write_tokenizer
 
@@ -101,16 +102,17 @@ def test_a_model_that_knows_the_tags_is_left_as_it_is(tmp_path: Path) -> None:
 def test_what_is_encoded_is_the_written_form_and_user_text_is_data(tmp_path: Path) -> None:
     _, codec = with_tags(base_folder(tmp_path / "base"), tmp_path / "tokenizer")
     for written in ANSWERS:
-        for view in views(parse(written)):
+        document = align(codec, parse(written))
+        for view, encoded in zip(views(document), encode_views(codec, document), strict=True):
             parts = (*view.context, *view.target)
-            ids = codec.segments(parts)
+            ids = [*encoded.context, *encoded.target[: -1 if view.ends_answer else None]]
             assert codec.detokenize(ids) == "".join(part.text for part in parts)
             assert sum(token in codec.tag_ids for token in ids) == sum(part.is_tag for part in parts)
     prompt = codec.prompt(CHAT)
     assert set(codec.tag_ids).isdisjoint(prompt)
     assert prompt.count(codec.end) == 2  # one for each message, none for what the user typed
     assert codec.detokenize([codec.end]) == "<|im_end|>"
-    assert codec.segments([Segment("<sync/>", is_tag=True)]) == [codec.tag_ids[5]]
+    assert codec.tags["<sync/>"] == codec.tag_ids[5]
 
 
 def test_transformers_reads_the_tokenizer_as_we_do(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop
-from pasta_async.training.trainer.metrics import Metrics
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
@@ -281,9 +280,8 @@ def test_tensorboard_gets_what_the_file_gets(tmp_path: Path, monkeypatch: pytest
         return name == "tensorboard"
 
     monkeypatch.setattr(importlib.util, "find_spec", installed)
-    metrics = Metrics(tmp_path, 4, board=True)
-    metrics.write({"step": 5, "loss": 2.5})
-    metrics.close()
+    with loop.open_metrics(tmp_path, 4, board=True) as write:
+        write({"step": 5, "loss": 2.5})
     assert written == [(str(tmp_path / "tensorboard"), 5), ("step", 5, 5), ("loss", 2.5, 5), ()]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 5, "loss": 2.5}
 

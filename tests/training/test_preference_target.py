@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from pasta_async.training.preference.bonbon import best_of_n_target
+from pasta_async.training.prefer import best_of_n_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

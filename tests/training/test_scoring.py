@@ -25,7 +25,7 @@ from judge_server import (
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training.corpus.records import write_records
-from pasta_async.training.preference.samples import (
+from pasta_async.training.preference import (
     Plain,
     Sample,
     SampledPrompt,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pasta_async.lang.views import Segment
     from pasta_async.protocol import Message, TagIds
 
 __all__ = ["ModelCodec", "write_tokenizer"]
@@ -64,7 +63,7 @@ class ModelCodec:
         if self._text.tags is None:
             raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
         self.tag_ids: TagIds = self._text.tags
-        self._tags: dict[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
         self.vocab_size: int = self._text.vocab_size
         self.end: int = _end_of_turn(Tokenizer.from_file(str(folder / "tokenizer.json")), self, folder)
         """Ends an answer: the special token behind the assistant's turn."""
@@ -77,12 +76,9 @@ class ModelCodec:
         """Tokens of a text."""
         return len(self.encode(text))
 
-    def segments(self, parts: Iterable[Segment]) -> list[int]:
-        """Ids of segments: one for a tag, and each run of text encoded alone."""
-        ids: list[int] = []
-        for part in parts:
-            ids += [self._tags[part.text]] if part.is_tag else self._text.encode(part.text)
-        return ids
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character."""
+        return self._text.token_bytes(token)
 
     def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
         """Ids of a chat up to where the answer begins; without `pasta` it asks for the plain baseline.

@@ -1,0 +1,176 @@
+"""Answers timed in turns, and how two ways of writing them compare: what `speed` and `methods` share."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pasta_async.evals.records import measurements
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
+from pasta_async.jobs import progress
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from pasta_async import Generation
+    from pasta_async.jobs import Journal
+
+__all__ = ["Comparison", "Timed", "compare", "describe_costs", "describe_speedup", "take_turns"]
+
+Name = TypeVar("Name", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One timed answer: a row of the results."""
+
+    prompt: int
+    """Its place in the list."""
+    method: str
+    """How it was written: one of `methods.METHODS`; `parallel` or `baseline` for a model that is free."""
+    number: int
+    """The pass, from 0."""
+    seconds: float
+    """From the call to the finished answer."""
+    first_token: float
+    """Seconds until the first token of whatever is decoded first, an outline for instance."""
+    tokens: int
+    """Decoded: text, tags, outlines."""
+    critical_path: int
+    """Tokens that had to be decoded one after another."""
+    requests: int
+    cached_tokens: int
+    """Context tokens that the prefix cache had, over all requests."""
+    prefilled_tokens: int
+    """Context tokens that were computed."""
+    family: str = ""
+    """What its prompt belongs to."""
+    well_formed: bool = True
+    """Whether it ended by itself, with nothing to complain about."""
+    text: str = ""
+    """What was written, where that is not given."""
+
+    @classmethod
+    def of(cls, generation: Generation, prompt: int, method: str, number: int, family: str) -> Timed:
+        """The row of an answer that the library gave."""
+        usage = generation.usage
+        return cls(
+            prompt=prompt,
+            method=method,
+            number=number,
+            seconds=generation.elapsed,
+            first_token=generation.threads[0].first_token or generation.elapsed,
+            tokens=usage.completion_tokens,
+            critical_path=generation.critical_path,
+            requests=usage.requests,
+            cached_tokens=usage.cached_tokens,
+            prefilled_tokens=usage.prefilled_tokens,
+            family=family,
+            well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+            text=generation.text,
+        )
+
+
+async def take_turns(
+    opened: Callable[[], AbstractAsyncContextManager[Callable[[int, Name, int], Awaitable[Timed]]]],
+    prompts: int,
+    methods: Sequence[Name],
+    *,
+    passes: int = 1,
+    journal: Journal | None = None,
+) -> list[Timed]:
+    """Have every prompt answered by every method, `passes` times.
+
+    The methods take turns: each prompt, and each pass, begins with the next one (two of them go A B B A).
+
+    Args:
+        opened: Opens what answers, with a cold prefix cache and warmed up; called for each pass that is not
+            in the journal. It gives a function that has an answer written and timed: of a prompt by its
+            place, by a method, in a pass.
+        prompts: How many there are.
+        methods: Their names.
+        passes: How often all of it is done.
+        journal: Keeps every row as it comes; those that it has already are not taken again.
+
+    Cancelling it cancels the answer under way and closes what was opened.
+    """
+    rows = (Timed(**row) for row in measurements(journal))
+    found = {(row.number, row.prompt, row.method): row for row in rows}
+    order = [
+        (number, prompt, methods[(number + prompt + turn) % len(methods)])
+        for number in range(passes)
+        for prompt in range(prompts)
+        for turn in range(len(methods))
+    ]
+    with progress(len(order), "answers", done=len(found)) as done:
+        for number in range(passes):
+            due = [one for one in order if one[0] == number and one not in found]
+            if not due:
+                continue
+            async with opened() as answer:
+                for one in due:
+                    found[one] = await answer(one[1], one[2], number)
+                    if journal:
+                        journal.append(asdict(found[one]))
+                    done()
+    return [found[one] for one in order]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two methods at one prompt: geometric means over all passes."""
+
+    prompt: int
+    speedup: float
+    """Seconds of the base / seconds of the method."""
+    theoretical: float
+    """Critical path of the base (for an answer in sequence, its tokens) / that of the method."""
+
+
+def compare(rows: Iterable[Timed], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
+    """Put two methods side by side, in order of the prompts.
+
+    Raises:
+        ValueError: One of them is missing somewhere.
+    """
+    found = {(row.method, row.prompt, row.number): row for row in rows if row.method in (method, base)}
+    pairs: dict[int, list[tuple[Timed, Timed]]] = {}
+    for _, prompt, number in sorted(found):
+        one, other = found.get((method, prompt, number)), found.get((base, prompt, number))
+        if one is None or other is None:
+            raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
+        pairs.setdefault(prompt, []).append((one, other))
+    return [
+        Comparison(
+            prompt,
+            geometric_mean([other.seconds / one.seconds for one, other in both]),
+            geometric_mean([other.critical_path / one.critical_path for one, other in both]),
+        )
+        for prompt, both in sorted(pairs.items())
+    ]
+
+
+def describe_speedup(found: Sequence[Comparison]) -> dict[str, Any]:
+    """Columns of a table: how many prompts, and the geometric means over them, with a 95% interval."""
+    return {
+        "prompts": len(found),
+        "speed-up": format_estimate(estimate([one.speedup for one in found]), ".2f"),
+        "theoretical": geometric_mean([one.theoretical for one in found]),
+        "realised": geometric_mean([one.speedup / one.theoretical for one in found]),
+    }
+
+
+def describe_costs(rows: Sequence[Timed]) -> dict[str, Any]:
+    """Columns of a table: what some answers took on average."""
+    cached, prefilled = fmean(row.cached_tokens for row in rows), fmean(row.prefilled_tokens for row in rows)
+    return {
+        "seconds": fmean(row.seconds for row in rows),
+        "first token ms": 1000 * fmean(row.first_token for row in rows),
+        "tokens": fmean(row.tokens for row in rows),
+        "critical path": fmean(row.critical_path for row in rows),
+        "requests": fmean(row.requests for row in rows),
+        "prefilled": prefilled,
+        "cached": format_share(cached, cached + prefilled),
+    }
