@@ -98,7 +98,7 @@ async def answered(
         {
             "family": prompt.family,
             "held out": prompt.example and prompt.example.split,
-            "form": one.form,
+            "form": one.method,
             "right": prompt.right(one.text) is True,
             "well-formed": one.well_formed,
             "promises": one.promises,

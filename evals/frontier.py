@@ -25,14 +25,13 @@ from pydantic import Field, model_validator
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
+from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, theoretical
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
 from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.speed import open_forms
 from pasta_async.evals.statistics import estimate, format_estimate, share
-from pasta_async.evals.timing import compare
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference import Plain, SampledPrompt
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.timing import Timed
 
 __all__ = ["FrontierSettings", "main", "measure", "outcome", "row", "table"]
 
@@ -184,7 +182,7 @@ async def _grade(
 
 async def _time(
     settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
-) -> list[Timed]:
+) -> list[Answer]:
     """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
     sampling = Sampling(max_tokens=settings.max_tokens)
@@ -262,7 +260,7 @@ def _figures(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, An
     }
 
 
-def _wall_clock(runs: Sequence[Timed], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
+def _wall_clock(runs: Sequence[Answer], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
     """The realised speed-ups of answers that were timed alone, over passes and prompts.
 
     Length-matched: the baseline's seconds, scaled to the length of the model's own text.
