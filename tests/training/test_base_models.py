@@ -149,8 +149,8 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
     for change, reason in (
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
-        ({"quantization_config": {"bits": 4}}, ""),
-        ({"hidden_size": 64}, ""),
+        ({"quantization_config": {"bits": 4}}, None),
+        ({"hidden_size": 64}, None),
     ):
         (folder / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(UnsupportedModelError, match=reason):

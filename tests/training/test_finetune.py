@@ -230,7 +230,7 @@ def test_half_precision_computes_with_float32_weights(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) -> None:
     settings(tmp_path)
 
-    def refused(reason: str, error: type[Exception] = InvalidRequestError, **changes: Any) -> None:
+    def refused(reason: str | None, error: type[Exception] = InvalidRequestError, **changes: Any) -> None:
         with pytest.raises(error, match=reason):
             finetune(settings(tmp_path, **changes))
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) ->
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') }}")
     refused("no system", chat_template=tmp_path / "strict.jinja")
     (tmp_path / "empty.jsonl").write_text("\n")
-    refused("", data=[tmp_path / "empty.jsonl"])
+    refused(None, data=[tmp_path / "empty.jsonl"])
     broken = {"id": "odd", "messages": CHAT, "written": "one <sync/> two"}
     (tmp_path / "broken.jsonl").write_text(json.dumps(broken))
     refused("odd: .*sync-idle", data=[tmp_path / "broken.jsonl"])
