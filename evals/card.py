@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from pasta_async import Backend
+    from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.speed import Form
     from pasta_async.protocol import DecodeRequest, Piece
 
 __all__ = ["CardSettings", "HiddenChunks", "answered", "card", "main", "table"]
@@ -98,7 +98,7 @@ async def answered(
         {
             "family": prompt.family,
             "held out": prompt.example and prompt.example.split,
-            "form": one.form,
+            "form": one.method,
             "right": prompt.right(one.text) is True,
             "well-formed": one.well_formed,
             "promises": one.promises,

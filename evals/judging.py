@@ -121,7 +121,7 @@ async def _ask(
                 return comparer.logprobs(asked["prompts"][prompt])
 
             replies, reasons = await collect(asked["prompts"], logprobs, settings.in_flight)
-    return replies, list(reasons)
+    return replies, list(dict.fromkeys(reasons.values()))
 
 
 # In the process that AlpacaEval has to itself

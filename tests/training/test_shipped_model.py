@@ -17,8 +17,8 @@ from pasta_async.training.synthetic import FAMILIES, sample
 
 if TYPE_CHECKING:
     from pasta_async import Backend
+    from pasta_async.evals.answers import Form
     from pasta_async.evals.card import Rows
-    from pasta_async.evals.speed import Form
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 PROMPTS = 48
