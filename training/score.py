@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.training.corpus.records import Record, write_records
@@ -92,18 +92,6 @@ class ScoreSettings(JudgeSettings):
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        ScoreSettings,
-        lambda settings: print(json.dumps(asyncio.run(score(settings)), indent=1)),
-        program="pasta_async.training.score",
-        description=__doc__,
-        arguments=argv,
-        resumes=True,
-    )
 
 
 async def score(settings: ScoreSettings) -> dict[str, Any]:
@@ -277,6 +265,14 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
 
+
+main: Command = command(
+    ScoreSettings,
+    lambda settings: json.dumps(asyncio.run(score(settings)), indent=1),
+    "pasta_async.training.score",
+    __doc__,
+    resumes=True,
+)
 
 if __name__ == "__main__":
     main()
