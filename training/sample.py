@@ -230,21 +230,14 @@ class Drawing:
     ) -> None:
         self._settings, self._client, self._recording = settings, client, recording
         self._baseline, self._journal = baseline, journal
-        self._samples: dict[tuple[str, int], Sample] = {}
-        self._plain: dict[str, Plain] = {}
-        for row in journal.rows:
-            self._know(row["prompt"], row["number"], row["answer"])
+        self._found: dict[tuple[str, int | None], Any] = {
+            (row["prompt"], row["number"]): row["answer"] for row in journal.rows
+        }
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
         self.failures: list[str] = []
         """The errors that ended answers."""
-
-    def _know(self, prompt: str, number: int | None, answer: Any) -> None:
-        if number is None:
-            self._plain[prompt] = Plain.model_validate(answer)
-        else:
-            self._samples[prompt, number] = Sample.model_validate(answer)
 
     async def run(self, records: Sequence[Record], advance: Advance) -> list[SampledPrompt]:
         """Draw for every record. A prompt whose baseline failed is left out.
@@ -256,11 +249,9 @@ class Drawing:
         """
         info, numbers = await self._client.connect(), range(self._settings.n)
         # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        due = [
-            *((one, None) for one in records if _key(one) not in self._plain),
-            *((one, k) for one in records for k in numbers if (_key(one), k) not in self._samples),
-        ]
-        self.totals["resumed"] = len(records) * (self._settings.n + 1) - len(due)
+        wanted = [*((one, None) for one in records), *((one, k) for one in records for k in numbers)]
+        due = [(one, number) for one, number in wanted if (_key(one), number) not in self._found]
+        self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
 
         async def draw(one: tuple[Record, int | None]) -> None:
@@ -270,22 +261,23 @@ class Drawing:
 
         await for_each(due, draw, self._settings.together)
         return [
-            SampledPrompt(
-                id=record.id,
-                messages=record.messages,
-                samples=tuple(self._samples[_key(record), number] for number in numbers),
-                baseline=self._plain[_key(record)],
+            SampledPrompt.model_validate(
+                {
+                    "id": record.id,
+                    "messages": record.messages,
+                    "samples": [self._found[_key(record), number] for number in numbers],
+                    "baseline": self._found[_key(record), None],
+                }
             )
             for record in records
-            if _key(record) in self._plain
+            if (_key(record), None) in self._found
         ]
 
     async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
         """Draw a sample, or the baseline's answer if it has no number."""
         plain, error = number is None, ""
-        seed = None
-        if number is not None and info.honours_seeds:
-            seed = answer_seed(self._settings.seed, record.id, number)
+        seeded = number is not None and info.honours_seeds
+        seed = answer_seed(self._settings.seed, record.id, number) if seeded else None
         with self._recording.recorded() as exchanges:
             try:
                 generation = await (self._baseline if plain else self._client).generate(
@@ -302,7 +294,6 @@ class Drawing:
                 self._budget.failed(failure)
                 error, generation = f"{type(failure).__name__}: {failure}", failure.partial
                 self.failures.append(error)
-        answer: Sample | Plain
         if number is not None:
             answer = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         elif generation and not error:
@@ -310,9 +301,9 @@ class Drawing:
         else:
             return
         self.totals["tokens"] += answer.tokens
-        self._know(_key(record), number, answer)
+        row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
+        self._found[_key(record), number] = row["answer"]
         if not error:
-            row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
             self._journal.append(row)
 
 
