@@ -27,12 +27,12 @@ from pasta_async import Client, Sampling
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
+from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, theoretical
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.speed import compare, open_forms
 from pasta_async.evals.speed import measure as time_answers
+from pasta_async.evals.speed import open_forms
 from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
@@ -44,8 +44,8 @@ from pasta_async.training.synthetic import FAMILIES, grade
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.speed import Form, Run
     from pasta_async.protocol import DecodeRequest, Piece
 
 __all__ = ["FrontierSettings", "HiddenChunks", "main", "measure", "outcome", "row", "table"]
@@ -204,7 +204,7 @@ async def _grade(
 
 async def _time(
     settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
-) -> list[Run]:
+) -> list[Answer]:
     """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
     sampling = Sampling(max_tokens=settings.max_tokens)
@@ -294,7 +294,7 @@ def _figures(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, An
     }
 
 
-def _wall_clock(runs: Sequence[Run], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
+def _wall_clock(runs: Sequence[Answer], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
     """The realised speed-ups of answers that were timed alone, over passes and prompts.
 
     Length-matched: the baseline's seconds, scaled to the length of the model's own text.
@@ -308,7 +308,7 @@ def _wall_clock(runs: Sequence[Run], answers: Sequence[Answer], plain: Sequence[
         "prompts": len(pairs),
         "speedup": estimate([pair.speedup for pair in pairs]),
         "length_matched_speedup": estimate(matched),
-        "seconds": {form: fmean(run.seconds for run in runs if run.form == form) for form in FORMS},
+        "seconds": {form: fmean(run.seconds for run in runs if run.method == form) for form in FORMS},
     }
 
 

@@ -29,7 +29,7 @@ from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
 __all__ = ["BOOTSTRAP_SEED", "JudgeFailedError", "JudgementSettings", "Pair", "judge", "length_model"]
 
@@ -96,7 +96,7 @@ def judge(
     if missing > settings.allow_missing or (missing and not replies):
         raise JudgeFailedError(
             f"{settings.judge_model} at {settings.judge} left {missing} of {len(pairs)} pairs unjudged: "
-            f"{'; '.join(reasons)}. The same command asks for these alone"
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
         )
     with _alpaca_eval(settings.out / "judge.log"):
         found = _judged(pairs, settings, replies, difficulty)
@@ -120,7 +120,7 @@ def _alpaca_eval(log: Path) -> Generator[None]:
 
 async def _ask(
     prompts: Mapping[str, Any], config: dict[str, Any], settings: JudgementSettings
-) -> tuple[dict[str, Mapping[str, float]], Iterable[str]]:
+) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
     """The log-probabilities of the judge's replies by prompt, and why others are missing."""
     fields = {name: config["completions_kwargs"][name] for name in _FIELDS}
     with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, Json
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
@@ -105,13 +105,7 @@ def finetune(settings: FinetuneSettings) -> bool:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.finetune"
-    run_command(
-        FinetuneSettings, finetune, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
-
+main: Command = command(FinetuneSettings, finetune, "pasta_async.training.finetune", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from pasta_async.backends.local.checkpoint import read_config
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
@@ -200,13 +200,7 @@ def _check_prompts(prompts: Sequence[SampledPrompt], codec: ModelCodec) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.prefer"
-    run_command(
-        PreferSettings, prefer, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
-
+main: Command = command(PreferSettings, prefer, "pasta_async.training.prefer", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

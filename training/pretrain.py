@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
@@ -30,7 +30,7 @@ from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from pasta_async.training.trainer.vocabulary import ModelCodec
@@ -178,13 +178,7 @@ def _breaking_a_rule(codec: ModelCodec, rng: random.Random) -> Trie:
     return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.pretrain"
-    run_command(
-        PretrainSettings, pretrain, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
-
+main: Command = command(PretrainSettings, pretrain, "pasta_async.training.pretrain", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -7,9 +7,7 @@ resumes an interrupted run.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
@@ -345,13 +343,7 @@ def _sample(
     )
 
 
-main: Command = command(
-    SampleSettings,
-    lambda settings: json.dumps(asyncio.run(sample(settings)), indent=1),
-    "pasta_async.training.sample",
-    __doc__,
-    resumes=True,
-)
+main: Command = command(SampleSettings, sample, "pasta_async.training.sample", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

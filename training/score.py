@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import pkgutil
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
@@ -124,7 +123,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
     write_records(settings.out, scores)
-    summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
+    summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
     if isinstance(judge, PairwiseJudge):
         asked = judge.comparer
         summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
@@ -266,13 +265,7 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
 
 
-main: Command = command(
-    ScoreSettings,
-    lambda settings: json.dumps(asyncio.run(score(settings)), indent=1),
-    "pasta_async.training.score",
-    __doc__,
-    resumes=True,
-)
+main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

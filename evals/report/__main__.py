@@ -185,7 +185,7 @@ class Report:
         found = load.figures(blocks, target)
         names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
         file = "load-" + re.sub(r"\W+", "-", label.lower()).strip("-")
-        for mode, _ in load.UNITS:
+        for mode in load.UNITS:
             if own := [one for one in found if one.mode == mode]:
                 self._plots[f"{file}-{mode}"] = plots.load_curves(own)
         return {

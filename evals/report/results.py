@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
-
 from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, compare
 from pasta_async.evals.load import Block
-from pasta_async.evals.methods import Played
 from pasta_async.evals.report.plots import Point, Spread
-from pasta_async.evals.speed import Run, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pasta_async.evals.answers import Comparison
     from pasta_async.evals.statistics import Estimate
 
 __all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "spreads"]
 
 _KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = {
-    "speed": (lambda row: Run(**row), ("prompt", "number", "form")),
-    "methods": (lambda row: Played(**row), ("prompt", "number", "method")),
-    "load": (Block.of, ("mode", "level", "method")),
+    "speed": (lambda row: Answer(**row), ("prompt", "number", "method")),
+    "methods": (lambda row: Answer(**row), ("prompt", "number", "method")),
+    "load": (lambda row: Block(**row), ("mode", "level", "method")),
 }
 """What a row is made into, and its keys: with the first two, the third has the same values everywhere."""
 
@@ -214,21 +211,16 @@ def _model(name: str, result: dict[str, Any], start: str) -> Model:
 
 def spreads(results: Results) -> list[Spread]:
     """What was timed: every model under `speed`, every method under `methods`."""
-    found: list[Spread] = []
-    for label, runs in results.of["speed"].items():
-        found += [Spread(label, *ratios) for ratios in _ratios(runs, "form", "baseline").values()]
-    for label, played in results.of["methods"].items():
+    found = [_spread(label, compare(rows)) for label, rows in results.of["speed"].items()]
+    for label, rows in results.of["methods"].items():
         where = f" ({label})" if len(results.of["methods"]) > 1 else ""
-        ratios = _ratios(played, "method", "sequential")
-        found += [Spread(f"{name}{where}", *both) for name, both in ratios.items()]
+        found += [
+            _spread(f"{name}{where}", compare(rows, name, "sequential"))
+            for name in dict.fromkeys(row.method for row in rows)
+            if name != "sequential"
+        ]
     return found
 
 
-def _ratios(rows: Sequence[Any], method: str, base: str) -> dict[str, Any]:
-    """Theoretical and realised speed-ups of each method, prompt by prompt; geometric means over passes."""
-    frame: Any = pd.DataFrame([asdict(row) for row in rows])
-    logs = frame[["critical_path", "seconds"]].transform(np.log)
-    means = logs.groupby([frame["prompt"], frame[method]]).mean().transform(np.exp)
-    figures = [means[name].unstack() for name in means]
-    names = [name for name in dict.fromkeys(frame[method]) if name != base]
-    return {name: [(one[base] / one[name]).dropna().tolist() for one in figures] for name in names}
+def _spread(label: str, pairs: Sequence[Comparison]) -> Spread:
+    return Spread(label, [pair.theoretical for pair in pairs], [pair.speedup for pair in pairs])

@@ -230,7 +230,7 @@ def test_difficulties_that_may_be_of_other_prompts_are_refused(
         ("", "no prompt"),
         ('{"dataset": "a"}', "instruction"),
         ('{"instruction": "One?"}\n{"instruction": "One?"}', "2 times"),
-        ("One?", "cannot be read as prompts"),
+        ("One?", "JSON"),
     ],
 )
 def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

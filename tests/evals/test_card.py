@@ -30,8 +30,8 @@ def result(right: int, *splits: str) -> dict[str, Any]:
             example = sample("totals", number, "names" if split == "names" else "templates")
             place, text = len(prompts), example.document.text if number < right else "I do not know."
             prompts.append(Prompt(example.prompt, "totals", example))
-            parallel.append(Answer(place, "parallel", text, text, 120, 80, 2, 1.0, well_formed=True))
-            plain.append(Answer(place, "baseline", text, text, 120, 120, 0, 1.0, well_formed=True))
+            parallel.append(Answer(place, "parallel", tokens=120, critical_path=80, text=text))
+            plain.append(Answer(place, "baseline", tokens=120, critical_path=120, text=text))
     grades = [float(prompt.right(one.text) is True) for prompt, one in zip(prompts, parallel, strict=True)]
     return outcome(prompts, parallel, grades, (plain, grades))
 

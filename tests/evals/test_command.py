@@ -37,7 +37,7 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
     assert "Invalid value" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("main", [load.main, speed.main, methods.main, hardware.main, random_model.main])
+@pytest.mark.parametrize("main", [load.main, methods.main, hardware.main, random_model.main])
 def test_every_setting_is_an_option(main: Main, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

@@ -8,7 +8,7 @@ from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
-from pasta_async.evals.simulated import EngineModel, SimulatedBackend
+from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 from pasta_async.testing import WordTokenizer

@@ -76,6 +76,7 @@ def test_a_file_that_changed_redoes_what_reads_it(tmp_path: Path, run: Run) -> N
     plan = ("reads:hold=" + str(read), "b:pieces=1:reads")
     assert run(tmp_path / "out", *plan) == ["reads", "b"]
     read.write_text("two")
+    os.utime(read, (1, 1))  # older than before, and yet another
     assert run(tmp_path / "out", *plan) == ["reads", "b"]
 
 

@@ -18,7 +18,7 @@ from pasta_async.training.synthetic import FAMILIES, sample, score
 
 if TYPE_CHECKING:
     from pasta_async import Backend
-    from pasta_async.evals.speed import Form
+    from pasta_async.evals.answers import Form
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 PROMPTS = 48

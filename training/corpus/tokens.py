@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pasta_async.lang import Chunk, Document, Promise, Segment, Text, views
+from pasta_async.lang import Document, Ignored, Promise, Segment, Text, views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,13 @@ __all__ = [
     "CountTokens",
     "EncodedView",
     "Encoder",
+    "Mark",
     "align",
     "critical_path",
     "encode_views",
     "in_tens",
+    "insert_tags",
+    "marks_of",
     "recount",
     "rough_tokens",
     "text_speedup",
@@ -59,6 +62,38 @@ class Encoder(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 of one token, maybe only a part of a character."""
         ...
+
+
+class Mark(NamedTuple):
+    """A tag for a text. A promise gets the characters from `start` to before `end` as its chunk."""
+
+    start: int
+    end: int
+    tag: Node
+
+
+def insert_tags(text: str, marks: Iterable[Mark]) -> Document:
+    """The text as a document with these tags; they stand in order and do not overlap."""
+    nodes: list[Node] = []
+    done = 0
+    for start, end, tag in marks:
+        nodes.append(Text(text[done:start]))
+        if isinstance(tag, Promise) and tag.chunk:
+            inside = (Text(text[start:end]),) if start < end else ()
+            tag = replace(tag, chunk=replace(tag.chunk, nodes=inside))
+        nodes.append(tag)
+        done = end
+    return Document(tuple(node for node in (*nodes, Text(text[done:])) if node != Text("")))
+
+
+def marks_of(document: Document) -> Iterator[Mark]:
+    """The tags of a document, which `insert_tags` puts into its text again."""
+    place = 0
+    for node in document.nodes:
+        end = place + len(node.text)
+        if not isinstance(node, Text):
+            yield Mark(place, end, node)
+        place = end
 
 
 class EncodedView(NamedTuple):
@@ -125,30 +160,16 @@ def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
 
 def _move_tags(document: Document, edges: Sequence[int]) -> Document:
     """The same text with tags at these places only; what is malformed, or has no edges, stays as it is."""
-    malformed = [promise for promise in document.promises if promise.gap or not _is_clean(promise.chunk)]
-    if malformed or not edges:
+    inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
+    if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
         return document
-    text, place, done = document.text, 0, 0
-    nodes: list[Node] = []
-    for node in document.nodes:
-        if isinstance(node, Text):
-            place += len(node.text)
-            continue
-        start = max(done, edges[bisect_right(edges, place) - 1])
-        nodes.append(Text(text[done:start]))
-        done = start
-        if isinstance(node, Promise) and node.chunk:
-            place += len(node.chunk.text)
-            done = max(start, edges[bisect_left(edges, place)])
-            inside = (Text(text[start:done]),) if done > start else ()
-            node = replace(node, chunk=replace(node.chunk, nodes=inside))
-        nodes.append(node)
-    nodes.append(Text(text[done:]))
-    return replace(document, nodes=tuple(node for node in nodes if node != Text("")))
-
-
-def _is_clean(chunk: Chunk | None) -> bool:
-    return chunk is None or all(isinstance(node, Text) for node in chunk.nodes)
+    marks: list[Mark] = []
+    done = 0
+    for start, end, tag in marks_of(document):
+        start = max(done, edges[bisect_right(edges, start) - 1])
+        done = max(start, edges[bisect_left(edges, end)]) if tag.text else start
+        marks.append(Mark(start, done, tag))
+    return insert_tags(document.text, marks)
 
 
 def rough_tokens(text: str) -> int:
