@@ -274,8 +274,9 @@ class Drawing:
     async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
         """Draw a sample, or the baseline's answer if it has no number."""
         plain, error = number is None, ""
-        seeded = number is not None and info.honours_seeds
-        seed = answer_seed(self._settings.seed, record.id, number) if seeded else None
+        seed = None
+        if number is not None and info.honours_seeds:
+            seed = answer_seed(self._settings.seed, record.id, number)
         with self._recording.recorded() as exchanges:
             try:
                 generation = await (self._baseline if plain else self._client).generate(
