@@ -63,6 +63,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         _weights(lambda t: t.update({"model.norm.weight": torch.zeros(3)})),
         r"model\.norm\.weight",
     ),
+    "whole numbers": (
+        _weights(lambda t: t.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)})),
+        r"model\.norm\.weight is of type I8",
+    ),
     "architecture": (
         _config(architectures=["MistralForCausalLM"]),
         "MistralForCausalLM",
@@ -72,8 +76,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "'yarn'",
     ),
     "old rope": (
-        _config(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
-        "'linear'",
+        _config(rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "'dynamic'",
     ),
     "quantised": (_config(quantization_config={"bits": 4}), "quantised"),
     "sliding window": (_config(use_sliding_window=True), "sliding window"),
