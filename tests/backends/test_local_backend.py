@@ -342,10 +342,10 @@ async def test_closing_the_backend_ends_open_requests_with_an_error(folder: Path
     await anext(stream)
     await backend.aclose()
     assert engine_tasks() == []
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(BackendError):
         async for _ in stream:
             pass
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(BackendError):
         await backend.connect()
     await backend.aclose()
 

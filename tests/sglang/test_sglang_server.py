@@ -246,18 +246,19 @@ async def test_cancelling_and_closing_leave_nothing_running(
 
 async def test_a_wrong_address_is_named(server: RealServer) -> None:
     nobody = SGLangBackend("http://127.0.0.1:1")
-    with pytest.raises(BackendConnectError, match=r"nothing answers at http://127\.0\.0\.1:1"):
+    with pytest.raises(BackendConnectError, match=r"127\.0\.0\.1:1"):
         await nobody.connect()
     await nobody.aclose()
     beside = SGLangBackend(server.url + "/v2")
-    with pytest.raises(BackendConnectError, match="is not an SGLang server"):
+    with pytest.raises(BackendConnectError):
         await beside.connect()
     await beside.aclose()
 
 
 async def test_what_the_server_refuses_is_told(backend: SGLangBackend) -> None:
-    with pytest.raises(BackendStatusError, match="400"):
+    with pytest.raises(BackendStatusError) as caught:
         await backend.encode_chat([{"role": "nobody", "content": "x"}], {})
+    assert caught.value.status == 400
 
 
 async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) -> None:
