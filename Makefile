@@ -50,8 +50,7 @@ dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
 picture: $(VENV)/.test ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
-	$(PY) docs/draw_live.py
-	$(PY) docs/draw_playground.py
+	PYTHONPATH=. $(PY) tests/playground/draw_pictures.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,12 +1,13 @@
-"""One attempt at something that many want at the same time, connecting for instance."""
+"""One attempt at something that many want at the same time: connecting, or encoding one prompt."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Hashable
 
 __all__ = ["SingleFlight"]
 
@@ -17,27 +18,29 @@ class SingleFlight(Generic[_T]):
     """Callers share one attempt, and its failure; behind a lock each would wait for a silent server anew."""
 
     def __init__(self) -> None:
-        self._task: asyncio.Task[_T] | None = None
-        self._waiting = 0
+        self._tasks: dict[Hashable, asyncio.Task[_T]] = {}
+        self._waiting: Counter[asyncio.Task[_T]] = Counter()
 
-    async def run(self, work: Callable[[], Coroutine[None, None, _T]]) -> _T:
-        """Join the attempt under way, or begin one.
+    async def run(self, work: Callable[[], Coroutine[None, None, _T]], key: Hashable = None) -> _T:
+        """Join the attempt under way that has this key, or begin one.
 
         Cancelling it leaves the attempt to the others; with the last of them the attempt is cancelled.
         """
-        if self._task is None or self._task.done():
-            self._task, self._waiting = asyncio.create_task(work()), 0
-        task = self._task
-        self._waiting += 1
+        task = self._tasks.get(key)
+        if task is None or task.done():
+            task = self._tasks[key] = asyncio.create_task(work())
+        self._waiting[task] += 1
         try:
             return await asyncio.shield(task)
         except Exception as error:
             raise _copy(error) from error  # each caller's own: it may be given a partial answer
         finally:
-            if task is self._task:
-                self._waiting -= 1
-                if not self._waiting and not task.done():
-                    self._task = None
+            self._waiting[task] -= 1
+            if not self._waiting[task]:
+                del self._waiting[task]
+                if self._tasks.get(key) is task:
+                    del self._tasks[key]
+                if not task.done():
                     task.cancel()
                     await asyncio.wait([task])
 

@@ -16,7 +16,7 @@ import anyio
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from pasta_async.backends.guard import (
     EDGE,
@@ -73,11 +73,16 @@ class TextCodec:
     ) -> None:
         added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
         self._added = {entry["id"]: str(entry["content"]) for entry in added}
-        spacing = [entry for entry in added if not entry["special"] and _is_space(entry["content"])]
-        self._full = _build(tokenizer, _keep)
-        self._inner = _build(tokenizer, _without_prefix)
-        self._data = _build({**tokenizer, "added_tokens": spacing}, _without_prefix)
-        self._bare = _build({**tokenizer, "added_tokens": spacing}, _without_loss)
+        spacing = [
+            entry
+            for entry in added
+            if not entry["special"] and entry["content"].replace(_SPACE, " ").isspace()
+        ]
+        self._full = _build(tokenizer)
+        inner = _without_prefix(tokenizer)  # for what is not the beginning of a text
+        self._inner = self._full if inner == tokenizer else _build(inner)
+        data = _without_prefix({**tokenizer, "added_tokens": spacing}, lossless=True)
+        self._data = _with_model(self._full, data)
         self._piece = _piece_reader(tokenizer)
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
@@ -104,8 +109,9 @@ class TextCodec:
             codec = cls(tokenizer, config, find_template(folder, config))
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
-        ends = [_as_ids((_read(folder / name) or {}).get("eos_token_id")) for name in _END_FILES]
-        codec.end_ids = tuple(dict.fromkeys([*(i for ids in ends for i in ids), *codec.end_ids]))
+        configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
+        ends = [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
+        codec.end_ids = tuple(dict.fromkeys([*ends, *codec.end_ids]))
         return codec
 
     @property
@@ -127,8 +133,7 @@ class TextCodec:
         texts_in(text)
         if limit:
             self._check_length(text, limit)
-        ids = _token_ids(self._data, text)
-        return ids if self._faithful(ids, text) else self._encode_parts(text)
+        return self._encode_parts(text)
 
     def encode_chat(
         self, messages: Sequence[Message], template_kwargs: Mapping[str, Any], limit: int | None = None
@@ -166,7 +171,9 @@ class TextCodec:
     def _check_length(self, text: str, limit: int) -> None:
         for beginning in beginnings(text, limit):
             if len(_token_ids(self._data, beginning)) > limit + EDGE:
-                raise PromptTooLongError(f"the text has more than the {limit} tokens that the model takes")
+                raise PromptTooLongError(
+                    f"the text has more than the {limit} tokens that the model takes", limit=limit
+                )
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept, no spaces added; unfinished characters become U+FFFD."""
@@ -174,23 +181,16 @@ class TextCodec:
 
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 of one token, maybe only a part of a character; empty for an id without a token."""
-        found = self._bytes.get(token)
-        if found is None:
-            content = self._added.get(token)
+        if token not in self._bytes:
             piece = self._full.id_to_token(token)
-            found = (
-                content.encode() if content is not None else self._piece(piece) if piece is not None else b""
-            )
-            self._bytes[token] = found
-        return found
-
-    def _faithful(self, ids: list[int], text: str) -> bool:
-        return self._commands.isdisjoint(ids) and self.detokenize(ids) == text
+            added = self._added.get(token)
+            self._bytes[token] = added.encode() if added is not None else self._piece(piece) if piece else b""
+        return self._bytes[token]
 
     def _encode_parts(self, text: str) -> list[int]:
         """Cut the text until each part encodes faithfully: this also cuts inside what spells a command."""
-        ids = _token_ids(self._bare, text)
-        if self._faithful(ids, text):
+        ids = _token_ids(self._data, text)
+        if self._commands.isdisjoint(ids) and self.detokenize(ids) == text:
             return ids
         if len(text) == 1:
             return self._encode_bytes(text) or ids
@@ -240,6 +240,7 @@ class AsyncTextCodec:
 
     def __init__(self, codec: TextCodec, context_length: int) -> None:
         self.codec = codec
+        self.tags: TagIds | None = codec.tags
         self._limit = context_length
         self._workers = anyio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
 
@@ -255,6 +256,10 @@ class AsyncTextCodec:
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept. Never waits, so there is nothing to cancel."""
         return self.codec.detokenize(ids)
+
+    def detokenizer(self) -> Detokenizer:
+        """Turns the ids of one thread into text as they come."""
+        return Detokenizer(self.codec)
 
     async def _run(self, size: int, work: Callable[[], _T]) -> _T:
         if size <= LONG_TEXT:
@@ -279,9 +284,6 @@ class Detokenizer:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
-
-
-_END_FILES = ("generation_config.json", "config.json")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -321,10 +323,6 @@ def _as_ids(value: Any) -> list[int]:
     return [] if value is None else [value] if isinstance(value, int) else list(value)
 
 
-def _is_space(text: str) -> bool:
-    return text.replace(_SPACE, " ").isspace()
-
-
 def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=False).ids
@@ -332,47 +330,46 @@ def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _build(raw: dict[str, Any], edit: Any) -> Tokenizer:
-    """A tokenizer whose steps before the model are kept, changed or dropped by `edit`."""
-    steps = {key: _edit(raw.get(key), edit) for key in ("normalizer", "pre_tokenizer")}
+def _build(raw: dict[str, Any]) -> Tokenizer:
     try:
-        return Tokenizer.from_str(json.dumps({**raw, **steps, "truncation": None, "padding": None}))
+        return Tokenizer.from_str(json.dumps({**raw, "truncation": None, "padding": None}))
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(str(error)) from error
 
 
-def _edit(step: dict[str, Any] | None, edit: Any) -> dict[str, Any] | None:
-    if step is None:
+def _with_model(full: Tokenizer, raw: dict[str, Any]) -> Tokenizer:
+    """A tokenizer by its JSON with the model of another one, which may take seconds to parse."""
+    empty: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
+    steps = _build({**raw, "model": empty, "added_tokens": [], "post_processor": None})
+    built: Any = Tokenizer(full.model)
+    if steps.normalizer is not None:
+        built.normalizer = steps.normalizer
+    if steps.pre_tokenizer is not None:
+        built.pre_tokenizer = steps.pre_tokenizer
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    tokens = [
+        AddedToken(token["content"], **{key: token[key] for key in flags}) for token in raw["added_tokens"]
+    ]
+    built.add_tokens(tokens)
+    return built
+
+
+def _without_prefix(raw: dict[str, Any], *, lossless: bool = False) -> dict[str, Any]:
+    """A tokenizer without what adds a space before a text, and if wanted without what changes characters."""
+    dropped = {"Prepend", *(_LOSSY if lossless else ())}
+    return {**raw, **{key: _edit(raw.get(key), dropped) for key in ("normalizer", "pre_tokenizer")}}
+
+
+def _edit(step: dict[str, Any] | None, dropped: set[str]) -> dict[str, Any] | None:
+    if step is None or step["type"] in dropped:
         return None
-    for key in ("normalizers", "pretokenizers"):
-        if key in step:
-            kept = [_edit(part, edit) for part in step[key]]
-            return {**step, key: [part for part in kept if part is not None]}
-    return edit(step)
-
-
-def _keep(step: dict[str, Any]) -> dict[str, Any] | None:
-    return step
-
-
-def _without_prefix(step: dict[str, Any]) -> dict[str, Any] | None:
-    """Drop what adds a space before a text."""
-    match step["type"]:
-        case "Prepend":
-            return None
-        case "Metaspace":
-            return {"type": "Metaspace", "replacement": step["replacement"], "prepend_scheme": "never"} | {
-                "split": step.get("split", True)
-            }
-        case "ByteLevel":
-            return {**step, "add_prefix_space": False}
-        case _:
-            return step
-
-
-def _without_loss(step: dict[str, Any]) -> dict[str, Any] | None:
-    """Drop what changes characters, too."""
-    return None if step["type"] in _LOSSY else _without_prefix(step)
+    if step["type"] == "Sequence":
+        key = "normalizers" if "normalizers" in step else "pretokenizers"
+        return {**step, key: [kept for part in step[key] if (kept := _edit(part, dropped))]}
+    if step["type"] == "Metaspace":
+        kept = {key: step[key] for key in ("type", "replacement", "split") if key in step}
+        return {"split": True, **kept, "prepend_scheme": "never"}
+    return {**step, "add_prefix_space": False} if step["type"] == "ByteLevel" else step
 
 
 def _piece_reader(raw: dict[str, Any]) -> Any:
@@ -396,15 +393,11 @@ def _piece_reader(raw: dict[str, Any]) -> Any:
     return read
 
 
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's way to write any byte as a printable character."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in plain}
-    others = (byte for byte in range(256) if byte not in set(plain))
-    return table | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_of_character()
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
+}
+"""GPT-2's way to write any byte as a printable character."""
 
 
 def _read_byte_level(piece: str) -> bytes:

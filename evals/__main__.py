@@ -5,51 +5,30 @@ With arguments, one of them: `python -m pasta_async.evals speed --backend http:/
 
 from __future__ import annotations
 
-import importlib
+import runpy
 import sys
-from typing import TYPE_CHECKING, Any
 
-from pasta_async.evals.commands import run_sub_command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-_BENCHMARKS = (
-    "alpaca",
-    "costs",
-    "documents",
-    "frontier",
-    "hardware",
-    "load",
-    "methods",
-    "random_model",
-    "report",
-    "simulator",
-    "speed",
+_COMMANDS = (
+    "alpaca card costs documents frontier hardware load methods random_model report simulator speed".split()
 )
 
 
-def _benchmark(name: str) -> Any:
-    module = (
-        f"pasta_async.evals.{name}.__main__"
-        if name in ("alpaca", "methods", "report")
-        else f"pasta_async.evals.{name}"
-    )
-
-    def run(arguments: Sequence[str] | None) -> None:
-        importlib.import_module(module).main(arguments)
-
-    return run
+def _run(name: str, *arguments: str) -> None:
+    if name not in _COMMANDS:
+        sys.stderr.write(f"name one of these, and --help for its options: {', '.join(_COMMANDS)}\n")
+        sys.exit(0 if name == "--help" else 2)
+    sys.argv = [name, *arguments]
+    runpy.run_module(f"pasta_async.evals.{name}", run_name="__main__")
 
 
 def main() -> None:
     """Run one benchmark, or those that need no server, with their defaults."""
     if sys.argv[1:]:
-        run_sub_command({name: _benchmark(name) for name in _BENCHMARKS})
+        _run(*sys.argv[1:])
     for name, *arguments in (["speed"], ["costs", "interpreter"]):
         print(f"## {name}\n", flush=True)
         try:
-            _benchmark(name)(arguments)
+            _run(name, *arguments)
         except SystemExit as ended:
             if ended.code:
                 raise

@@ -10,28 +10,30 @@ what is made of it, out of what you publish under other terms.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.commands import Command, Settings, command
 from pasta_async.training.corpus import Record, read_records, write_records
+from pasta_async.training.corpus.records import read_lines
 from pasta_async.training.synthetic import Example, sample, score
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pasta_async.lang import Document
     from pasta_async.training.synthetic import Split
 
 __all__ = [
+    "WARM_UP_SEED",
+    "DocumentSettings",
+    "ForcedSettings",
     "Prompt",
     "digest",
-    "document_prompts",
     "documents_digest",
     "held_out",
     "main",
@@ -77,20 +79,26 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if path.suffix in (".json", ".jsonl"):
-            rows = json.loads(text) if path.suffix == ".json" else map(json.loads, lines)
-            prompts = [Prompt(str(row["instruction"]), str(row.get("dataset", "file"))) for row in rows]
-        else:
-            prompts = [Prompt(line, "file") for line in lines]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise InvalidRequestError(f"{path} cannot be read as prompts: {error!r}") from error
+    if Path(path).suffix in (".json", ".jsonl"):
+        prompts = [Prompt(row.instruction, row.dataset) for _, row in read_lines(path, _Question)]
+    else:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+        prompts = [Prompt(line.strip(), "file") for line in lines if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
     return prompts
+
+
+class _Question(BaseModel):
+    instruction: str
+    dataset: str = "file"
+
+
+class _Output(BaseModel):
+    output: str
 
 
 def digest(texts: Iterable[str]) -> str:
@@ -125,36 +133,23 @@ def documents_digest(documents: Mapping[str, Document]) -> str:
     return digest(part for prompt, written in documents.items() for part in (prompt, written.format()))
 
 
-def document_prompts(documents: Mapping[str, Document]) -> list[Prompt]:
-    """The prompts of documents, in two families: answers with promises, and those without."""
-    return [Prompt(text, "parallel" if d.promises else "sequential") for text, d in documents.items()]
+class DocumentSettings(CommandSettings):
+    """Settings of a command that has given answers written."""
+
+    documents: Path = Field(description="records (JSON lines) with prompts and written answers")
+    first: int | None = Field(default=None, ge=1, description="take so many of them only")
 
 
-def _join(prompts: Path, answers: Path) -> Iterator[Record]:
-    """One record for each prompt, with the answer of the same line."""
-    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
+class ForcedSettings(DocumentSettings):
+    """Settings of a command that has them written on an engine, timed."""
 
-    asked, said = _lines(prompts), _lines(answers)
-    if len(asked) != len(said):
-        raise InvalidRequestError(f"{prompts} has {len(asked)} prompts, {answers} {len(said)} answers")
-    for number, (prompt, answer) in enumerate(zip(asked, said, strict=True)):
-        yield Record(
-            id=str(number),
-            messages=({"role": "user", "content": prompt["instruction"]},),
-            written=annotate_by_structure(answer["output"]).format(),
-            source=str(prompt.get("dataset", prompts.name)),
-            annotator="structure:points",
-        )
+    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
+    out: Path | None = Field(
+        default=None, description="file for the raw figures; one that was broken off is gone on with"
+    )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{path} cannot be read as JSON lines: {error}") from error
-
-
-class JoinSettings(Settings):
+class JoinSettings(CommandSettings):
     """Which files become one."""
 
     prompts: Path = Field(description="JSON lines with `instruction`")
@@ -162,14 +157,30 @@ class JoinSettings(Settings):
     out: Path = Field(description="the file of records that is written")
 
 
-def _write(settings: JoinSettings) -> None:
-    records = {record.prompt: record for record in _join(settings.prompts, settings.answers)}
+def _join(settings: JoinSettings) -> str:
+    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
+
+    prompts, answers = read_prompts(settings.prompts), [*read_lines(settings.answers, _Output)]
+    if len(prompts) != len(answers):
+        raise InvalidRequestError(
+            f"{settings.prompts} has {len(prompts)} prompts, {settings.answers} {len(answers)} answers"
+        )
+    records = {
+        prompt.text: Record(
+            id=str(number),
+            messages=({"role": "user", "content": prompt.text},),
+            written=annotate_by_structure(answer.output).format(),
+            source=prompt.family,
+            annotator="structure:points",
+        )
+        for prompt, (number, answer) in zip(prompts, answers, strict=True)
+    }
     count = write_records(settings.out, records.values())
     parallel = sum(bool(record.document.promises) for record in records.values())
-    print(f"{settings.out}: {count} documents, {parallel} of them with promises")
+    return f"{settings.out}: {count} documents, {parallel} of them with promises"
 
 
-main: Command = command(JoinSettings, _write, "documents", __doc__)
+main: Command = command(JoinSettings, _join, "documents", __doc__)
 
 if __name__ == "__main__":
     main()

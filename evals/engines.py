@@ -8,27 +8,17 @@ from typing import TYPE_CHECKING
 import httpx
 
 from pasta_async import Client
-from pasta_async.backends import WrappingBackend, open_backend
-from pasta_async.clock import REAL_CLOCK
+from pasta_async.backends import open_backend
 from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend
-from pasta_async.evals.simulated import EngineModel, SimulatedBackend
+from pasta_async.evals.forcing import FORCED_LIMITS
+from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator
 
     from pasta_async import Backend
-    from pasta_async.clock import Clock
-    from pasta_async.lang import Document
 
-__all__ = ["clock_of", "cold_backend", "cold_client", "empty_prefix_cache"]
-
-
-def clock_of(backend: Backend) -> Clock:
-    """The clock on which a backend takes its time, whatever wraps it."""
-    while isinstance(backend, WrappingBackend):
-        backend = backend.inner
-    return backend.clock if isinstance(backend, SimulatedBackend) else REAL_CLOCK
+__all__ = ["cold_backend", "cold_client", "empty_prefix_cache"]
 
 
 async def empty_prefix_cache(url: str) -> None:
@@ -71,15 +61,8 @@ async def cold_backend(url: str) -> AsyncGenerator[Backend]:
 
 
 @asynccontextmanager
-async def cold_client(url: str, documents: Mapping[str, Document] | None = None) -> AsyncGenerator[Client]:
-    """A client of a backend whose prefix cache is empty.
-
-    Args:
-        url: As for `pasta_async.generate`.
-        documents: By prompt; if there are any, answers are forced to be these.
-    """
-    async with cold_backend(url) as backend:
-        forced = ForcedBackend(backend, documents) if documents else backend
-        async with Client(forced, limits=FORCED_LIMITS if documents else None) as client:
-            await client.connect()
-            yield client
+async def cold_client(url: str) -> AsyncGenerator[Client]:
+    """A connected client of a backend whose prefix cache is empty; `url` is as for `pasta_async.generate`."""
+    async with cold_backend(url) as backend, Client(backend) as client:
+        await client.connect()
+        yield client

@@ -7,11 +7,10 @@ what the weights know.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends import WrappingBackend
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
 
     Ids = tuple[int, ...]
+    _EncodedViews = dict[int, list[tuple[Ids, Ids]]]
 
 __all__ = [
     "FORCE",
@@ -40,7 +40,10 @@ __all__ = [
     "encode_segments",
     "force",
     "tags_of",
+    "unwrapped",
 ]
+
+_PLAIN = -1
 
 FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)
 FORCED_SAMPLING = Sampling(max_tokens=2**40)
@@ -95,16 +98,22 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
             logits[tokens[len(generated)]] = 1e6
         return logits
 
-    while isinstance(backend, WrappingBackend):
-        backend = backend.inner
-    if isinstance(backend, LocalBackend):
+    inner = unwrapped(backend)
+    if isinstance(inner, LocalBackend):
         extra = {"logits_processor": raise_next}
-    elif isinstance(backend, SGLangBackend | EngineBackend | RoutedBackend):
+    elif isinstance(inner, SGLangBackend | EngineBackend | RoutedBackend):
         params = {"custom_params": {"forced": list(tokens)}}
         extra = {"custom_logit_processor": FORCE, "sampling_params": params}
     else:
         extra = {"forced": tuple(tokens)}
     return replace(request, extra={**request.extra, **extra})
+
+
+def unwrapped(backend: Backend) -> Backend:
+    """What is inside of all wrapping backends."""
+    while isinstance(backend, WrappingBackend):
+        backend = backend.inner
+    return backend
 
 
 class ForcedBackend(WrappingBackend):
@@ -130,11 +139,10 @@ class ForcedBackend(WrappingBackend):
                 raise InvalidRequestError(f"the answer to {prompt!r:.80} has a promise without its chunk")
         super().__init__(backend)
         self._documents = documents
-        self._encoded: dict[str, _EncodedDocument] = {}  # by prompt, as text
-        self._prompts: dict[Ids, _EncodedDocument] = {}
+        self._encoded: dict[str, _EncodedViews] = {}  # by prompt, as text
+        self._prompts: dict[Ids, _EncodedViews] = {}
         self._answers: dict[str, Ids] = {}  # the prompt of each answer
         self._sync = -1  # the id of `<sync/>`
-        self._connecting = asyncio.Lock()
 
     async def connect(self) -> ModelInfo:
         """Reach or load the inner backend and encode the documents, so that no answer has to wait for that.
@@ -146,10 +154,9 @@ class ForcedBackend(WrappingBackend):
         """
         info = await self.inner.connect()
         self._sync = tags_of(info).sync
-        async with self._connecting:
-            for prompt, document in self._documents.items():
-                if prompt not in self._encoded:
-                    self._encoded[prompt] = await _encode(self.inner, info, document)
+        if not self._encoded:
+            asked = self._documents.items()
+            self._encoded = {prompt: await _encode(self.inner, info, document) for prompt, document in asked}
         return info
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
@@ -178,29 +185,26 @@ class ForcedBackend(WrappingBackend):
         Raises:
             InvalidRequestError: The context is not that of the document.
         """
-        forced = self._next(request)
-        # one more than needed: an engine may look at the limit before it looks at the stop token
-        limit = min(request.max_tokens, len(forced) + 1)
-        request = force(self.inner, replace(request, max_tokens=limit), forced)
+        if request.max_tokens:  # else there is nothing to choose
+            forced = self._next(request)
+            # one more than needed: an engine may look at the limit before it looks at the stop token
+            limit = min(request.max_tokens, len(forced) + 1)
+            request = force(self.inner, replace(request, max_tokens=limit), forced)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def aclose(self) -> None:
-        """Forget the answers; the inner backend stays open. Never waits."""
-        self._prompts.clear()
-        self._answers.clear()
+        """Leave the inner backend open. Never waits."""
 
     def _next(self, request: DecodeRequest) -> Ids:
         """What the document has behind this context."""
         prompt = self._answers.setdefault(request.answer, request.ids)
         if prompt not in self._prompts:
             raise InvalidRequestError("a forced answer begins with a prompt that went through encode_chat")
-        document, written = self._prompts[prompt], request.ids[len(prompt) :]
-        if request.thread == 0 and self._sync not in request.stop_ids:  # nobody reads tags: the baseline
-            found = [((), document.plain)]
-        else:
-            found = document.views.get(request.thread, [])
+        written = request.ids[len(prompt) :]
+        plain = request.thread == 0 and self._sync not in request.stop_ids  # nobody reads tags: the baseline
+        found = self._prompts[prompt].get(_PLAIN if plain else request.thread, [])
         for context, target in reversed(found):  # the latest that fits: an earlier one may be its beginning
             begun = written[len(context) :]
             if written[: len(context)] == context and target[: len(begun)] == begun != target:
@@ -211,31 +215,22 @@ class ForcedBackend(WrappingBackend):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodedDocument:
-    """A document in the token ids of a backend."""
-
-    views: dict[int, list[tuple[Ids, Ids]]]
-    """Context and target of each thread's views."""
-    plain: Ids
-    """The visible text."""
-
-
-async def _encode(backend: Backend, info: ModelInfo, document: Document) -> _EncodedDocument:
+async def _encode(backend: Backend, info: ModelInfo, document: Document) -> _EncodedViews:
+    """Context and target of each thread's views, and the visible text as if a thread `_PLAIN` wrote it."""
     tags, end = tags_of(info), info.end_ids[:1]
-    known: dict[Segment, Ids] = {}
-    found: dict[int, list[tuple[Ids, Ids]]] = {}
+    encoded: dict[Segment, Ids] = {}
+    found: _EncodedViews = {_PLAIN: [((), (*await backend.encode(document.text), *end))]}
 
     async def ids(segments: Sequence[Segment]) -> Ids:
         for segment in segments:
-            if segment not in known:
-                known[segment] = await encode_segments(backend, tags, [segment])
-        return tuple(token for segment in segments for token in known[segment])
+            if segment not in encoded:
+                encoded[segment] = await encode_segments(backend, tags, [segment])
+        return tuple(token for segment in segments for token in encoded[segment])
 
     for view in views(document):
         target = await ids(view.target) + (end if view.ends_answer else ())
         found.setdefault(view.thread, []).append((await ids(view.context), target))
-    return _EncodedDocument(found, (*await backend.encode(document.text), *end))
+    return found
 
 
 def tags_of(info: ModelInfo) -> TagIds:

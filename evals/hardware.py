@@ -6,7 +6,7 @@
 Speed does not depend on what weights are worth, so random ones of a model's shape do (`random_model`), with
 forced answers (`forcing`). The first form makes the model's folder, starts SGLang on it with weights of its
 own making, and stops it in the end; the second takes a server that runs already, started with
---enable-custom-logit-processor. Measured are answers one at a time (`speed`) and under load (`load`), and a
+--enable-custom-logit-processor. Measured are answers one at a time (`methods`) and under load (`load`), and a
 decode step with 1, 2, 4, 8 threads on one prefix, against what reading the memory takes at least.
 
 The folder --out keeps the tables (`tables.md`) and the rows, which `pasta_async.evals.report` reads; a run
@@ -17,81 +17,34 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import signal
-import subprocess
-import time
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import httpx
 from pydantic import Field, model_validator
 
-from pasta_async.backends.sglang.launch import server_command
-from pasta_async.clock import REAL_CLOCK
-from pasta_async.errors import BackendError
-from pasta_async.evals import load, speed
-from pasta_async.evals.commands import Command, Count, DocumentSettings, command
-from pasta_async.evals.documents import read_documents
+from pasta_async.backends.sglang.launch import running_server, server_command
+from pasta_async.cli.command import Command, Count, command
+from pasta_async.evals import load
+from pasta_async.evals.documents import DocumentSettings, read_documents
 from pasta_async.evals.engines import cold_backend
+from pasta_async.evals.methods.__main__ import MethodSettings
+from pasta_async.evals.methods.__main__ import run as compare_methods
 from pasta_async.evals.random_model import make_model, texts_of
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.simulator import take_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from typing import Self
 
     from pasta_async import Backend
-    from pasta_async.clock import Clock
 
 __all__ = ["HardwareSettings", "Traffic", "copy_bandwidth", "decode_steps", "main"]
 
 FLAGS = ("--enable-custom-logit-processor", "--enable-cache-report", "--skip-server-warmup")
 """What forced decoding needs, what `by hand` needs, and no request that was not asked for."""
-
-
-@contextmanager
-def _started_server(model: Path, log: Path, port: int, extra: Sequence[str]) -> Generator[str]:
-    """SGLang's own server, from when it is ready; its URL. It and all that it started is stopped in the end.
-
-    Raises:
-        BackendError: SGLang is not installed, ended, or was not ready in 15 minutes.
-    """
-    command = server_command(str(model), port=port, extra=(*FLAGS, *extra))
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 900
-        while not _is_ready(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BackendError(f"SGLang ended (status {process.poll()}) or was not ready: see {log}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        _stop(process)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/model_info", timeout=5).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server's whole process group, by force where it does not end by itself."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(15)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 class Traffic(NamedTuple):
@@ -125,14 +78,14 @@ class Traffic(NamedTuple):
 
 
 async def decode_steps(
-    backend: Backend, traffic: Traffic, *, context: int = 1024, rounds: int = 3, clock: Clock = REAL_CLOCK
+    backend: Backend, traffic: Traffic, *, context: int = 1024, rounds: int = 3
 ) -> list[dict[str, Any]]:
     """Time decode steps of 1, 2, 4 and 8 threads that share a prefix of `context` tokens; a row for each.
 
     Cancelling it aborts the requests under way.
     """
     settings = [(count, context) for count in (1, 2, 4, 8)]
-    samples = await take_samples(backend, settings, rounds=rounds, shared=True, clock=clock)
+    samples = await take_samples(backend, settings, rounds=rounds, shared=True)
     return [
         {
             "threads": one.at_once,
@@ -145,28 +98,21 @@ async def decode_steps(
     ]
 
 
-def copy_bandwidth(device: str, *, size: int | None = None, rounds: int = 10) -> float:
-    """Bytes a second that a device's memory moves in a large copy, read and written ones counted; the best.
+def copy_bandwidth(device: str, *, size: int | None = None) -> float:
+    """Bytes a second that a device's memory moves in a large copy, read and written ones counted.
 
     Args:
         device: As torch names it.
         size: Bytes of the copy; None: what suits the device.
-        rounds: Copies.
     """
     import torch
+    from torch.utils.benchmark import Timer
 
     size = size or (2**30 if device.startswith("cuda") else 2**27)
     source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    seconds = list[float]()
-    for _ in range(rounds):
-        wait()
-        began = time.perf_counter()
-        target.copy_(source)
-        wait()
-        seconds.append(time.perf_counter() - began)
-    return 2 * size / min(seconds)
+    copied = {"source": source, "target": torch.empty_like(source)}
+    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
+    return 2 * size / min(timer.blocked_autorange(min_run_time=0.5).times)
 
 
 class HardwareSettings(DocumentSettings):
@@ -210,7 +156,14 @@ def _server(settings: HardwareSettings, device: str) -> Generator[tuple[str, Pat
         make_model(folder, texts, shape=settings.shape, vocabulary=settings.vocabulary, weights=False)
     extra = ["--load-format", "dummy", *(["--dtype", "bfloat16"] if device == "cuda" else [])]
     extra += settings.server_arguments.split()
-    with _started_server(folder, settings.out / "sglang.log", settings.port, extra) as url:
+    server = server_command(str(folder), port=settings.port, extra=(*FLAGS, *extra))
+    url = f"http://127.0.0.1:{settings.port}"
+    with (
+        (settings.out / "sglang.log").open("wb") as log,
+        running_server(
+            server.argv, f"{url}/model_info", timeout=900, output=log, environment=server.environment
+        ),
+    ):
         yield url, folder
 
 
@@ -223,7 +176,7 @@ async def _steps(settings: HardwareSettings, url: str, traffic: Traffic) -> str:
     return f"{markdown_table(rows)}\n\nThe floor: {read}, and each thread's context."
 
 
-def _run(settings: HardwareSettings) -> None:
+def _run(settings: HardwareSettings) -> str:
     settings.out.mkdir(parents=True, exist_ok=True)
     where = environment()
     device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
@@ -231,19 +184,20 @@ def _run(settings: HardwareSettings) -> None:
         bandwidth = settings.bandwidth * 1e9 if settings.bandwidth else copy_bandwidth(device)
         traffic = Traffic.of(model, width=2 if device == "cuda" else 4, bandwidth=bandwidth)
         forced: dict[str, Any] = {"backend": url, "documents": settings.documents, "first": settings.first}
-        alone = speed.SpeedSettings(**forced, passes=settings.passes, out=settings.out / "speed.jsonl")
+        forced["methods"] = ("sequential", "pasta")
+        alone = MethodSettings(**forced, passes=settings.passes, out=settings.out / "methods.jsonl")
         loaded = load.LoadSettings(
             **forced, at_once=settings.at_once, answers=settings.answers, out=settings.out / "load.jsonl"
         )
         tables = {
-            "One answer at a time": speed.run(alone),
+            "One answer at a time": compare_methods(alone),
             "Answers under load": load.run(loaded),
             "Decode steps of threads on one prefix": asyncio.run(_steps(settings, url, traffic)),
         }
     sections = [f"## {title}\n\n{table}" for title, table in tables.items()]
     text = "\n\n".join([*sections, f"{model.name}, {device}; {where}"])
     (settings.out / "tables.md").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    return text
 
 
 main: Command = command(HardwareSettings, _run, "hardware", __doc__, resumes=True)

@@ -15,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate, cycle, islice, takewhile
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from statistics import geometric_mean
+from operator import itemgetter
+from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy import quantile
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
-from pasta_async.evals.commands import Command, Count, DocumentSettings, Positive, command
-from pasta_async.evals.documents import documents_digest, read_documents
+from pasta_async.cli.command import Command, Count, Positive, command
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
+from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import for_each, progress
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
 
 __all__ = [
-    "Answered",
     "Block",
     "Figures",
     "LoadSettings",
@@ -57,26 +58,10 @@ Mode = Literal["open", "closed"]
 """Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
 
 BASE = "sequential"
-UNITS: tuple[tuple[Mode, str], ...] = (("closed", "at once"), ("open", "a second"))
+UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One answer under load. Times are in seconds."""
-
-    prompt: int
-    """Its case's place in the list."""
-    arrived: float
-    """When it was asked for, since the block began."""
-    seconds: float
-    """From then until it was complete."""
-    first_token: float
-    """From then until its first token."""
-    tokens: int
-    """Decoded, tags and outlines counted."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """Answers by one method at one load: a line of the results, as JSON."""
 
@@ -86,14 +71,10 @@ class Block:
     method: str
     seconds: float
     """From the first arrival until the last answer was complete."""
-    answers: tuple[Answered, ...]
-    """In order of arrival."""
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Block:
-        """A block from its JSON object."""
-        answers = tuple(Answered(**answer) for answer in row["answers"])
-        return cls(row["mode"], row["level"], row["method"], row["seconds"], answers)
+    arrived: tuple[float, ...]
+    """Seconds from its beginning until each answer was asked for."""
+    answers: tuple[Answer, ...]
+    """In the same order."""
 
 
 async def drive(
@@ -117,22 +98,20 @@ async def drive(
     work = [await method.prepare(engine, case.fresh()) for case in cases]
     draw, clock = random.Random(seed), engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
-    answers = list[Answered]()
+    answers = list[tuple[float, Answer]]()
     began = clock.time()
 
     async def one(number: int) -> None:
         if mode == "open":
             await clock.sleep(began + times[number] - clock.time())
-        track = Track(engine)
-        await work[number](track)
-        seconds = clock.time() - track.began
-        first = seconds if track.first_token is None else track.first_token
-        answers.append(Answered(cases[number].index, track.began - began, seconds, first, track.tokens))
+        arrived = clock.time() - began
+        answers.append((arrived, await time_work(engine, method, cases[number], work[number])))
 
     await for_each(range(len(cases)), one, int(level) if mode == "closed" else len(cases))
-    answers.sort(key=lambda answer: answer.arrived)
-    ended = max(answer.arrived + answer.seconds for answer in answers)
-    return Block(mode, level, method.name, ended - answers[0].arrived, tuple(answers))
+    answers.sort(key=itemgetter(0))
+    seconds = max(arrived + answer.seconds for arrived, answer in answers) - answers[0][0]
+    arrived, timed = zip(*answers, strict=True)
+    return Block(mode, level, method.name, seconds, arrived, timed)
 
 
 async def measure(
@@ -156,7 +135,7 @@ async def measure(
 
     Cancelling it aborts all answers under way.
     """
-    blocks = [Block.of(row) for row in measurements(journal)]
+    blocks = [Block(**row) for row in measurements(journal)]
     known = {(block.mode, block.level, block.method) for block in blocks}
     with progress(len(loads) * len(methods), "loads") as done:
         for method in methods:
@@ -173,7 +152,7 @@ async def measure(
     return blocks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """What one block comes to: the points of the load curves. Times are in seconds, rates by the second."""
 
@@ -196,30 +175,25 @@ class Figures:
     speedup: float | None
     """Latency of the same answers in sequence / latency (geometric mean); None if they were not measured."""
 
-
-def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
-    """Figures of every block, by mode, level and method, under a latency target in seconds."""
-    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
-    order = sorted(blocks, key=lambda block: (block.mode, block.level))
-    return [_figures(block, bases.get((block.mode, block.level)), target) for block in order]
-
-
-def _figures(block: Block, base: Block | None, target: float) -> Figures:
-    latencies = [answer.seconds for answer in block.answers]
-    return Figures(
-        mode=block.mode,
-        level=block.level,
-        method=block.method,
-        answers=len(latencies),
-        p50=quantile(latencies, 0.5),
-        p90=quantile(latencies, 0.9),
-        p99=quantile(latencies, 0.99),
-        first_token=quantile([answer.first_token for answer in block.answers], 0.5),
-        throughput=len(latencies) / block.seconds,
-        goodput=sum(latency <= target for latency in latencies) / block.seconds,
-        tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
-        speedup=_speedup(block, base) if base else None,
-    )
+    @classmethod
+    def of(cls, block: Block, base: Block | None, target: float) -> Figures:
+        """Those of a block beside the block in sequence, under a latency target in seconds."""
+        latencies = [answer.seconds for answer in block.answers]
+        p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
+        return cls(
+            mode=block.mode,
+            level=block.level,
+            method=block.method,
+            answers=len(latencies),
+            p50=p50,
+            p90=p90,
+            p99=p99,
+            first_token=median(answer.first_token for answer in block.answers),
+            throughput=len(latencies) / block.seconds,
+            goodput=sum(latency <= target for latency in latencies) / block.seconds,
+            tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
+            speedup=_speedup(block, base) if base else None,
+        )
 
 
 def _speedup(block: Block, base: Block) -> float:
@@ -234,51 +208,43 @@ def _by_prompt(block: Block) -> dict[int, float]:
     return {prompt: geometric_mean(values) for prompt, values in latencies.items()}
 
 
+def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
+    """Figures of every block, by mode, level and method, under a latency target in seconds."""
+    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
+    order = sorted(blocks, key=lambda block: (block.mode, block.level))
+    return [Figures.of(block, bases.get((block.mode, block.level)), target) for block in order]
+
+
 def default_target(blocks: Sequence[Block]) -> float:
     """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
     base = [block for block in blocks if block.method == BASE] or blocks
     lowest = min(base, key=lambda block: (block.mode, block.level))
-    return 2 * quantile([answer.seconds for answer in lowest.answers], 0.5)
+    return 2 * median(answer.seconds for answer in lowest.answers)
 
 
 def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
     """The figures as rows of a table."""
-    return [
-        {
-            "load": f"{one.level:g} {dict(UNITS)[one.mode]}",
-            "method": one.method,
-            "answers": one.answers,
-            "p50 s": one.p50,
-            "p90 s": one.p90,
-            "p99 s": one.p99,
-            "first token s": one.first_token,
-            "answers/s": one.throughput,
-            "goodput/s": one.goodput,
-            "tokens/s": one.tokens,
-            "sooner than in sequence": "-" if one.speedup is None else f"{one.speedup:.2f}",
-        }
-        for one in found
-    ]
+    rows = [{"load": f"{one.level:g} {UNITS[one.mode]}", **asdict(one)} for one in found]
+    names = [name for name in rows[0] if name not in ("mode", "level")]
+    return [{name.replace("_", " "): row[name] for name in names} for row in rows]
 
 
 def describe_break_even(found: Sequence[Figures], method: str) -> str:
     """Up to which load a method's answers come sooner than in sequence, and by how much there and beyond."""
     parts = list[str]()
-    for mode, unit in UNITS:
+    for mode, unit in UNITS.items():
         own = [one for one in found if (one.method, one.mode) == (method, mode)]
         paying = [*takewhile(lambda one: (one.speedup or 0) > 1, own)]
         for one in (*paying[-1:], *own[len(paying) : len(paying) + 1]):
             where = f"{one.speedup or 0:.2f} times as soon as in sequence with {one.level:g} {unit}"
-            parts.append(
-                where + (f" ({one.answers} answers)" if one in paying else ", where it no longer pays")
-            )
+            end = f" ({one.answers} answers)" if one in paying else ", where it no longer pays"
+            parts.append(where + end)
     return f"{method}: {', '.join(parts)}"
 
 
-class LoadSettings(DocumentSettings):
+class LoadSettings(ForcedSettings):
     """Which loads, by which methods."""
 
-    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
     methods: tuple[str, ...] = Field(default=(BASE, "pasta"), description="what is compared")
     at_once: tuple[Count, ...] = Field(
         default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
@@ -287,9 +253,6 @@ class LoadSettings(DocumentSettings):
     answers: int = Field(default=32, ge=1, description="for each load and method, at least")
     target: float | None = Field(
         default=None, gt=0, description="in seconds; default: twice the unloaded median"
-    )
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
 
     @property
@@ -323,7 +286,8 @@ def run(settings: LoadSettings) -> str:
     target = settings.target or default_target(blocks)
     found = figures(blocks, target)
     ends = "\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE)
-    return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
+    head = f"seconds, rates a second; latency target {target:.3g} s"
+    return "\n\n".join([head, markdown_table(summarise(found)), ends])
 
 
 main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from pasta_async.evals.commands import Command, Settings, command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Document
 
-__all__ = ["SHAPES", "main", "make_model", "texts_of"]
+__all__ = ["SHAPES", "describe_model", "main", "make_model", "texts_of"]
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
@@ -61,7 +61,7 @@ def make_model(
         seed: Of the weights.
     """
     size = _save_tokenizer(folder, texts, vocabulary, context)
-    config = _config(SHAPES[shape], size, context)
+    config = describe_model(SHAPES[shape], size, context)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if weights:
         _save_weights(folder, seed)
@@ -87,7 +87,8 @@ def _save_tokenizer(folder: Path, texts: Iterable[str], vocabulary: int, context
     return tokenizer.get_vocab_size()
 
 
-def _config(shape: dict[str, int], vocabulary: int, context: int) -> dict[str, Any]:
+def describe_model(shape: dict[str, int], vocabulary: int, context: int) -> dict[str, Any]:
+    """The config.json of a Llama model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -124,7 +125,7 @@ def _save_weights(folder: Path, seed: int) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-class ModelSettings(Settings):
+class ModelSettings(CommandSettings):
     """What model is made."""
 
     documents: Path = Field(description="records (JSON lines) whose texts it must write")
@@ -137,15 +138,15 @@ class ModelSettings(Settings):
     out: Path = Field(description="the folder")
 
 
-def _run(settings: ModelSettings) -> None:
-    documents = read_documents(settings.documents)
-    make_model(settings.out, texts_of(documents), **settings.model_dump(exclude={"documents", "out"}))
-    print(f"{settings.out}: {settings.shape}")
-
-
 def texts_of(documents: Mapping[str, Document]) -> list[str]:
     """All texts of documents: what a tokenizer is trained on."""
     return [text for prompt, document in documents.items() for text in (prompt, document.text)]
+
+
+def _run(settings: ModelSettings) -> str:
+    documents = read_documents(settings.documents)
+    make_model(settings.out, texts_of(documents), **settings.model_dump(exclude={"documents", "out"}))
+    return f"{settings.out}: {settings.shape}"
 
 
 main: Command = command(ModelSettings, _run, "random_model", __doc__)

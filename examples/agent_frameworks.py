@@ -1,32 +1,22 @@
 """Agent frameworks that speak OpenAI's API use `pasta-async serve` unchanged: pydantic-ai and LiteLLM.
 
-    pasta-async serve &                     # listens on http://127.0.0.1:8000
-    python examples/agent_frameworks.py http://127.0.0.1:8000
-
-Without an address it serves the shipped model itself, on a free port.
+pasta-async serve &                     # listens on http://127.0.0.1:8000
+python examples/agent_frameworks.py http://127.0.0.1:8000
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import asks the network for prices
 
 import litellm
-import uvicorn
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-
-from pasta_async.server import create_app
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 MODEL = "pasta-tiny"
 PROMPT = (
@@ -57,28 +47,11 @@ async def with_litellm(url: str) -> str:
     return reply.choices[0].message.content
 
 
-async def main() -> None:
+async def main(url: str) -> None:
     """Ask through both."""
-    async with server() as url:
-        print("pydantic-ai:", await with_pydantic_ai(url))
-        print("LiteLLM:", await with_litellm(url))
-
-
-@asynccontextmanager
-async def server() -> AsyncGenerator[str]:
-    """The server that was named, or one of our own."""
-    if len(sys.argv) > 1:
-        yield sys.argv[1]
-        return
-    own = uvicorn.Server(uvicorn.Config(create_app(), log_level="warning"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = asyncio.create_task(own.serve(sockets=[listener]))  # who asks before it is ready waits
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        own.should_exit = True
-        await serving
+    print("pydantic-ai:", await with_pydantic_ai(url))
+    print("LiteLLM:", await with_litellm(url))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1]))

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 from uuid import uuid4
 
-import anyio
-
+from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, time_limit
 from pasta_async.errors import (
     BackendProtocolError,
@@ -83,7 +82,8 @@ class Client:
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._slots = PrioritySemaphore(self.limits.client_threads)
-        self._connecting = anyio.Lock()
+        self._connecting = SingleFlight["ModelInfo"]()
+        self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
         self._thinking: dict[tuple[str, str], bool] = {}
         self._closed = False
@@ -116,9 +116,10 @@ class Client:
         """
         if self._closed:
             raise InvalidStateError("this client was closed; make another one")
-        async with self._connecting:
-            if self._info is None:
-                self._info = await with_retries(self._backend.connect, self.limits.retries, self._clock)
+        if self._info is None:
+            self._info = await self._connecting.run(
+                lambda: with_retries(self._backend.connect, self.limits.retries, self._clock)
+            )
         return self._info
 
     async def encode(self, text: str) -> list[int]:
@@ -268,8 +269,11 @@ class Client:
         if dialect == "text":
             messages = with_instructions(messages)
         kwargs = {**({"pasta": False} if start.baseline else {}), **start.chat_template_kwargs}
-        ids = await with_retries(
-            lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
+        ids = await self._encoding.run(  # several answers to one conversation, asked for together, share it
+            lambda: with_retries(
+                lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
+            ),
+            json.dumps([messages, kwargs], sort_keys=True),
         )
         key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
         if key not in self._thinking:  # the template's end is the same for every prompt

@@ -26,7 +26,9 @@ _shown.maxstring = _shown.maxother = 80
 class Options(BaseModel):
     """Frozen values; unknown fields and bad values raise `InvalidRequestError`."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
     def __init__(self, /, **data: Any) -> None:
         try:

@@ -3,8 +3,6 @@
 A checkpoint folder of Llama, Qwen2 or Qwen3 and annotated answers become a model that writes PASTA-LANG.
 """
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import hashlib
@@ -12,17 +10,17 @@ import json
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from pydantic import Field, Json
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records, recount
+from pasta_async.training.corpus.tokens import align
 from pasta_async.training.packing import pack_plain, pack_views
-from pasta_async.training.trainer.rows import Example, Tree
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
+from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus import Record
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["FinetuneSettings", "Supervised", "main"]
+__all__ = ["FinetuneSettings", "Supervised", "finetune", "main"]
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 
@@ -38,6 +36,7 @@ FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both
 class FinetuneSettings(TrainerSettings):
     """Settings of stage 1. Every field is an option of the command line."""
 
+    model: Path = Field(description="checkpoint folder to start from (Llama, Qwen2 or Qwen3)")
     data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
     form: Literal["pasta", "plain", "both"] = Field(
         default="pasta",
@@ -54,24 +53,22 @@ class FinetuneSettings(TrainerSettings):
     )
 
 
-class Supervised:
-    """Cross-entropy on the targets of every view: the mean over the targets of an update.
+class Supervised(Task):
+    """Annotated answers; an update minimises the cross-entropy of their targets.
 
     Args:
-        records: Annotated answers.
+        records: The answers.
         codec: Of the model.
         form: A key of `FORMS`.
         recount: Whether to count estimates anew.
     """
 
-    reported: tuple[str, ...] = ()
-
     def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, recount: bool) -> None:
-        self._records = records
-        self._codec = codec
-        self._forms = FORMS[form]
-        self._recount = recount
-        self.fingerprint: str = fingerprint(records, form, recount)
+        self._records, self._codec, self._forms, self._recount = records, codec, FORMS[form], recount
+        digest = hashlib.sha256(repr((form, recount)).encode())
+        for record in records:
+            digest.update(json.dumps([record.id, record.messages, record.written]).encode())
+        self.fingerprint: str = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self._records) * len(self._forms)
@@ -85,57 +82,30 @@ class Supervised:
         place, form = divmod(index, len(self._forms))
         record, pasta = self._records[place], self._forms[form]
         try:
-            document = parse(record.written, strict=True)
+            document = align(self._codec, parse(record.written, strict=True))
             prompt = self._codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
         if self._recount:
             document = recount(document, self._codec.count)
         pack = pack_views if pasta else pack_plain
-        return Example((Tree.of(pack(self._codec, prompt, document)),))
-
-    def weight(self, example: Example) -> float:
-        """Its targets."""
-        return float(len(example.trees[0].labels))
-
-    def loss(
-        self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Cross-entropy, summed over targets."""
-        return -torch.cat(list(logprobs)).sum(), {}
-
-
-def fingerprint(records: Sequence[Record], *settings: object) -> str:
-    """A hash of what is trained on."""
-    digest = hashlib.sha256(repr(settings).encode())
-    for record in records:
-        digest.update(json.dumps([record.id, record.messages, record.written]).encode())
-    return digest.hexdigest()[:16]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.finetune"
-    run_command(
-        FinetuneSettings, finetune, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
+        return Example((pack(self._codec, prompt, document),))
 
 
 def finetune(settings: FinetuneSettings) -> bool:
     """Run stage 1; see `pasta_async.training.trainer.run.train`, whose errors it raises."""
     records = [record for path in settings.data for record in read_records(path)]
-
-    def make_task(codec: ModelCodec) -> Supervised:
-        return Supervised(records, codec, settings.form, settings.estimates == "recount")
-
     return train(
         settings,
-        make_task,
+        settings.model,
+        lambda codec: Supervised(records, codec, settings.form, settings.estimates == "recount"),
         template=settings.chat_template,
         template_kwargs=settings.template_kwargs,
         both=settings.form == "both",
     )
 
+
+main: Command = command(FinetuneSettings, finetune, "pasta_async.training.finetune", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -7,74 +7,76 @@ and its position is its depth: logits are exactly those of each view alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import encode_views
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
-    from pasta_async.lang.views import Segment
+    from pasta_async.training.corpus.tokens import Encoder
 
-__all__ = ["Encoder", "Trie", "pack_plain", "pack_views", "without_chunks"]
-
-
-class Encoder(Protocol):
-    """Turns parts of documents into ids."""
-
-    end: int
-    """End-of-text."""
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data."""
-        ...
-
-    def segments(self, parts: Iterable[Segment]) -> list[int]:
-        """Ids of segments: one for a tag, and each run of text encoded alone."""
-        ...
+__all__ = ["Trie", "pack_plain", "pack_views", "without_chunks"]
 
 
 @dataclass(slots=True)
 class Trie:
-    """Tokens in topological order; `targets` are the indexes of those that a thread generates."""
+    """Tokens, each behind its parent."""
 
     ids: list[int] = field(default_factory=list[int])
     parents: list[int] = field(default_factory=list[int])
-    depths: list[int] = field(default_factory=list[int])
+    """The index of each token's parent; -1 for the first one."""
     targets: list[int] = field(default_factory=list[int])
+    """Indexes of the tokens that a thread generates."""
     _children: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def extend(self, node: int, ids: Sequence[int], target: bool = False) -> int:
         """Walk from a node (-1 is the root) along ids, adding what is missing; returns the last node."""
         for token in ids:
-            key = (node, token)
-            child = self._children.get(key)
-            if child is None:
-                child = len(self.ids)
-                self._children[key] = child
+            child = self._children.setdefault((node, token), len(self.ids))
+            if child == len(self.ids):
                 self.ids.append(token)
                 self.parents.append(node)
-                self.depths.append(self.depths[node] + 1 if node >= 0 else 0)
             if target:
                 self.targets.append(child)
             node = child
         return node
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def depths(self) -> list[int]:
+        """The position of each token in every view that holds it."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
 
-    def mask(self, size: int) -> NDArray[np.bool_]:
-        """Which token (row) attends to which (column), padded to `size`; padding attends to itself."""
-        mask = np.eye(size, dtype=np.bool_)
+    def unpacked(self) -> int:
+        """Tokens of all views one by one; a view ends where the next target is no child of this one."""
+        depths, following = self.depths(), [self.parents[target] for target in self.targets[1:]]
+        pairs = zip(self.targets, [*following, -1], strict=True)
+        return sum(depths[target] + 1 for target, parent in pairs if parent != target)
+
+    def preorder(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each token stands in preorder, and where its subtree ends there: [tokens] each.
+
+        What lies below a token follows it without a gap; siblings keep their order.
+        """
+        sizes, free, places = [1] * len(self) + [0], [0] * (len(self) + 1), list[int]()  # -1 is the root
+        for index in reversed(range(len(self))):
+            sizes[self.parents[index]] += sizes[index]
         for index, parent in enumerate(self.parents):
-            if parent >= 0:
-                mask[index, : parent + 1] |= mask[parent, : parent + 1]
-        return mask
+            places.append(free[parent])
+            free[index] = free[parent] + 1
+            free[parent] += sizes[index]
+        place = np.array(places, dtype=np.int64)
+        return place, place + np.array(sizes[:-1], dtype=np.int64)
 
 
 def pack_views(
@@ -90,12 +92,11 @@ def pack_views(
     """
     trie = Trie()
     root = trie.extend(-1, prompt)
-    for view in views(document):
-        context = codec.segments(view.context)
+    for view in encode_views(codec, document):
+        context = view.context
         if hidden and view.thread == 0:
             context = without_chunks(context, *hidden)
-        end = [codec.end] if view.ends_answer else []
-        trie.extend(trie.extend(root, context), codec.segments(view.target) + end, target=True)
+        trie.extend(trie.extend(root, context), view.target, target=True)
     return trie
 
 
@@ -106,7 +107,7 @@ def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
     return trie
 
 
-def without_chunks(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ...]:
+def without_chunks(ids: Sequence[int], opens: int, closes: int) -> list[int]:
     """Ids without those from each `<async>` to its `</async>`."""
     kept: list[int] = []
     inside = False
@@ -115,4 +116,4 @@ def without_chunks(ids: Sequence[int], opens: int, closes: int) -> tuple[int, ..
         if not inside:
             kept.append(token)
         inside = inside and token != closes
-    return tuple(kept)
+    return kept

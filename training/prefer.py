@@ -1,45 +1,51 @@
 """Stage 2, preference optimisation: `python -m pasta_async.training.prefer`, also behind `torchrun`.
 
 The model that drew the samples learns to write the best of n at once: faster and better answers, as the
-weight of quality against speed says.
+weight of quality against speed says. The objective is BoNBoN (arXiv 2406.00832): best-of-n, learned from the
+best and the worst of n samples; docs/preferences.md derives its target.
 """
 
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
+import hashlib
+import math
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import Field
 
 from pasta_async.backends.local.checkpoint import read_config
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
-from pasta_async.training.preference.bonbon import BonBon
-from pasta_async.training.preference.pairs import Malformed, Pair, choose_pairs
-from pasta_async.training.preference.samples import read_samples, read_scores
+from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
 from pasta_async.training.trainer.model import REFUSAL
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
+from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.training.packing import Trie
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.preference import SampledPrompt
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["PreferSettings", "main", "prefer"]
+__all__ = ["BonBon", "PreferSettings", "best_of_n_target", "main", "prefer"]
 
 _LOOKED_AT = 20
-"""Prompts that are compared with what the samples' ids say."""
+"""Prompts that are compared with what the ids of their samples say."""
 
 
 class PreferSettings(TrainerSettings):
     """Settings of stage 2. Every field is an option of the command line."""
 
+    model: Path = Field(description="checkpoint folder of the model that drew the samples")
     samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
     scores: Path = Field(description="file of their scores (training.score)")
     quality_weight: float = Field(
@@ -61,12 +67,84 @@ class PreferSettings(TrainerSettings):
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.prefer"
-    run_command(
-        PreferSettings, prefer, program=program, description=__doc__, arguments=arguments, resumes=True
-    )
+def best_of_n_target(n: int) -> float:
+    """How far best and worst of n samples are apart in log-ratio for best-of-n, in the mean.
+
+    (n - 1) * (1 + 1/2 + ... + 1/(n - 1)), in nats: 1 / (2 beta*) in the paper's terms.
+
+    Raises:
+        ValueError: n is less than 2.
+    """
+    if n < 2:
+        raise ValueError(f"there is no best and worst of {n} samples")
+    return (n - 1) * math.fsum(1 / k for k in range(1, n))
+
+
+class BonBon(Task):
+    """An example is a pair, and an update minimises the mean over its pairs.
+
+    The loss is alpha * NLL(best) + (1 - alpha) * (ratio(best) - ratio(worst) - target)², where NLL and ratio,
+    log pi - log pi_ref, are sums over the sampled tokens of all threads.
+
+    Args:
+        pairs: Of answers that the model at the start has drawn.
+        alpha: Share of the first term.
+        beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
+        kept: For each pair an answer that is to stay as likely as it was, or None at all: the loss gets
+            the square of its ratio, whatever alpha is.
+    """
+
+    compared: bool = True
+    reported: tuple[str, ...] = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
+    """Log-ratio of the best less that of the worst, how often it is positive, each of them, and the negative
+    log-likelihood of a token of the best; with kept answers their ratio."""
+
+    def __init__(
+        self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] | None = None
+    ) -> None:
+        self._pairs, self._alpha, self._beta, self._kept = pairs, alpha, beta, kept
+        digest = hashlib.sha256()
+        for pair in pairs:
+            tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
+            digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
+        self.fingerprint: str = digest.hexdigest()[:16]
+        if kept is not None:
+            self.fingerprint += "+kept"
+            self.reported = (*self.reported, "kept_ratio")
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def example(self, index: int) -> Example:
+        """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities."""
+        pair = self._pairs[index]
+        kept = () if self._kept is None else (self._kept[index],)
+        trees = (pair.best.trie, pair.worst.trie, *kept)
+        target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
+        return Example(trees, (target, *self.reference.get(index, (math.nan,) * len(trees))))
+
+    def weight(self, example: Example) -> float:
+        """One: the loss is a mean over pairs."""
+        return 1.0
+
+    def loss(
+        self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss, summed over pairs, and the sums of what is reported.
+
+        Args:
+            logprobs: For each pair the log-probabilities of its trees' targets, summed: [2 or 3], float32.
+            examples: The pairs.
+        """
+        ours = torch.stack(list(logprobs))
+        constants = ours.new_tensor([example.constants for example in examples])
+        targets = ours.new_tensor([len(example.trees[0].targets) for example in examples])
+        ratios = ours - constants[:, 1:]
+        margins, kept = ratios[:, 0] - ratios[:, 1], ratios[:, 2:].sum(1)
+        squares = (margins - constants[:, 0]).square()
+        loss = (-self._alpha * ours[:, 0] + (1 - self._alpha) * squares + kept.square()).sum()
+        values = (margins, margins > 0, ratios[:, 0], ratios[:, 1], -ours[:, 0] / targets, kept)
+        return loss, {name: each.sum() for name, each in zip(self.reported, values, strict=False)}
 
 
 def prefer(settings: PreferSettings) -> bool:
@@ -75,25 +153,17 @@ def prefer(settings: PreferSettings) -> bool:
     Raises:
         InvalidRequestError: Also if samples and scores do not fit each other or the model, or form no pair.
     """
-    prompts = read_samples(settings.samples)
-    chosen = choose_pairs(
-        prompts,
-        read_scores(settings.scores),
-        settings.quality_weight,
-        settings.seed,
-        settings.malformed,
-    )
+    prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
+    pairs, counts = choose_pairs(prompts, scores, settings.quality_weight, settings.seed, settings.malformed)
     if is_first():
-        print(chosen)
-    rows = read_config(settings.model, REFUSAL).vocab_size
+        print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
     def make_task(codec: ModelCodec) -> BonBon:
-        _check_ids(chosen.pairs, rows)
-        _check_prompts(prompts, codec)
-        kept = _plain_answers(chosen.pairs, prompts, codec) if settings.keep_plain else None
-        return BonBon(chosen.pairs, settings.alpha, settings.beta, kept)
+        _check_samples(pairs, prompts, codec, read_config(settings.model, REFUSAL).vocab_size)
+        kept = _plain_answers(pairs, prompts, codec) if settings.keep_plain else None
+        return BonBon(pairs, settings.alpha, settings.beta, kept)
 
-    return train(settings, make_task)
+    return train(settings, settings.model, make_task)
 
 
 def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec) -> list[Trie]:
@@ -105,33 +175,23 @@ def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], code
     ]
 
 
-def _check_ids(pairs: Sequence[Pair], rows: int) -> None:
-    for pair in pairs:
-        for sample in (pair.best, pair.worst):
-            if not 0 <= min(sample.ids) <= max(sample.ids) < rows:
-                raise InvalidRequestError(
-                    f"sample {sample.number} of {pair.id!r} has ids that the model lacks (it has {rows}): "
-                    "another model has drawn it; train the one that did"
-                )
-
-
-def _check_prompts(prompts: Sequence[SampledPrompt], codec: ModelCodec) -> None:
-    """Refuse samples whose contexts say none of their prompts: they are another tokenizer's."""
-    seen = 0
-    for prompt in prompts:
-        exact = next((sample for sample in prompt.samples if sample.exact and sample.targets), None)
-        if exact is None:
-            continue
-        if str(prompt.messages[-1]["content"]).strip() in codec.detokenize(exact.ids[: exact.targets[0]]):
-            return
-        seen += 1
-        if seen == _LOOKED_AT:
-            break
-    raise InvalidRequestError(
-        f"none of {seen} samples holds its prompt in the model's tokens: "
-        "another model has drawn them; train the one that did"
+def _check_samples(
+    pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec, rows: int
+) -> None:
+    """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
+    largest = max(max(sample.ids) for pair in pairs for sample in (pair.best, pair.worst))
+    asked = {prompt.id: str(prompt.messages[-1]["content"]).strip() for prompt in prompts}
+    known = (
+        asked[pair.id] in codec.detokenize(pair.best.ids[: pair.best.targets[0]])
+        for pair in pairs[:_LOOKED_AT]
     )
+    if largest >= rows or not any(known):
+        raise InvalidRequestError(
+            "the samples are not in this model's tokens: another model has drawn them: train that one"
+        )
 
+
+main: Command = command(PreferSettings, prefer, "pasta_async.training.prefer", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

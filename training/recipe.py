@@ -14,9 +14,9 @@ from pasta_async.training.corpus.records import StrictModel, explain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BASELINE", "PACKAGED", "Flags", "Recipe", "Serving", "Stage2", "find_recipe", "read_recipe"]
+__all__ = ["BASELINE", "PACKAGED", "Flags", "Recipe", "Serving", "find_recipe", "read_recipe"]
 
-Flags = dict[str, bool | int | float | str | list[int | float | str] | dict[str, Any]]
+Flags = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 
 Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details"]
@@ -31,13 +31,6 @@ BASELINE = "baseline"
 
 PACKAGED: Path = Path(__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
-
-
-class Base(StrictModel):
-    """What stage 1 starts from: a model folder, or options of `training.pretrain`, which makes one."""
-
-    model: str = ""
-    pretrain: Flags | None = None
 
 
 class Data(StrictModel):
@@ -95,12 +88,6 @@ class Serving(StrictModel):
     """Seconds that a server may take to load."""
 
 
-class Evaluation(StrictModel):
-    """How every model is measured: options of `evals.frontier`."""
-
-    flags: Flags = Field(default={})
-
-
 class Recipe(StrictModel):
     """A whole path from a base model to measured models."""
 
@@ -110,32 +97,30 @@ class Recipe(StrictModel):
     backend: Literal["local:", "sglang:"] = "local:"
     """Decodes the samples and the answers that are measured, unless servers do."""
     serving: Serving | None = None
-    base: Base
+    base: Annotated[str, Field(min_length=1)] | Flags
+    """A checkpoint folder, or options of `training.pretrain`, which makes one."""
     data: Data
     stage1: Stage1
     stage2: Stage2 | None = None
-    evaluation: Evaluation = Evaluation()
+    evaluation: Flags = Field(default={})
+    """How every model is measured: options of `evals.frontier`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if bool(self.base.model) == (self.base.pretrain is not None):
-            raise ValueError("base: name a model, or give a table `pretrain`, and not both")
-        if (self.data.synthetic is None) == (self.data.source is None):
+        data, variants = self.data, self.stage1.variants
+        if (data.synthetic is None) == (data.source is None):
             raise ValueError("data: give a table `synthetic` or a table `source`, and not both")
-        variants = self.stage1.variants
         for name, variant in variants.items():
             needed = _NEEDED.get(variant.annotator)
-            if needed and getattr(self.data, needed) is None:
-                raise ValueError(
-                    f"stage1.variants.{name}: annotator {variant.annotator!r} needs a table data.{needed}"
-                )
+            if needed and getattr(data, needed) is None:
+                reason = f"annotator {variant.annotator!r} needs a table data.{needed}"
+                raise ValueError(f"stage1.variants.{name}: {reason}")
         if BASELINE in variants:
             raise ValueError(f"stage1.variants: `{BASELINE}` is made in any case; it is no variant")
-        if self.serving is not None and self.evaluation.flags.get("timed") != 0:
-            raise ValueError("evaluation.flags.timed: a model that is served is not timed here; set it to 0")
+        if self.serving is not None and self.evaluation.get("timed") != 0:
+            raise ValueError("evaluation.timed: a model that is served is not timed here; set it to 0")
         if self.stage2 is not None and self.stage2.start not in variants:
-            known = ", ".join(variants)
-            raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1 ({known})")
+            raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1")
         return self
 
 
@@ -145,8 +130,7 @@ def find_recipe(name: Path | str, beside: Path | None = None) -> Path:
     Raises:
         InvalidRequestError: There is no such file; the message names the packaged ones.
     """
-    path = Path(name)
-    for place in (path if beside is None else beside / path, PACKAGED / path, PACKAGED / f"{path}.toml"):
+    for place in ((beside or Path()) / name, PACKAGED / f"{name}.toml"):
         if place.is_file():
             return place
     packaged = ", ".join(sorted(one.stem for one in PACKAGED.glob("*.toml")))
@@ -156,8 +140,8 @@ def find_recipe(name: Path | str, beside: Path | None = None) -> Path:
 def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
-    `extends = "OTHER.toml"` lays it over another one: tables are joined, other values replaced. A value that
-    begins with `./` is a path from the recipe's folder, others are from the working directory.
+    `extends = "OTHER.toml"` lays it over another one: tables are joined, other values replaced. `{here}` is
+    the recipe's folder; other paths are from the working directory.
 
     Args:
         path: Of the file.
@@ -176,11 +160,11 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
         raise InvalidRequestError(f"{path}: {explain(error)}") from None
 
 
-def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, extending: tuple[Path, ...]) -> Flags:
     if path.resolve() in extending:
         raise InvalidRequestError(f"{path} extends itself")
     try:
-        table = _located(tomllib.loads(path.read_text(encoding="utf-8")), path.parent)
+        table = tomllib.loads(path.read_text(encoding="utf-8").replace("{here}", str(path.parent)))
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{path} cannot be read as a recipe: {error}") from error
     if (other := table.pop("extends", None)) is None:
@@ -188,33 +172,24 @@ def _read(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
     return _joined(_read(find_recipe(str(other), path.parent), (*extending, path.resolve())), table)
 
 
-def _located(value: Any, folder: Path) -> Any:
-    """Values that begin with `./` as paths from a folder, at any depth."""
-    if isinstance(value, dict):
-        return {key: _located(one, folder) for key, one in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_located(one, folder) for one in cast("list[Any]", value)]
-    return str(folder / value) if isinstance(value, str) and value.startswith("./") else value
-
-
 def _joined(under: Any, over: Any) -> Any:
     """One table laid over another; None takes a key out."""
     if not (isinstance(under, dict) and isinstance(over, dict)):
         return over
-    below, above = cast("dict[str, Any]", under), cast("dict[str, Any]", over)
+    below, above = cast("Flags", under), cast("Flags", over)
     joined = below | {key: _joined(below.get(key), value) for key, value in above.items()}
     return {key: value for key, value in joined.items() if value is not None}
 
 
-def _setting(text: str) -> dict[str, Any]:
+def _setting(text: str) -> Flags:
     """`key.of.it=value` as tables."""
     key, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequestError(f"--set {text}: write key=value")
     try:
-        return tomllib.loads(text)
+        table: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        table: Any = value.strip() or None
-        for part in reversed(key.strip().split(".")):
-            table = {part: table}
-        return table
+        table = value.strip() or None
+    for part in reversed(key.strip().split(".")):
+        table = {part: table}
+    return table

@@ -21,36 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from pasta_async.cli.command import run_command
-from pasta_async.errors import BackendConnectError, InvalidRequestError, TrainingError
+from pasta_async.backends.sglang.launch import running_server
+from pasta_async.cli.command import Command, command
+from pasta_async.errors import InvalidRequestError, TrainingError
 from pasta_async.training.corpus.records import StrictModel, explain
 from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
+from pasta_async.training.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
-    from pasta_async.training.recipe import Flags, Recipe, Serving, Stage2, Variant
+    from pasta_async.training.recipe import Flags, Recipe, Serving, Stage2
 
-__all__ = ["SERVED", "Plan", "RunSettings", "Step", "as_arguments", "command", "main", "run", "run_steps"]
+__all__ = ["SERVED", "Plan", "RunSettings", "Step", "as_arguments", "main", "run", "run_steps"]
 
 SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
-
-_SETTINGS: dict[str, str] = {
-    "pasta_async.training.pretrain": "pasta_async.training.pretrain:Config",
-    "pasta_async.training.synthetic": "pasta_async.training.synthetic.__main__:SyntheticSettings",
-    "pasta_async.training.corpus": "pasta_async.training.corpus.__main__:CorpusSettings",
-    "pasta_async.training.annotate": "pasta_async.training.annotate.annotator:AnnotateSettings",
-    "pasta_async.training.finetune": "pasta_async.training.finetune:FinetuneSettings",
-    "pasta_async.training.sample": "pasta_async.training.sample:SampleSettings",
-    "pasta_async.training.score": "pasta_async.training.score:ScoreSettings",
-    "pasta_async.training.prefer": "pasta_async.training.prefer:PreferSettings",
-    "pasta_async.evals.frontier": "pasta_async.evals.frontier:FrontierSettings",
-}
-"""The settings class of each command, by the module that is run; loaded by name, as the command is."""
 
 _FREE = {
     *("device", "attention", "recompute", "save_every", "track", "threads", "stop_at", "in_flight"),
@@ -60,9 +48,6 @@ _FREE = {
 
 _LONGEST_PATH = 255
 """Characters; a longer option names no file."""
-
-_SERVER_STOP = 30.0
-"""Seconds that a server has to end in."""
 
 
 class RunSettings(StrictModel):
@@ -90,12 +75,18 @@ class Step:
     processes: int = 1
     """Above 1 it is run behind torchrun."""
 
+    def command(self, addresses: Mapping[str, str] | None = None) -> list[str]:
+        """Its command line, with addresses for models that are served."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.processes)]
+        words = [(addresses or {}).get(word, word) for word in as_arguments(self.options)]
+        return [sys.executable, *(torchrun if self.processes > 1 else []), "-m", self.module, *words]
+
 
 class Plan:
     """The steps of a recipe: `steps` by name, each behind those that it needs.
 
     Raises:
-        InvalidRequestError: The recipe sets an option that the plan sets itself.
+        InvalidRequestError: An option does not fit its command, or is one that the plan sets itself.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
@@ -104,32 +95,27 @@ class Plan:
         self.steps: dict[str, Step] = {}
         self.models: list[Step] = []
         """Those that make a model which is measured; the baseline is the first."""
-        stage1, stage2 = recipe.stage1, recipe.stage2
-        self._base()
-        self.compared: str = stage2.start if stage2 else next(iter(stage1.variants))
+        variants, stage2 = recipe.stage1.variants, recipe.stage2
+        self.start: str = stage2.start if stage2 else next(iter(variants))
         """The variant whose data the baseline is trained on."""
-        first = stage1.variants[self.compared]
-        options = _baseline_options({**stage1.train, **first.train}, stage1.baseline)
-        self._finetune(BASELINE, self._annotated(self.compared, first), options)
-        for name, variant in stage1.variants.items():
-            self._finetune(name, self._annotated(name, variant), {**stage1.train, **variant.train})
+        base = recipe.base
+        if not isinstance(base, str):
+            base = self._train("base", "training.pretrain:PretrainSettings", base).result
+        self._base = Path(base)
+        for name in (BASELINE, *variants):
+            self._finetune(name)
         self._evaluate()
-        if stage2 is not None:
-            self._second_stage(stage2)
+        if stage2:
+            for number in range(1, stage2.rounds + 1):
+                self._round(stage2, number)
 
     def _add(
-        self,
-        name: str,
-        module: str,
-        options: Mapping[str, Any],
-        own: Mapping[str, Any],
-        result: str = "",
-        needs: Iterable[Step | None] = (),
-        processes: int = 1,
+        self, name: str, settings: str, options: Flags, result: str, processes: int = 1, **own: Any
     ) -> Step:
-        """A step with the recipe's options and the plan's own (`out` is the result, where it is not said).
+        """A step, or the one of that name, if there is one already. It needs those whose folders it names.
 
-        The one of that name, if there is one already.
+        `settings` is the class of its command, below `pasta_async`; `options` are the recipe's, `own` the
+        plan's; `result` is the file or folder that it makes, and where `out` is, unless the plan says it.
         """
         if name in self.steps:
             return self.steps[name]
@@ -139,101 +125,94 @@ class Plan:
             raise InvalidRequestError(
                 f"{name}: {', '.join(twice)} is set by the plan, and has to go from the recipe"
             )
-        needed = tuple(need for need in needs if need)
-        step = Step(name, f"pasta_async.{module}", {**own, **options}, place, needed, processes)
-        self.steps[name] = step
-        return step
+        given = {key: _as_text(value) for key, value in {**own, **options}.items()}
+        try:
+            cast("type[BaseModel]", pkgutil.resolve_name(f"pasta_async.{settings}")).model_validate(given)
+        except ValidationError as error:
+            raise InvalidRequestError(f"{name} ({settings}): {explain(error)}") from None
+        named = [f"{word}/" for word in as_arguments(given)]
+        needs = [one for one in self.steps.values() if any(f"{self.out / one.name}/" in w for w in named)]
+        package, module, *_ = settings.partition(":")[0].split(".")
+        module = f"pasta_async.{package}.{module}"
+        return self.steps.setdefault(name, Step(name, module, given, place, tuple(needs), processes))
 
-    def _base(self) -> tuple[Step | None, Path]:
-        """The step that makes the base model, if there is one, and the model's folder."""
-        base = self.recipe.base
-        if base.pretrain is None:
-            return None, Path(base.model)
-        step = self._add("base", "training.pretrain", base.pretrain, {})
-        return step, step.result
+    def _train(self, name: str, settings: str, options: Flags, **own: Any) -> Step:
+        return self._add(name, settings, options, "model", self.recipe.processes, out=self.out / name, **own)
 
-    def _annotated(self, name: str, variant: Variant) -> Step:
+    def _finetune(self, name: str) -> None:
+        stage1 = self.recipe.stage1
+        variant = self.start if name == BASELINE else name
+        options = {**stage1.train, **stage1.variants[variant].train}
+        if name == BASELINE:  # plain answers, and as many updates as the others have
+            if options.get("form") == "both":  # two examples of each answer in an epoch, the baseline has one
+                epochs = TrainerSettings.model_fields["epochs"].default
+                options["epochs"] = 2 * options.get("epochs", epochs)
+            options |= {"form": "plain", **stage1.baseline}
+        own, settings = {"data": [self._annotated(variant)]}, "training.finetune:FinetuneSettings"
+        self.models.append(self._train(f"stage1/{name}", settings, options, model=self._base, **own))
+
+    def _annotated(self, name: str) -> Path:
+        variant = self.recipe.stage1.variants[name]
         annotator = variant.annotator
         if annotator in ("noisy", "maker"):
             return self._synthetic(f"data/{annotator}", annotator)
-        plain = self._plain()
         if annotator == "given":
-            return plain
-        base, model = self._base()
+            return self._plain()
         options: Flags = {"heuristic": True, "cut": annotator}
         if annotator == "endpoint":
             options = self.recipe.data.annotator or {}
+        options, settings = {**options, **variant.annotate}, "training.annotate.annotator:AnnotateSettings"
         step = f"data/{name if variant.annotate else annotator}"
-        own = {"data": plain.result, "tokenizer": model, "out": self.out / step}
-        options = {**options, **variant.annotate}
-        return self._add(step, "training.annotate", options, own, "annotated.jsonl", [plain, base])
+        own: dict[str, Any] = {"out": self.out / step, "data": self._plain(), "tokenizer": self._base}
+        return self._add(step, settings, options, "annotated.jsonl", **own).result
 
-    def _plain(self) -> Step:
+    def _plain(self) -> Path:
         """The answers as they come."""
-        source = self.recipe.data.source
+        source, settings = self.recipe.data.source, "training.corpus.__main__:CorpusSettings"
         if source is None:
             return self._synthetic("data/plain", "nobody")
-        return self._add("data/plain", "training.corpus", source, {}, "records.jsonl")
+        return self._add("data/plain", settings, source, "records.jsonl").result
 
-    def _synthetic(self, name: str, annotator: str, **drawn: Any) -> Step:
+    def _synthetic(self, name: str, annotator: str, **drawn: Any) -> Path:
         """Examples of the synthetic task; `drawn` replaces what the recipe says of them."""
         options = {**(self.recipe.data.synthetic or {}), **drawn}
-        return self._add(name, "training.synthetic", options, {"annotator": annotator}, "records.jsonl")
+        settings = "training.synthetic.__main__:SyntheticSettings"
+        return self._add(name, settings, options, "records.jsonl", annotator=annotator).result
 
-    def _train(
-        self, name: str, module: str, options: Flags, own: Mapping[str, Any], needs: Iterable[Step | None]
-    ) -> Step:
-        own = {**own, "out": self.out / name}
-        step = self._add(name, module, options, own, "model", needs, self.recipe.processes)
-        self.models.append(step)
-        return step
+    def _round(self, stage: Stage2, number: int) -> None:
+        for weight in [f"{weight:g}" for weight in stage.quality_weights]:
+            name = f"round{number}/lambda{weight}"
+            before = f"stage1/{stage.start}" if number == 1 else f"round{number - 1}/lambda{weight}"
+            # The first round's samples are of the same model for all weights: they are drawn once.
+            where = "round1" if number == 1 else name
+            own: dict[str, Any] = {"samples": self._samples(stage, number, before, where)}
+            settings = "training.score:ScoreSettings"
+            scores = self._add(f"scores/{where}", settings, stage.score, "scores.jsonl", **own)
+            own |= {"scores": scores.result, "model": self.steps[before].result, "quality_weight": weight}
+            self.models.append(self._train(name, "training.prefer:PreferSettings", stage.train, **own))
+        self._evaluate()
 
-    def _finetune(self, name: str, data: Step, options: Flags) -> None:
-        base, model = self._base()
-        own = {"model": model, "data": data.result}
-        self._train(f"stage1/{name}", "training.finetune", options, own, [base, data])
-
-    def _second_stage(self, stage: Stage2) -> None:
-        latest = dict.fromkeys(stage.quality_weights, self.steps[f"stage1/{stage.start}"])
-        for number in range(1, stage.rounds + 1):
-            for weight, model in latest.items():
-                name = f"round{number}/lambda{weight:g}"
-                # The first round's samples are of the same model for all weights: they are drawn once.
-                drawn, scored = self._samples(stage, model, number, name if number > 1 else "round1")
-                own: dict[str, Any] = {"model": model.result, "samples": drawn.result}
-                own |= {"scores": scored.result, "quality_weight": f"{weight:g}"}
-                needs = [model, drawn, scored]
-                latest[weight] = self._train(name, "training.prefer", stage.train, own, needs)
-            self._evaluate()
-
-    def _samples(self, stage: Stage2, model: Step, number: int, where: str) -> tuple[Step, Step]:
-        """Samples and their scores. Every round has prompts of its own: new ones, or another part."""
-        baseline = self.models[0]
-        own: dict[str, Any] = {"backend": self._backend(model), "baseline": self._backend(baseline)}
-        if self.recipe.data.synthetic is not None:
-            seed = int(str(self.recipe.data.synthetic.get("seed", 0))) + number
-            prompts = self._synthetic(f"prompts/round{number}", "nobody", count=stage.prompts, seed=seed)
+    def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
+        """Samples of a model. Every round has prompts of its own: new ones, or another part."""
+        synthetic, own = self.recipe.data.synthetic, dict[str, Any]()
+        if synthetic is None:
+            own |= {"prompts": [self._plain()], "skip": (number - 1) * stage.prompts, "limit": stage.prompts}
         else:
-            prompts = self._plain()
-            own |= {"skip": (number - 1) * stage.prompts, "limit": stage.prompts}
-        own["prompts"] = prompts.result
-        name, needs = f"samples/{where}", [model, baseline, prompts]
-        drawn = self._add(name, "training.sample", stage.sample, own, "samples.jsonl", needs)
-        own = {"samples": drawn.result}
-        return drawn, self._add(
-            f"scores/{where}", "training.score", stage.score, own, "scores.jsonl", [drawn]
-        )
+            fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
+            own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
+        own |= {"backend": self._backend(self.steps[model]), "baseline": self._backend(self.models[0])}
+        settings = "training.sample:SampleSettings"
+        return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
-        baseline: Step | None = None
-        options = self.recipe.evaluation.flags
+        options, settings = self.recipe.evaluation, "evals.frontier:FrontierSettings"
+        own: dict[str, Any] = {"sequential": True}
         for model in self.models:
             name = f"evaluation/{model.name}"
-            own: dict[str, Any] = {"backend": self._backend(model), "out": self.out / name}
-            own |= {"baseline": baseline.result.parent} if baseline else {"sequential": True}
-            step = self._add(name, "evals.frontier", options, own, "result.json", [model, baseline])
-            baseline = baseline or step
+            own |= {"out": self.out / name, "backend": self._backend(model)}
+            self._add(name, settings, options, "result.json", **own)
+            own = {"baseline": self.out / "evaluation" / self.models[0].name}
 
     def _backend(self, model: Step) -> str:
         return f"{SERVED if self.recipe.serving else self.recipe.backend}{model.result}"
@@ -248,61 +227,26 @@ class Plan:
             if name not in self.steps:
                 raise InvalidRequestError(f"there is no step {name!r}; there are: {', '.join(self.steps)}")
         wanted = set(names or self.steps)
-        for step in reversed([*self.steps.values()]):
+        for step in reversed(self.steps.values()):
             if step.name in wanted:
                 wanted.update(need.name for need in step.needs)
         return [step for step in self.steps.values() if step.name in wanted]
 
     def described(self) -> dict[str, Any]:
-        """What a report has to know of the run, as JSON: its models, and the steps with what they need."""
-        annotators = {f"stage1/{name}": one.annotator for name, one in self.recipe.stage1.variants.items()}
+        """What a report has to know of the run, as JSON."""
         return {
             "title": self.recipe.title or self.out.name,
-            "baseline": self.models[0].name,
-            "start": f"stage1/{self.compared}",
-            "models": [{"name": one.name, "annotator": annotators.get(one.name)} for one in self.models[1:]],
+            "start": f"stage1/{self.start}",
+            "models": [{"name": one.name} for one in self.models[1:]],
             "steps": {step.name: [need.name for need in step.needs] for step in self.steps.values()},
         }
 
 
-def _baseline_options(train: Flags, baseline: Flags) -> Flags:
-    """The baseline's options: plain answers, and as many updates as the others have.
-
-    A model of both forms has two examples of each answer in an epoch, the baseline has one.
-    """
-    from pasta_async.training.trainer.settings import TrainerSettings
-
-    epochs = train.get("epochs", TrainerSettings.model_fields["epochs"].default)
-    longer: Flags = {}
-    if train.get("form") == "both" and isinstance(epochs, int | float):
-        longer = {"epochs": 2 * epochs}
-    return {**train, **longer, "form": "plain", **baseline}
-
-
-def check_options(steps: Iterable[Step]) -> None:
-    """Check every step's options as its command will.
-
-    Raises:
-        InvalidRequestError: One does not fit; with the step, the option and the reason.
-    """
-    for step in steps:
-        settings: type[BaseModel] = pkgutil.resolve_name(_SETTINGS[step.module])
-        try:
-            settings.model_validate(
-                {key: _as_read(settings, key, value) for key, value in step.options.items()}
-            )
-        except ValidationError as error:
-            raise InvalidRequestError(f"{step.name} ({step.module}): {explain(error)}") from None
-
-
-def _as_read(settings: type[BaseModel], key: str, value: Any) -> Any:
-    """A value as a command line gives it: one of several makes a list, tables are JSON, paths are text."""
-    option = settings.model_fields.get(key)
-    several = option is not None and getattr(option.annotation, "__origin__", None) is tuple
-    if isinstance(value, dict):
-        return json.dumps(value)
-    value = str(value) if isinstance(value, Path) else value
-    return [value] if several and not isinstance(value, list) else cast("Any", value)
+def _as_text(value: Any) -> Any:
+    """Tables as JSON, and paths as text: as a command line gives them."""
+    if isinstance(value, list):
+        return [_as_text(one) for one in cast("list[Any]", value)]
+    return json.dumps(value) if isinstance(value, dict) else str(value) if isinstance(value, Path) else value
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
@@ -312,17 +256,10 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        for one in cast("list[Any]", value) if isinstance(value, list) else [value]:
-            words += [f"--{flag}", json.dumps(one) if isinstance(one, dict) else str(one)]
+        else:
+            several = cast("list[Any]", value) if isinstance(value, list) else [value]
+            words += [word for one in several for word in (f"--{flag}", str(one))]
     return words
-
-
-def command(step: Step, addresses: Mapping[str, str] | None = None) -> list[str]:
-    """The command line of a step, with addresses for models that are served."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(step.processes)]
-    arguments = [(addresses or {}).get(word, word) for word in as_arguments(step.options)]
-    return [sys.executable, *(torchrun if step.processes > 1 else []), "-m", step.module, *arguments]
 
 
 def run(settings: RunSettings) -> None:
@@ -336,10 +273,9 @@ def run(settings: RunSettings) -> None:
     out = settings.out or Path("runs") / path.stem
     plan = Plan(recipe, out)
     steps = plan.needed(settings.only)
-    check_options(steps)
     if settings.dry_run:
         for step in steps:
-            print(f"# {step.name}\n{shlex.join(command(step))}")
+            print(f"# {step.name}\n{shlex.join(step.command())}")
         return
     out.mkdir(parents=True, exist_ok=True)
     (out / "run.json").write_text(json.dumps(plan.described(), indent=1) + "\n", encoding="utf-8")
@@ -358,68 +294,66 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
         KeyboardInterrupt: Ctrl-C or SIGTERM; the step at work was told to leave, and has.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    finished: dict[str, float] = {}
     try:
         for number, step in enumerate(steps, start=1):
-            record = _record(step, out)
+            record = out / "steps" / f"{step.name}.json"
             record.parent.mkdir(parents=True, exist_ok=True)
             with record.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                state = _state(step, out)
-                if not state["finished"]:
-                    print(f"[{number}/{len(steps)}] {step.name}", flush=True)
-                    _run_step(step, out, state, lock.fileno(), serving)
+                state: dict[str, Any] = {
+                    "of": _made_of(step, out, finished),
+                    "finished": None,
+                    "seconds": 0.0,
+                }
+                known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else state
+                if known["of"] != state["of"]:
+                    shutil.rmtree(out / step.name, ignore_errors=True)
+                elif (state := known)["finished"]:
+                    finished[step.name] = state["finished"]
+                    continue
+                print(f"[{number}/{len(steps)}] {step.name}", flush=True)
+                finished[step.name] = _run_step(step, out, record, state, lock.fileno(), serving)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_step(step: Step, out: Path, state: dict[str, Any], lock: int, serving: Serving | None) -> None:
+def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, Any]:
+    """What a step's result depends on: options, the times of files that they name, of the steps before."""
+    words = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
+    files = [Path(word) for word in words if len(word) < _LONGEST_PATH]
+    times = {str(one): one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)}
+    options = [word.replace(f"{out}/", "OUT/") for word in words]
+    return {"options": options, "files": times, "steps": {one.name: finished[one.name] for one in step.needs}}
+
+
+def _run_step(
+    step: Step, out: Path, record: Path, state: dict[str, Any], lock: int, serving: Serving | None
+) -> float:
+    """Run its command, servers beside it; returns when it has finished."""
     (out / step.name).mkdir(parents=True, exist_ok=True)
-    _write(_record(step, out), state)
+    _write(record, state)
     start = time.monotonic()
     try:
         with ExitStack() as stack:
-            addresses = serve(step, serving, stack) if serving else {}
+            models = dict.fromkeys(word for word in as_arguments(step.options) if word.startswith(SERVED))
+            addresses: dict[str, str] = {}
+            if serving:
+                servers = (_server(model, number, serving) for number, model in enumerate(models))
+                addresses = dict(zip(models, map(stack.enter_context, servers), strict=True))
             # The process has the lock as well: if this one is killed, nobody starts the step beside it.
             process = stack.enter_context(
-                subprocess.Popen(command(step, addresses), stdin=subprocess.DEVNULL, pass_fds=[lock])
+                subprocess.Popen(step.command(addresses), stdin=subprocess.DEVNULL, pass_fds=[lock])
             )
             stack.callback(process.terminate)
             status = process.wait()
         if status or not step.result.exists():
             raise TrainingError(f"{step.name} ended with status {status}" + " and no result" * (not status))
         state["finished"] = time.time()
+        return state["finished"]
     finally:
         state["seconds"] = round(state["seconds"] + time.monotonic() - start, 1)
-        _write(_record(step, out), state)
-
-
-def _state(step: Step, out: Path) -> dict[str, Any]:
-    """How far a step is; what was begun with other options, or before an input changed, is removed."""
-    lasting = {key: value for key, value in step.options.items() if key not in _FREE}
-    options = [word.replace(f"{out}/", "OUT/") for word in as_arguments(lasting)]
-    new = {"options": options, "started": time.time(), "finished": None, "seconds": 0.0}
-    if not _record(step, out).exists():
-        return new
-    state = _read(step, out)
-    if state["options"] == options and _changed(step, out) <= state["started"]:
-        return state
-    shutil.rmtree(out / step.name, ignore_errors=True)
-    return new
-
-
-def _changed(step: Step, out: Path) -> float:
-    """When an input changed last: a step that is needed, or a file that an option names."""
-    files = [Path(word) for word in as_arguments(step.options) if len(word) < _LONGEST_PATH]
-    times = [one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)]
-    return max([0.0, *times, *(_read(need, out)["finished"] for need in step.needs)])
-
-
-def _record(step: Step, out: Path) -> Path:
-    return out / "steps" / f"{step.name}.json"
-
-
-def _read(step: Step, out: Path) -> dict[str, Any]:
-    return json.loads(_record(step, out).read_text(encoding="utf-8"))
+        _write(record, state)
 
 
 def _write(record: Path, state: Mapping[str, Any]) -> None:
@@ -428,59 +362,20 @@ def _write(record: Path, state: Mapping[str, Any]) -> None:
     draft.replace(record)
 
 
-def serve(step: Step, serving: Serving, stack: ExitStack) -> dict[str, str]:
-    """Start a server for each model of a step that is to be served; their addresses, when all are healthy."""
-    models = dict.fromkeys(word for word in as_arguments(step.options) if word.startswith(SERVED))
-    return {word: stack.enter_context(_server(word, number, serving)) for number, word in enumerate(models)}
-
-
 @contextmanager
-def _server(word: str, number: int, serving: Serving) -> Generator[str]:
-    url = f"http://127.0.0.1:{serving.port + number}"
-    places = {"model": word.removeprefix(SERVED), "port": serving.port + number, "gpu": number * serving.gpus}
+def _server(model: str, number: int, serving: Serving) -> Generator[str]:
+    """The address of a server of a model; the number says which port and GPUs it has."""
+    port = serving.port + number
+    places = {"model": model.removeprefix(SERVED), "port": port, "gpu": number * serving.gpus}
     words = [part.format(**places) for part in shlex.split(serving.command)]
-    deadline = time.monotonic() + serving.start_timeout
-    if _healthy(url):
-        raise BackendConnectError(f"{url} is taken already: end that server, or set serving.port")
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-    try:
-        while not _healthy(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                end = f"is not ready after {serving.start_timeout:g} s"
-                if process.returncode is not None:
-                    end = f"ended with status {process.returncode}"
-                raise BackendConnectError(f"{shlex.join(words)} {end}")
-            time.sleep(1)
+    url = f"http://127.0.0.1:{port}"
+    with running_server(words, f"{url}/health", timeout=serving.start_timeout):
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(_SERVER_STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=10).is_success
-    except httpx.HTTPError:
-        return False
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
-    program, positional = "pasta_async.training.run", ("recipe",)
-    run_command(
-        RunSettings,
-        run,
-        program=program,
-        description=__doc__,
-        positional=positional,
-        arguments=arguments,
-        resumes=True,
-    )
-
+main: Command = command(
+    RunSettings, run, "pasta_async.training.run", __doc__, positional=("recipe",), resumes=True
+)
 
 if __name__ == "__main__":
     main()

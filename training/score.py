@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import pkgutil
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 from pasta_async.training.corpus.records import Record, write_records
@@ -35,7 +34,7 @@ from pasta_async.training.endpoint import (
     collect,
     probability,
 )
-from pasta_async.training.preference.samples import Score, read_samples, value
+from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from pasta_async.protocol import Message
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.preference import SampledPrompt
 
 __all__ = [
     "WEIGHTS",
@@ -94,18 +93,6 @@ class ScoreSettings(JudgeSettings):
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    run_command(
-        ScoreSettings,
-        lambda settings: print(json.dumps(asyncio.run(score(settings)), indent=1)),
-        program="pasta_async.training.score",
-        description=__doc__,
-        arguments=argv,
-        resumes=True,
-    )
-
-
 async def score(settings: ScoreSettings) -> dict[str, Any]:
     """Score, write the file, and return figures of the run. Cancelling it loses only the requests under way.
 
@@ -136,7 +123,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
     write_records(settings.out, scores)
-    summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
+    summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
     if isinstance(judge, PairwiseJudge):
         asked = judge.comparer
         summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
@@ -277,6 +264,8 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
 
+
+main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Sequence
 
 __all__ = ["DType", "Embedding", "Linear", "choose_dtype", "linear", "pad_rows", "storage_dtype"]
 
@@ -21,6 +21,7 @@ DType = Literal["float32", "bfloat16", "float16", "int8"]
 _LOG = logging.getLogger(__name__)
 _LARGE = 50_000_000  # weights; smaller models are computed exactly, for they are fast anyway
 _FEW_ROWS = 8  # the row count that the packed layout is chosen for
+_BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
 
 class Linear(Protocol):
@@ -63,11 +64,24 @@ def storage_dtype(name: DType) -> torch.dtype:
     return torch.float32 if name == "int8" else getattr(torch, name)
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None, dtype: DType) -> Linear:
-    """The product with a matrix `[out, in]` and a bias `[out]`, of any floating type, in a number format."""
+def linear(
+    matrices: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    dtype: DType,
+    scale: torch.Tensor | None = None,
+) -> Linear:
+    """The product with matrices that have the same input, in a number format.
+
+    Args:
+        matrices: `[out, in]` each, of any floating type; the results stand side by side.
+        biases: `[out]` each; none, or one for each matrix.
+        dtype: The number format.
+        scale: `[in]`, multiplied into the columns.
+    """
+    bias = torch.cat(tuple(biases)) if biases else None
     if dtype == "int8":
-        return _Int8Linear(weight, bias)
-    weight = weight.to(storage_dtype(dtype))
+        return _Int8Linear(matrices, bias, scale)
+    weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)
     return _Plain(weight, bias) if packed is None else _PackedLinear(weight, bias, packed)
@@ -87,8 +101,7 @@ class Embedding:
     def __init__(self, table: torch.Tensor, dtype: DType) -> None:
         self._scale: torch.Tensor | None = None
         if dtype == "int8":
-            self._scale = _row_scales(table)
-            self._table = (table.float() / self._scale).round_().to(torch.int8)
+            self._table, self._scale = _quantised([table], None)
         else:
             self._table = table.to(storage_dtype(dtype))
 
@@ -133,10 +146,11 @@ class _Int8Linear:
     of what shares the batch.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        scales, untyped = _row_scales(weight), cast("Any", torch)
-        zeros = torch.zeros(len(scales), dtype=torch.int64)
-        rounded = (weight.float() / scales).round_().to(torch.int8)
+    def __init__(
+        self, matrices: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: torch.Tensor | None
+    ) -> None:
+        rounded, scales = _quantised(matrices, scale)
+        zeros, untyped = torch.zeros(len(scales), dtype=torch.int64), cast("Any", torch)
         with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
             warnings.simplefilter("ignore", UserWarning)
             quantised = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
@@ -156,9 +170,41 @@ class _Int8Linear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-def _row_scales(weight: torch.Tensor) -> torch.Tensor:
-    """What a step of each row's 8-bit values is worth, float32 `[out, 1]`."""
-    return weight.float().abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
+def _blocks(
+    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
+) -> Generator[tuple[slice, torch.Tensor]]:
+    """The matrices below each other, a few rows at a time in float32, and which rows they are."""
+    start = 0
+    for matrix in matrices:
+        count = max(_BLOCK // matrix.shape[1], 1)
+        for first in range(0, len(matrix), count):
+            rows = matrix[first : first + count].float()
+            yield slice(start, start + len(rows)), rows if scale is None else rows * scale
+            start += len(rows)
+
+
+def _converted(
+    matrices: Sequence[torch.Tensor], dtype: torch.dtype, scale: torch.Tensor | None
+) -> torch.Tensor:
+    """The matrices as one, `[sum of out, in]`."""
+    if scale is None and len(matrices) == 1:
+        return matrices[0].to(dtype)
+    result = matrices[0].new_empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=dtype)
+    for rows, exact in _blocks(matrices, scale):
+        result[rows] = exact
+    return result
+
+
+def _quantised(
+    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrices as one, int8 `[sum of out, in]`, and what each row's step is worth, `[sum of out, 1]`."""
+    rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
+    steps = torch.empty(len(rounded), 1)
+    for rows, exact in _blocks(matrices, scale):
+        steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
+        rounded[rows] = (exact / steps[rows]).round_()
+    return rounded, steps
 
 
 def _pack(quantised: torch.Tensor) -> Any:

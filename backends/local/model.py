@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 
 from pasta_async.backends.local.cache import RUN
-from pasta_async.backends.local.linear import Embedding, Linear, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.linear import DType
 
-    Weights = MutableMapping[str, torch.Tensor]
+    Read = Callable[[str], torch.Tensor]
     KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 __all__ = ["CausalLM"]
@@ -40,19 +40,19 @@ class CausalLM:
 
     Args:
         config: Its shape.
-        weights: Tensors of any floating type by their Hugging Face names; emptied, so that no weight is kept
-            twice.
+        read: Gives a tensor, of any floating type, for its Hugging Face name; asked for one after another, so
+            that the model is not in memory twice.
         positions: Rotary tables are made for this many.
         dtype: The number format to compute in.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, positions: int, dtype: DType) -> None:
+    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType) -> None:
         self.config = config
         self._dtype: DType = dtype
-        self._layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
-        table = weights.pop("model.embed_tokens.weight")
-        head = table if config.tied else weights.pop("lm_head.weight")
-        self._head = _normed_linear(weights.pop("model.norm.weight"), head, None, dtype)
+        self._layers = [_Layer(config, read, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+        table = read("model.embed_tokens.weight")
+        head = table if config.tied else read("lm_head.weight")
+        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")))
         self._embedding = Embedding(table, dtype)
         self._rotation = _rotations(config, positions, table.device)
         self._epsilon = _epsilon(config, table.device)
@@ -80,23 +80,22 @@ class CausalLM:
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, prefix: str, dtype: DType) -> None:
+    def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: DType) -> None:
         c = self.config = config
-        norm1 = weights.pop(prefix + "input_layernorm.weight")
-        norm2 = weights.pop(prefix + "post_attention_layernorm.weight")
-        qkv, bias = _stacked(weights, prefix + "self_attn.", ("q_proj", "k_proj", "v_proj"))
-        order = _rotary_order(c.head_dim).to(qkv.device)
-        rows = torch.arange(len(qkv), device=qkv.device).view(-1, c.head_dim)
-        rows[: c.heads + c.kv_heads] = rows[: c.heads + c.kv_heads, order]
-        rows = rows.flatten()
-        self._qkv = _normed_linear(norm1, qkv[rows], None if bias is None else bias[rows], dtype)
-        self._out = linear(*_stacked(weights, prefix + "self_attn.", ("o_proj",)), dtype)
-        gate_up, bias = _stacked(weights, prefix + "mlp.", ("gate_proj", "up_proj"))
-        self._gate_up = _normed_linear(norm2, gate_up, bias, dtype)
-        self._down = linear(*_stacked(weights, prefix + "mlp.", ("down_proj",)), dtype)
+        norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
+        norm2 = _norm_scale(read(prefix + "post_attention_layernorm.weight"))
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = [read(f"{attention}{name}_proj.weight") for name in "qkv"]
+        biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
+        for parts in (qkv, biases):
+            parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
+        self._qkv = linear(qkv, biases, dtype, norm1)
+        self._out = linear(*_taken(read, [attention + "o_proj"], c.out_bias), dtype)
+        self._gate_up = linear(*_taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias), dtype, norm2)
+        self._down = linear(*_taken(read, [mlp + "down_proj"], c.mlp_bias), dtype)
         self._qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
-            q, k = (weights.pop(f"{prefix}self_attn.{name}_norm.weight")[order] for name in "qk")
+            q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
             self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     def forward(
@@ -224,26 +223,20 @@ def _epsilon(config: ModelConfig, device: torch.device) -> torch.Tensor:
     return torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=device)
 
 
-def _normed_linear(
-    norm: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: DType
-) -> Linear:
-    """A matrix with the weights `[hidden]` of the norm before it multiplied in."""
-    scale = norm.float() * math.sqrt(len(norm))
-    return linear(weight.float() * scale, bias, dtype)
+def _norm_scale(norm: torch.Tensor) -> torch.Tensor:
+    """What a norm's weights `[hidden]` multiply the columns of the matrix behind it with."""
+    return norm.float() * math.sqrt(len(norm))
 
 
-def _stacked(
-    weights: Weights, prefix: str, names: tuple[str, ...]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrices with the same input as one, `[sum of out, in]`, and their biases."""
-    matrices = [weights.pop(f"{prefix}{name}.weight") for name in names]
-    biases = [weights.pop(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in weights]
-    return torch.cat(matrices), torch.cat(biases) if biases else None
+def _taken(read: Read, names: list[str], bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Matrices, and their biases if they have any."""
+    return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
 
 
-def _rotary_order(head_dim: int) -> torch.Tensor:
-    """Where the components of a head come from, so that those that are rotated together stand together."""
-    return torch.arange(head_dim).view(2, -1).T.flatten()
+def _rotary_order(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows `[heads * head_dim, ...]` with those that are rotated together next to each other in each head."""
+    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def _rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

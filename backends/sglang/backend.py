@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from pasta_async.backends.sglang.events import Increments
-from pasta_async.backends.sglang.handshake import ROUTING_KEY, Handshake, engines, shake_hands
-from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params, with_extra
+from pasta_async.backends.sglang.common import ABORT_SECONDS, ServedModel, SGLangProtocol, request_ids
+from pasta_async.backends.sglang.handshake import ROUTING_KEY, engines, shake_hands
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, Server
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.errors import (
-    BackendConnectError,
-    BackendProtocolError,
-    BackendStatusError,
-    InvalidRequestError,
-)
+from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     import httpx
 
-    from pasta_async.backends.sglang.tokenizers import Tokenizer
+    from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
     from pasta_async.backends.sglang.transport import EventStream
-    from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.backends.tokenization import AsyncTextCodec
+    from pasta_async.protocol import DecodeRequest, ModelInfo
 
 __all__ = ["SGLangBackend"]
 
 _T = TypeVar("_T")
 
-ABORT_SECONDS = 5.0
-"""How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
 
-
-class SGLangBackend:
+class SGLangBackend(SGLangProtocol):
     """An SGLang server, or a router (`sglang-router`) in front of some.
 
     Needs nothing but the URL: prompts and chat templates are encoded by the server. A router encodes nothing
@@ -58,6 +51,7 @@ class SGLangBackend:
         tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
+        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
     """
 
     def __init__(
@@ -70,6 +64,7 @@ class SGLangBackend:
         max_connections: int = 256,
         tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
+        prefill_ahead: bool = False,
     ) -> None:
         if max_connections < 1:
             raise InvalidRequestError(f"max_connections must be at least 1, not {max_connections}")
@@ -78,10 +73,10 @@ class SGLangBackend:
         )
         self._server = Server(url, self._connections)
         self._folder = tokenizer
-        self._vocab_size = vocab_size
-        self._connecting = SingleFlight[Handshake]()
+        self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
+        self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
-        self._known: Handshake | None = None
+        self._model: ServedModel | None = None
         self._rids = request_ids()
         self._open: set[_Call] = set()
 
@@ -94,74 +89,32 @@ class SGLangBackend:
             BackendStatusError: The server refused, for want of an `api_key` perhaps.
             UnsupportedModelError: The server has no tokenizer, or no model that generates text.
         """
-        return (await self._connected()).info
+        return await super().connect()
 
     async def check(self) -> ModelInfo:
         """Ask the server anew what it serves, if it lives. Raises as `connect`; cancelling is safe."""
-        return (await self._connecting.run(self._handshake)).info
+        return (await self._connecting.run(self._learn)).info
 
-    async def _connected(self) -> Handshake:
-        return self._known or await self._connecting.run(self._handshake)
+    async def _connected(self) -> ServedModel:
+        return self._model or await self._connecting.run(self._learn)
 
-    async def _handshake(self) -> Handshake:
+    async def _learn(self) -> ServedModel:
         self._engines = await engines(self._server)
-        self._known = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
-        return self._known
+        model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
+        return self._model
 
-    async def encode(self, text: str) -> list[int]:
-        """Encode text as data. Raises as `encode_chat`; may be cancelled at any point."""
-        return await self._tokenize(lambda tokenizer: tokenizer.encode(text))
-
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages by the model's chat template. May be cancelled at any point.
-
-        Raises:
-            InvalidRequestError: The text is no valid Unicode, or cannot be encoded as data.
-            PromptTooLongError: It has far more tokens than the model takes.
-            BackendError: The server failed, or its template refused the messages (400).
-        """
-        return await self._tokenize(lambda tokenizer: tokenizer.encode_chat(messages, template_kwargs))
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids. May be cancelled at any point."""
-        checked = checked_ids(ids, await self.connect())
-        return await self._tokenize(lambda tokenizer: tokenizer.detokenize(checked))
-
-    async def _tokenize(self, work: Callable[[Tokenizer], Awaitable[_T]]) -> _T:
-        known = await self._connected()
+    async def _tokenize(self, work: Callable[[AsyncTextCodec | RemoteTokenizer], Awaitable[_T]]) -> _T:
         try:
-            return await work(known.tokenizer)
+            return await super()._tokenize(work)
         except BackendConnectError:
             if self._engines == [self._server]:
                 raise
         await self.check()  # a router's worker has gone: it knows others
-        return await work((await self._connected()).tokenizer)
+        return await super()._tokenize(work)
 
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode a request.
-
-        Closing the generator, or cancelling the task that iterates it, aborts the request on the server and
-        closes its connection before it returns, in at most 5 s.
-
-        Raises:
-            InvalidRequestError: The ids do not fit the model. Nothing was sent.
-            BackendError: The server refused or failed, or the backend was closed.
-        """
-        known = await self._connected()
-        events = Increments(
-            known.info.vocab_size,
-            incremental=known.incremental if request.stream else False,
-            has_text=known.has_tokenizer,
-        )
-        reader = known.tokenizer.reader(request.stop_ids)
-        headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
-        async with self._call("/generate", self._body(request, known), headers) as call:
-            while (event := await call.next()) is not None:
-                for piece in await reader.read(events.take(event)):
-                    call.over = call.over or piece.finish_reason is not None
-                    yield piece
-            if not call.over:
-                raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
+    def _send(self, request: DecodeRequest, body: dict[str, Any]) -> AbstractAsyncContextManager[_Call]:
+        return self._call("/generate", body, {ROUTING_KEY: request.answer, **(request.headers or {})})
 
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
@@ -173,37 +126,18 @@ class SGLangBackend:
                 yield event
             call.over = True
 
-    def _body(self, request: DecodeRequest, known: Handshake) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "input_ids": checked_ids(request.ids, known.info),
-            "sampling_params": sampling_params(request, known.info),
-            "stream": request.stream,
-        }
-        if not known.has_tokenizer:  # it could not tell what the text is
-            body["sampling_params"].pop("stop_regex", None)
-        if known.dp_size > 1:  # each rank has a prefix cache of its own
-            body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % known.dp_size
-        return with_extra(body, request.extra)
-
     @asynccontextmanager
     async def _call(
         self, path: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> AsyncGenerator[_Call]:
-        """A request, which is aborted and closed on the way out."""
         call = _Call(self._server, path, {**body, "rid": next(self._rids)}, headers, self._engines)
         self._open.add(call)
         try:
             yield call
         finally:
             with anyio.CancelScope(shield=True):
-                await self._end(call)
-
-    async def _end(self, call: _Call) -> None:
-        """End a request in a task of its own, once: a second cancellation must not leave it running."""
-        if call.ending is None:
-            call.ending = asyncio.create_task(call.end())
-            call.ending.add_done_callback(lambda _: self._open.discard(call))
-        await asyncio.shield(call.ending)
+                await call.end()
+            self._open.discard(call)
 
     async def aclose(self) -> None:
         """End open requests with an error, abort them on the server, and close the connections.
@@ -212,13 +146,13 @@ class SGLangBackend:
         """
         self._connections.interrupt()
         try:
-            await asyncio.gather(*(self._end(call) for call in self._open))
+            await asyncio.gather(*(call.end() for call in self._open))
         finally:
             await self._connections.aclose()
 
 
 class _Call:
-    """One request on the server."""
+    """One request on the server, which one of the engines knows."""
 
     def __init__(
         self,
@@ -231,22 +165,19 @@ class _Call:
         self._server, self._path, self._engines = server, path, engines
         self._body, self._headers = body, headers
         self._stream: EventStream | None = None
-        self.ending: asyncio.Task[None] | None = None
-        """What aborts and closes it."""
+        self._ending: asyncio.Task[None] | None = None
         self.over = False
-        """Whether nothing of it is left to abort."""
 
     async def next(self) -> dict[str, Any] | None:
         """The next event, None at the end. The first call sends the request."""
+        if self.over and not self._body["stream"]:
+            return None
+        sent = self._server, self._path, self._body, self._headers
         try:
             if self._body["stream"]:
-                self._stream = self._stream or await self._server.stream(
-                    self._path, self._body, self._headers
-                )
+                self._stream = self._stream or await Server.stream(*sent)
                 return await self._stream.next()
-            if self.over:
-                return None
-            event = await self._server.decode(self._path, self._body, self._headers)
+            event = await Server.decode(*sent)
         except (BackendStatusError, BackendConnectError, InvalidRequestError):
             self.over = True  # it was refused, or never arrived
             raise
@@ -254,10 +185,17 @@ class _Call:
         return event
 
     async def end(self) -> None:
-        """Abort it, unless it is over, and close its connection."""
+        """Abort it, unless it is over, and close its connection.
+
+        A task does it, once: a second cancellation must not leave the request running.
+        """
+        self._ending = self._ending or asyncio.create_task(self._end())
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
         if not self.over:
             with anyio.move_on_after(ABORT_SECONDS):
-                for engine in self._engines:  # only one knows it
+                for engine in self._engines:
                     await engine.abort(self._body["rid"])
         if self._stream:
             with anyio.move_on_after(ABORT_SECONDS):

@@ -13,18 +13,17 @@ import atexit
 import concurrent.futures
 import importlib
 import multiprocessing
+import os
 import signal
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from pasta_async.backends.sglang.events import Increments
-from pasta_async.backends.sglang.launch import engine_arguments, find_device
-from pasta_async.backends.sglang.parameters import checked_ids, request_ids, sampling_params, with_extra
-from pasta_async.backends.sglang.tokenizers import LocalTokenizer
+from pasta_async.backends.sglang.common import ABORT_SECONDS, ServedModel, SGLangProtocol, request_ids
+from pasta_async.backends.sglang.launch import CPU_ENVIRONMENT, engine_arguments, find_device
 from pasta_async.errors import BackendError, BackendStatusError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
@@ -34,15 +33,12 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.launch import Device
     from pasta_async.backends.tokenization import TextCodec
-    from pasta_async.protocol import DecodeRequest, Message, Piece
+    from pasta_async.protocol import DecodeRequest
 
 __all__ = ["EngineBackend"]
 
-ABORT_SECONDS = 5.0
-"""How long a cancelled request may take to end before its cancellation goes on regardless."""
 
-
-class EngineBackend:
+class EngineBackend(SGLangProtocol):
     """SGLang's engine in this process, with its workers as child processes.
 
     The program's event-loop policy and signal handlers stay as they are, and one backend serves any number of
@@ -60,7 +56,7 @@ class EngineBackend:
         self._device: Device | None = device
         self._arguments = server_args
         self._thread: _EngineThread | None = None
-        self._known: tuple[ModelInfo, LocalTokenizer] | None = None
+        self._model: ServedModel | None = None
         self._rids = request_ids()
 
     async def connect(self) -> ModelInfo:
@@ -72,15 +68,15 @@ class EngineBackend:
             UnsupportedModelError: The folder holds no model that can be used.
             BackendError: SGLang is missing, or could not start.
         """
-        return (await self._connected())[0]
+        return await super().connect()
 
-    async def _connected(self) -> tuple[ModelInfo, LocalTokenizer]:
-        if self._known is None:
+    async def _connected(self) -> ServedModel:
+        if self._model is None:
             codec = await asyncio.to_thread(self._read_tokenizer)
             if self._thread is None:
                 device = find_device(self._device)
                 arguments = {"model_path": str(self._path), **engine_arguments(device), **self._arguments}
-                self._thread = _EngineThread(arguments, on_cpu=device == "cpu")
+                self._thread = _EngineThread(arguments, CPU_ENVIRONMENT if device == "cpu" else {})
             with _spared_from_quitting():
                 try:
                     engine = await asyncio.shield(asyncio.wrap_future(self._thread.engine))
@@ -89,65 +85,44 @@ class EngineBackend:
                         f"SGLang could not start on {self._path}: {error} (what a worker reports is in this "
                         "program's standard error)"
                     ) from error
-            self._known = _learn(engine, codec, self._path)
-        return self._known
+            self._model = self._learn(engine, codec)
+        return self._model
 
     def _read_tokenizer(self) -> TextCodec:
         if not (self._path / "config.json").is_file():
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         return importlib.import_module("pasta_async.backends.tokenization").TextCodec.from_folder(self._path)
 
-    async def encode(self, text: str) -> list[int]:
-        """Encode text as data."""
-        _, tokenizer = await self._connected()
-        return await tokenizer.encode(text)
+    def _learn(self, engine: Any, codec: TextCodec) -> ServedModel:
+        from pasta_async.backends.tokenization import AsyncTextCodec
 
-    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages by the model's chat template; what stands in them is data."""
-        _, tokenizer = await self._connected()
-        return await tokenizer.encode_chat(messages, template_kwargs)
+        manager = engine.tokenizer_manager
+        info = ModelInfo(
+            name=self._path.name,
+            context_length=min(manager.context_len, manager.max_req_input_len),
+            vocab_size=manager.model_config.vocab_size,
+            end_ids=tuple(sorted({*codec.end_ids, *(manager.model_config.hf_eos_token_id or ())})),
+            tags=codec.tags,
+            honours_seeds=bool(engine.server_args.enable_deterministic_inference),
+        )
+        incremental = self._arguments.get("incremental_streaming_output", True)
+        return ServedModel(info, AsyncTextCodec(codec, info.context_length), incremental)
 
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens kept."""
-        info, tokenizer = await self._connected()
-        return await tokenizer.detokenize(checked_ids(ids, info))
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """Decode a request.
-
-        Closing the generator, or cancelling the task that iterates it, aborts the request and returns once it
-        has ended, in at most 5 s.
-
-        Raises:
-            InvalidRequestError: The ids do not fit the model. Nothing was sent.
-            BackendError: The engine refused or failed.
-        """
-        info, tokenizer = await self._connected()
+    @asynccontextmanager
+    async def _send(self, request: DecodeRequest, body: dict[str, Any]) -> AsyncGenerator[_Call]:
         assert self._thread is not None
-        body: dict[str, Any] = {
-            "input_ids": checked_ids(request.ids, info),
-            "sampling_params": sampling_params(request, info),
-            "stream": True,
-            "rid": next(self._rids),
-        }
         if request.headers:
             body["external_trace_header"] = dict(request.headers)
-        events = Increments(
-            info.vocab_size, incremental=self._arguments.get("incremental_streaming_output", True)
-        )
-        reader = tokenizer.reader(request.stop_ids)
-        call = _Call(self._thread, with_extra(body, request.extra))
+        call = _Call(self._thread, {**body, "rid": next(self._rids)})
         try:
-            while (event := await call.next()) is not None:
-                for piece in await reader.read(events.take(event)):
-                    yield piece
+            yield call
         finally:
             await call.end()
 
     async def aclose(self) -> None:
         """End the engine and its processes. Open requests end; cancelling does not stop the ending."""
         if self._thread is not None:
-            thread, self._thread, self._known = self._thread, None, None
+            thread, self._thread, self._model = self._thread, None, None
             with anyio.CancelScope(shield=True):
                 await asyncio.to_thread(thread.stop)
 
@@ -157,12 +132,12 @@ class _EngineThread:
 
     Args:
         arguments: Arguments of `sglang.Engine`.
-        on_cpu: Whether placeholders stand for the GPU packages.
+        environment: Variables that SGLang wants to find, unless they are set.
     """
 
-    def __init__(self, arguments: dict[str, Any], *, on_cpu: bool) -> None:
+    def __init__(self, arguments: dict[str, Any], environment: Mapping[str, str]) -> None:
         self._arguments = arguments
-        self._on_cpu = on_cpu
+        self._environment = environment
         self.loop = asyncio.new_event_loop()
         self.engine: concurrent.futures.Future[Any] = concurrent.futures.Future()
         """The engine, or why there is none."""
@@ -200,13 +175,10 @@ class _EngineThread:
 
     def _load(self) -> Any:
         policy = asyncio.get_event_loop_policy()  # pyright: ignore[reportDeprecated]
+        for name, value in self._environment.items():
+            os.environ.setdefault(name, value)
         try:
-            if self._on_cpu:
-                seeds = bool(self._arguments.get("enable_deterministic_inference"))
-                cpu = importlib.import_module("pasta_async.backends.sglang.cpu")
-                kind: Any = cpu.engine_class(honours_seeds=seeds)
-            else:
-                kind = importlib.import_module("sglang.srt.entrypoints.engine").Engine
+            kind: Any = importlib.import_module("sglang.srt.entrypoints.engine").Engine
         finally:
             asyncio.set_event_loop_policy(policy)  # pyright: ignore[reportDeprecated]
         engine = kind(**self._arguments)
@@ -236,13 +208,18 @@ class _Call:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[dict[str, Any] | BackendError | None] = asyncio.Queue()
         self._ended = thread.submit(self._pump(body))
+        self.over = False
 
     async def _pump(self, body: dict[str, Any]) -> None:
         """On the engine's loop: hand events over, last None or what went wrong."""
         last: BackendError | None = BackendError("the backend was closed")
         try:
-            async for event in await self._thread.engine.result().async_generate(**body):
-                self._put(event)
+            answer: Any = await self._thread.engine.result().async_generate(**body)
+            if body["stream"]:
+                async for event in answer:
+                    self._put(event)
+            else:
+                self._put(answer)
             last = None
         except ValueError as error:
             last = BackendStatusError(f"SGLang refused the request: {error}", status=400)
@@ -269,19 +246,6 @@ class _Call:
             self._thread.loop.call_soon_threadsafe(lambda: manager.abort_request(rid=self._rid))
             with anyio.move_on_after(ABORT_SECONDS, shield=True):
                 await asyncio.wait([asyncio.wrap_future(self._ended)])
-
-
-def _learn(engine: Any, codec: TextCodec, path: Path) -> tuple[ModelInfo, LocalTokenizer]:
-    manager = engine.tokenizer_manager
-    info = ModelInfo(
-        name=path.name,
-        context_length=min(manager.context_len, manager.max_req_input_len),
-        vocab_size=manager.model_config.vocab_size,
-        end_ids=tuple(sorted({*codec.end_ids, *(manager.model_config.hf_eos_token_id or ())})),
-        tags=codec.tags,
-        honours_seeds=bool(engine.server_args.enable_deterministic_inference),
-    )
-    return info, LocalTokenizer(codec, info.context_length)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Increment", "Increments", "LocalReader", "RemoteReader", "checked_token_ids"]
 
-_TAGS = re.compile("|".join(map(re.escape, TAG_TOKENS)))
+_TAGS = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -145,59 +145,53 @@ class RemoteReader:
         self._written = dict(zip(tags, TAG_TOKENS, strict=True)) if tags else {}
         self._stop_ids = frozenset(stop_ids)
         self._detokenize = detokenize
-        self._ids: list[int] = []
-        self._sent = 0  # characters of text in earlier pieces
+        self._ids: list[int] = []  # since the last tag
+        self._text = 0  # characters of theirs in earlier pieces
+        self._ahead = 0  # characters in earlier pieces that the server had not sent yet
 
     async def read(self, new: Increment) -> list[Piece]:
         """The pieces of an increment; the last one carries the finish reason and the counts."""
+        end = ""
         if new.matched is not None and new.matched not in self._stop_ids:
             [end] = await self._detokenize([[new.matched]])
-            new = new._replace(text=new.text.removesuffix(end))
-        runs = await self._cut(new)
-        self._ids += new.ids
-        self._sent += len(new.text)
+        text = new.text.removesuffix(end)
+        unread = text[self._ahead :]
+        self._ahead = max(0, self._ahead - len(text))
+        runs = self._by_text(new.ids, unread)
+        if runs is None:
+            runs = await self._by_ids(new, end)
+            self._ahead = max(0, self._ahead + sum(len(text) for _, text in runs) - len(unread))
+        if len(runs) > 1:
+            self._ids, self._text = [], 0
+        self._ids += runs[-1][0]
+        self._text += len(runs[-1][1])
         return _with_counts([Piece(ids, text) for ids, text in runs if ids or text], new)
 
-    async def _cut(self, new: Increment) -> list[Run]:
-        """Runs of ids with their texts, each tag id a run of its own."""
-        tags = [(at, self._written[i]) for at, i in enumerate(new.ids) if i in self._written]
-        if not tags:
-            return [(new.ids, new.text)]
-        starts = self._in_text(new, tags)
-        if starts is None:
-            starts = await self._by_detokenizing(new, tags)
-        if starts is None:  # the server's text is not that of its ids, so the ids decide
-            return await self._by_ids(new, tags)
-        runs: list[Run] = []
-        ids_at = text_at = 0
-        for (at, tag), start in zip(tags, starts, strict=True):
-            runs += [(new.ids[ids_at:at], new.text[text_at:start]), ((new.ids[at],), tag)]
-            ids_at, text_at = at + 1, start + len(tag)
-        return [*runs, (new.ids[ids_at:], new.text[text_at:])]
+    def _by_text(self, ids: tuple[int, ...], text: str) -> list[Run] | None:
+        """Runs of ids with their texts, each tag id one of its own, if the text alone tells."""
+        runs = self._runs(ids)
+        if len(ids) == 1 and len(runs) > 1:  # what lagged behind may spell a tag, too
+            tag = self._written[ids[0]]
+            return [((), text.removesuffix(tag)), (ids, tag), ((), "")] if text.endswith(tag) else None
+        parts = _TAGS.split(text) if len(runs) > 1 else [text]
+        if parts[1::2] != [self._written[i] for (i,) in runs[1::2]]:
+            return None
+        return list(zip(runs, parts, strict=True))
 
-    def _in_text(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[int] | None:
-        """Where the tags begin in the text, if the text alone tells."""
-        if len(new.ids) == 1:
-            tag = tags[0][1]
-            return [len(new.text) - len(tag)] if new.text.endswith(tag) else None
-        found = list(_TAGS.finditer(new.text))
-        return [m.start() for m in found] if [m[0] for m in found] == [tag for _, tag in tags] else None
+    async def _by_ids(self, new: Increment, end: str) -> list[Run]:
+        """The same where the model also spelled a tag, or the text of one is not complete yet."""
+        first, *others = self._runs(new.ids)
+        known, *texts = await self._detokenize([[*self._ids, *first], *map(list, others)])
+        texts = [known[self._text :], *texts]
+        # What is not complete yet comes later.
+        texts[-1] = texts[-1].removesuffix(end) if new.finish_reason else texts[-1].rstrip("\ufffd")
+        return list(zip((first, *others), texts, strict=True))
 
-    async def _by_detokenizing(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[int] | None:
-        """The same where the model also spelled a tag, or its text is not complete yet."""
-        before = await self._detokenize([[*self._ids, *new.ids[:at]] for at, _ in tags])
-        for shift in (0, 1, -1):  # a tokenizer may drop the space at the very beginning
-            starts = [len(text) + shift - self._sent for text in before]
-            places = zip(starts, tags, strict=True)
-            if all(new.text.startswith(tag, max(start, 0)) for start, (_, tag) in places):
-                return starts
-        return None
-
-    async def _by_ids(self, new: Increment, tags: Sequence[tuple[int, str]]) -> list[Run]:
-        edges = [0, *(edge for at, _ in tags for edge in (at, at + 1)), len(new.ids)]
-        runs = [new.ids[start:end] for start, end in pairwise(edges)]
-        texts = await self._detokenize([list(run) for run in runs])
-        return list(zip(runs, texts, strict=True))
+    def _runs(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Ids before, between and behind tags, and at odd places the tags."""
+        tags = [at for at, i in enumerate(ids) if i in self._written]
+        edges = [0, *(edge for at in tags for edge in (at, at + 1)), len(ids)]
+        return [ids[start:end] for start, end in pairwise(edges)]
 
 
 class LocalReader:

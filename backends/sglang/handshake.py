@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pasta_async.backends.sglang.tokenizers import LocalTokenizer, RemoteTokenizer
+from pasta_async.backends.sglang.common import ServedModel
+from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendConnectError,
@@ -30,9 +30,9 @@ from pasta_async.protocol import ModelInfo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.backends.sglang.tokenizers import Tokenizer
+    from pasta_async.backends.tokenization import AsyncTextCodec
 
-__all__ = ["ROUTING_KEY", "Handshake", "engines", "shake_hands"]
+__all__ = ["ROUTING_KEY", "engines", "shake_hands"]
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
@@ -50,19 +50,7 @@ _KNOWN_ENDS = (
 """Usual end-of-text tokens, beside those of the chat template."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handshake:
-    """What was learned of a server."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    incremental: bool
-    """Whether streams hold only what is new."""
-    dp_size: int
-    has_tokenizer: bool
-
-
-async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: int | None) -> Handshake:
+async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: int | None) -> ServedModel:
     """Ask the server what it is, and what it serves.
 
     Args:
@@ -97,7 +85,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         tags=tokenizer.tags,
         honours_seeds=bool(about.get("enable_deterministic_inference")),
     )
-    return Handshake(
+    return ServedModel(
         info,
         tokenizer,
         incremental=bool(about.get("incremental_streaming_output")),
@@ -108,16 +96,16 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
 
 async def _tokenizer(
     server: Server, context_length: int, folder: str | Path | None
-) -> tuple[Tokenizer, tuple[int, ...]]:
+) -> tuple[AsyncTextCodec | RemoteTokenizer, tuple[int, ...]]:
     """Where text is encoded, and the end-of-text ids."""
     if folder is None:
         remote = RemoteTokenizer(server, context_length)
         await remote.learn()
         return remote, await _end_ids(server, remote)
-    from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.backends.tokenization import AsyncTextCodec, TextCodec
 
     codec = await asyncio.to_thread(TextCodec.from_folder, folder)
-    return LocalTokenizer(codec, context_length), tuple(sorted(codec.end_ids))
+    return AsyncTextCodec(codec, context_length), tuple(sorted(codec.end_ids))
 
 
 async def engines(server: Server) -> list[Server]:

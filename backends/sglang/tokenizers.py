@@ -1,4 +1,4 @@
-"""Text to ids and ids to text: by the server's tokenizer, or by the model's own where its folder is at hand.
+"""Text to ids and ids to text, by a server's tokenizer.
 
 SGLang's `/tokenize` turns a special token that somebody typed into its id. `RemoteTokenizer` puts a marker
 inside every such string (`pasta_async.backends.guard`), has the text encoded, and takes the marker's ids out.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
-from pasta_async.backends.sglang.events import LocalReader, RemoteReader, checked_token_ids
+from pasta_async.backends.sglang.events import checked_token_ids
 from pasta_async.errors import (
     BackendProtocolError,
     BackendStatusError,
@@ -20,44 +20,18 @@ from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import TagIds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.backends.sglang.transport import Server
-    from pasta_async.backends.tokenization import TextCodec
     from pasta_async.protocol import Message
 
-__all__ = ["LocalTokenizer", "RemoteTokenizer", "Tokenizer"]
+__all__ = ["RemoteTokenizer"]
 
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""
 
 ROUNDS = 8
 """Times new special tokens may show up behind those that were cut: they overlap."""
-
-
-class LocalTokenizer:
-    """The tokenizer and the chat template in a model folder: no server is asked.
-
-    Args:
-        codec: The model's tokenizer.
-        context_length: Tokens that the model takes; what is far longer is refused before it is encoded.
-    """
-
-    def __init__(self, codec: TextCodec, context_length: int) -> None:
-        from pasta_async.backends.tokenization import AsyncTextCodec, Detokenizer
-
-        text = AsyncTextCodec(codec, context_length)
-        self.tags: TagIds | None = codec.tags
-        self.encode: Callable[[str], Awaitable[list[int]]] = text.encode
-        self.encode_chat: Callable[[Sequence[Message], Mapping[str, Any]], Awaitable[list[int]]] = (
-            text.encode_chat
-        )
-        self.detokenize: Callable[[Sequence[int]], Awaitable[str]] = text.detokenize
-        self._detokenizer = lambda: Detokenizer(codec)
-
-    def reader(self, stop_ids: Sequence[int]) -> LocalReader:
-        """A reader for one request, which asked to stop at these ids."""
-        return LocalReader(self._detokenizer(), self.tags, stop_ids)
 
 
 class RemoteTokenizer:
@@ -138,10 +112,6 @@ class RemoteTokenizer:
         [text] = await self.detokenize_all([ids])
         return text
 
-    def reader(self, stop_ids: Sequence[int]) -> RemoteReader:
-        """A reader for one request, which asked to stop at these ids."""
-        return RemoteReader(self.tags, stop_ids, self._detokenize_for_reader)
-
     # What the server does ---------------------------------------------------------------------------------
 
     async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
@@ -198,7 +168,7 @@ class RemoteTokenizer:
         except ValueError as error:
             raise BackendProtocolError(f"{self._server.url}/tokenize answered {error}") from error
 
-    async def _detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
+    async def detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
         """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""
         if len(ids) != 1 or len(ids[0]) != 1:
             return await self.detokenize_all(ids)
@@ -215,7 +185,8 @@ class RemoteTokenizer:
                 [ids] = await self.tokenize([beginning])
                 if len(ids) > self._limit + EDGE:
                     raise PromptTooLongError(
-                        f"the text has more than the {self._limit} tokens that the model takes"
+                        f"the text has more than the {self._limit} tokens that the model takes",
+                        limit=self._limit,
                     )
 
     async def _guard(
@@ -264,10 +235,6 @@ class RemoteTokenizer:
             )
         [around] = await self.tokenize([""], special=True)
         return [*around[:1], *await self.encode(content)]
-
-
-Tokenizer = RemoteTokenizer | LocalTokenizer
-"""The text side of a model."""
 
 
 def _cannot_guard() -> InvalidRequestError:

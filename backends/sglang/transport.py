@@ -66,9 +66,7 @@ class Connections:
         timeout: httpx.Timeout | float,
         max_connections: int,
     ) -> None:
-        self.headers: dict[str, str] = {"Content-Type": "application/json"}
-        if api_key:
-            self.headers["Authorization"] = f"Bearer {api_key}"
+        self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.timeout: httpx.Timeout = httpx.Timeout(timeout)
         self.short_timeout: httpx.Timeout = httpx.Timeout(**self.timeout.as_dict())
         self.short_timeout.read = min(self.timeout.read or SHORT_READ, SHORT_READ)
@@ -128,12 +126,11 @@ class Server:
 
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON object at a path."""
-        request = self._request("GET", path, timeout=self.connections.short_timeout)
-        return _expect_object(await self._answer(request), f"{self.url}{path}")
+        return _expect_object(await self._answer(self._request("GET", path, short=True)), self.url + path)
 
     async def post(self, path: str, body: Any) -> Any:
         """Post JSON; the JSON that comes back (None for an empty body)."""
-        return await self._answer(self._request("POST", path, body, timeout=self.connections.short_timeout))
+        return await self._answer(self._request("POST", path, body, short=True))
 
     async def decode(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
         """The same, with further headers, where the server decodes an answer, which may take long."""
@@ -156,8 +153,7 @@ class Server:
 
     async def abort(self, request_id: str) -> None:
         """Ask for a request's end. Closing its connection asks again, so no failure matters here."""
-        timeout = self.connections.short_timeout
-        request = self._request("POST", "/abort_request", {"rid": request_id}, timeout=timeout)
+        request = self._request("POST", "/abort_request", {"rid": request_id}, short=True)
         with suppress(httpx.HTTPError):
             await self.connections.client.send(request)
 
@@ -175,18 +171,17 @@ class Server:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         *,
-        timeout: httpx.Timeout | None = None,
+        short: bool = False,
     ) -> httpx.Request:
         own = self.connections
+        timeout = own.short_timeout if short else own.timeout
         try:
             return own.client.build_request(
                 method,
-                f"{self.url}{path}",
-                content=None
-                if body is None
-                else json.dumps(body, ensure_ascii=False, allow_nan=False).encode(),
+                self.url + path,
+                json=body,
                 headers={**(headers or {}), **own.headers},
-                timeout=timeout or own.timeout,
+                timeout=timeout,
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"a request that cannot be sent: {error}") from error
@@ -283,22 +278,20 @@ def _raise_for_status(response: httpx.Response, where: str) -> None:
         detail = response.text
     if isinstance(detail, dict):
         detail = cast("dict[str, Any]", detail).get("error", detail)
-    raise _status_error(detail, where, response.status_code, response.headers.get("retry-after"))
+    raise _status_error(detail, where, response)
 
 
-def _status_error(
-    detail: Any, where: str, status: int | None = None, retry_after: str | None = None
-) -> BackendStatusError:
-    """The error for what a server said went wrong; `detail` is its JSON or text."""
+def _status_error(detail: Any, where: str, response: httpx.Response | None = None) -> BackendStatusError:
+    """The error for what a server said went wrong, in JSON or text, as its response or within one."""
     code: Any = None
     if isinstance(detail, dict):
         fields = cast("dict[str, Any]", detail)
         code, detail = fields.get("code"), fields.get("message", fields)
-    if status is None:
-        status = code if isinstance(code, int) else 500
+    status = response.status_code if response else code if isinstance(code, int) else 500
     hint = " (pass api_key=)" if status in (401, 403) else ""
     message = f"{where} answered {status}{hint}: {_excerpt(str(detail))}"
-    return BackendStatusError(message, status=status, retry_after=_seconds(retry_after))
+    retry_after = _seconds(response.headers.get("retry-after")) if response else None
+    return BackendStatusError(message, status=status, retry_after=retry_after)
 
 
 def _seconds(retry_after: str | None) -> float | None:
@@ -309,16 +302,15 @@ def _seconds(retry_after: str | None) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def _json(content: str | bytes, where: str) -> Any:
+def _json(content: bytes, where: str) -> Any:
     """What JSON says; a lone surrogate in it, which could not be written anywhere, becomes U+FFFD."""
     try:
-        text = content if isinstance(content, str) else content.decode()
+        text = content.decode()
         value = json.loads(text)
         return replace_texts(value, _without_surrogates) if _SURROGATE.search(text) else value
     except (ValueError, RecursionError) as error:
-        raise BackendProtocolError(
-            f"{where} sent no usable JSON but {_excerpt(repr(content[:400]))}"
-        ) from error
+        said = _excerpt(repr(content[:400]))
+        raise BackendProtocolError(f"{where} sent no usable JSON but {said}") from error
 
 
 def _without_surrogates(text: str) -> str:

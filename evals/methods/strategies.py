@@ -8,43 +8,50 @@ text before a model would.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
-from pasta_async.evals.methods.frontend import prepare_frontend
-from pasta_async.evals.methods.parts import outline, rounds
-from pasta_async.evals.methods.track import Method, at_once
+from pasta_async.evals.forcing import FORCED_SAMPLING
+from pasta_async.evals.methods.at_server import by_hand, sglang_frontend
+from pasta_async.evals.methods.track import Method, outline, rounds, stretches
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
-    import httpx
+    from collections.abc import Sequence
 
-    from pasta_async.evals.methods.parts import Part
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
-    from pasta_async.lang import Node
 
 
 __all__ = ["METHODS"]
 
 
-async def _sequential(engine: Engine, case: Case) -> Work:
-    """The answer without tags, in one request."""
-    ids = await engine.ask_library(case, plain=True)
+async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
+    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync.
+
+    SGLang puts decoded KV into its prefix cache when a request ends, so that a thread forked while main
+    decodes on computes again what main decoded since its request began. `fork="cut"` ends main's request at
+    each promise and sends it again: that saves this, for a round trip more and a pause of main.
+    """
+    ids = await engine.ask_library(case, plain="baseline" in options)
 
     async def work(track: Track) -> int:
-        generation = await engine.client.generate(ids, sampling=FORCED_SAMPLING, baseline=True)
-        return track.take(generation)
+        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
 
     return work
 
 
-async def _pasta(engine: Engine, case: Case) -> Work:
-    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
-    ids = await engine.ask_library(case, plain=False)
+_sequential = partial(_pasta, baseline=True)
+
+
+def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
+    """Decode the target behind each context of a round at the same time, one round after another."""
 
     async def work(track: Track) -> int:
-        return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING))
+        for one in planned:
+            async with asyncio.TaskGroup() as tasks:
+                for number, (context, target) in enumerate(one, int(len(one) > 1)):
+                    tasks.create_task(track.decode(context, target, thread=number))
+        return sum(max((len(target) for _, target in one), default=0) for one in planned)
 
     return work
 
@@ -52,11 +59,8 @@ async def _pasta(engine: Engine, case: Case) -> Work:
 async def _skeleton(engine: Engine, case: Case) -> Work:
     """An outline first, then every point of it at once, each from a prompt of its own.
 
-    As in the authors' code (`outline_batch_scheduler.py` of imagination-research/sot): each of the two
-    prompts begins with its instruction; a point's has the question and the outline, not the other points, and
-    its answer is begun for the model with the point's line of the outline. An answer without parts is decoded
-    in sequence, as their router would have it, which costs nothing here. Points are as many, and as long, as
-    the document has: theirs are three to ten, of one or two sentences.
+    As in the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
+    parts is decoded in sequence, as their router would have it, which costs nothing here.
     """
     parts = [part for one in rounds(case.document) for part in one]
     if len(parts) < 2:
@@ -76,24 +80,15 @@ async def _skeleton(engine: Engine, case: Case) -> Work:
         )
         points.append((context + await engine.encode(line), await engine.encode(part.text) + engine.end))
 
-    async def work(track: Track) -> int:
-        await track.decode(asked, written)
-        await at_once(*(track.decode(c, t, thread=k) for k, (c, t) in enumerate(points, 1)))
-        return len(written) + max(len(target) for _, target in points)
-
-    return work
+    return _in_rounds([[(asked, written)], points])
 
 
 async def _apar(engine: Engine, case: Case) -> Work:
     """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
 
     As in the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what is a
-    detail): the parent writes `[Fork]` behind the head of a list's item, or the first sentence of a
-    paragraph, and goes on with what follows the detail; the child has the parent up to there and `[Child]`,
-    which is forced, writes the detail and ends. Where our rules for that (`annotate_by_structure`, cut
-    "details") find nothing, the answer is written in sequence. Theirs take three forks at least, and details
-    of ten characters, ours two and twenty tokens. Their child spends a step on `[Child]`; here it is part of
-    its context, as a server with a prefix cache would have it.
+    detail): the child has the parent up to its `[Fork]`, and `[Child]`. Where our rules for details
+    (`annotate_by_structure`) find none, the answer is written in sequence.
     """
     from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
 
@@ -130,43 +125,20 @@ async def _apar(engine: Engine, case: Case) -> Work:
 async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
 
-    Main's text between the promises belongs to the plan. A thread sees the whole plan and the name of its
-    part. Behind the barrier main's context is the plan and then all threads: what the cache does not have of
-    that, each thread's text but the first one's, is computed again.
+    A thread sees the whole plan (main's text between the promises, too) and the name of its part. Behind the
+    barrier main's context is the plan and all threads, of which the cache has the first one's text alone.
     """
     context = await engine.ask(case.prompt, plain=False)
-    planned: list[tuple[Ids, Ids, list[tuple[Ids, Ids]]]] = []  # context, plan, and the same of each thread
-    for nodes in _stretches(case.document.nodes):
-        plan = await engine.segments([part for node in nodes for part in _bare(node)])
+    planned: list[list[tuple[Ids, Ids]]] = []
+    for nodes in stretches(case.document.nodes):
+        bare = [(Segment(n.text),) if isinstance(n, Text) else segments(n.source) for n in nodes]
+        plan = await engine.segments([part for parts in bare for part in parts])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
         behind = (*context, *plan)
         end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
-        planned.append((context, plan + end, [(behind + start, body) for start, body in threads]))
+        planned += [[(context, plan + end)], [(behind + start, body) for start, body in threads]]
         context = (*behind, *(token for start, body in threads for token in (*start, *body)))
-
-    async def work(track: Track) -> int:
-        path = 0
-        for before, plan, threads in planned:
-            await track.decode(before, plan)
-            await at_once(*(track.decode(c, body, thread=k) for k, (c, body) in enumerate(threads, 1)))
-            path += len(plan) + max((len(body) for _, body in threads), default=0)
-        return path
-
-    return work
-
-
-def _stretches(nodes: tuple[Node, ...]) -> list[list[Node]]:
-    """The nodes up to each sync, it included, and what is left."""
-    result = [list["Node"]()]
-    for node in nodes:
-        result[-1].append(node)
-        if isinstance(node, Sync):
-            result.append([])
-    return result
-
-
-def _bare(node: Node) -> tuple[Segment, ...]:
-    return (Segment(node.text),) if isinstance(node, Text) else segments(node.source)
+    return _in_rounds(planned)
 
 
 async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
@@ -176,76 +148,18 @@ async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
     return (engine.tags.open_async, *named), (*body, engine.tags.close_async)
 
 
-async def _by_hand(engine: Engine, case: Case) -> Work:
-    """What one writes without a library: a list of parts, then `asyncio.gather` over chat completions.
-
-    The instruction comes first in each prompt, as it mostly does, so that the prompts share no prefix to
-    speak of. A later round sees the text so far. Replies come whole.
-    """
-    asked = [
-        [_completion(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
-        for one in _questions(case.prompt, rounds(case.document))
-    ]
-
-    async def work(track: Track) -> int:
-        for one in asked:
-            replies = await asyncio.gather(
-                *(engine.http.post("/v1/chat/completions", json=body) for body in one)
-            )
-            track.token_came()
-            for reply in replies:
-                _count(track, reply)
-        return sum(max(len(body["custom_params"]["forced"]) for body in one) for one in asked)
-
-    return work
-
-
-def _completion(prompt: str, target: Ids) -> dict[str, Any]:
-    """A chat completion that asks for `prompt`, and is made to answer `target`."""
-    return {
-        "messages": [{"role": "user", "content": prompt}],
-        "chat_template_kwargs": {"pasta": False},
-        "temperature": 0,
-        "max_tokens": len(target) + 1,  # an engine may look at the limit before it looks at the stop token
-        "custom_logit_processor": FORCE,
-        "custom_params": {"forced": target},
-    }
-
-
-def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, str]]]:
-    """Prompts and what is to be answered, in rounds."""
-    parts = [part for one in found for part in one]
-    if len(parts) == 1:
-        return [[(question, parts[0].text)]]
-    asked = [[(f"List the parts that an answer to this should have.\n\n{question}", outline(parts))]]
-    text = ""
-    for one in found:
-        asked.append([(_part_of(question, part.topic, text), part.text) for part in one])
-        text += "".join(part.text for part in one)
-    return asked
-
-
-def _part_of(question: str, topic: str, text: str) -> str:
-    wanted = f"Write only the part about {topic} of an answer to this." if topic else "Finish this answer."
-    return f"{wanted}\n\n{question}" + (f"\n\nThe answer so far:\n{text}" if text else "")
-
-
-def _count(track: Track, reply: httpx.Response) -> None:
-    if reply.is_error:
-        raise BackendError(f"{reply.url} answered {reply.status_code}: {reply.text[:300]}")
-    usage = reply.json()["usage"]
-    if (details := usage.get("prompt_tokens_details")) is None:
-        raise BackendError(f"{reply.url} does not tell what was cached: start it with --enable-cache-report")
-    cached: int = details["cached_tokens"]
-    track.requests += 1
-    track.count(tokens=usage["completion_tokens"], cached=cached, prefilled=usage["prompt_tokens"] - cached)
-
-
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
+        Method("pasta, cut", 'the same with `fork="cut"`', partial(_pasta, fork="cut"), optional=True),
+        Method(
+            "pasta, whole chunks",
+            "the same with `whole_chunks=True`",
+            partial(_pasta, whole_chunks=True),
+            optional=True,
+        ),
         Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
         Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
         Method(
@@ -256,13 +170,13 @@ METHODS: dict[str, Method] = {
         Method(
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
-            _by_hand,
+            by_hand,
             needs_server=True,
         ),
         Method(
             "sglang frontend",
             "SGLang's own language (arXiv 2312.07104): sgl.function with fork and join",
-            prepare_frontend,
+            sglang_frontend,
             needs_server=True,
         ),
     )

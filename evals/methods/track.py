@@ -1,37 +1,52 @@
-"""Playing one answer by one method: what it decodes, and what is counted of it."""
+"""What the methods share: the parts of a written answer, an engine to decode them on, and what it took."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
 
 from pasta_async import Client, Sampling
-from pasta_async.evals.engines import clock_of
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
+from pasta_async.evals.simulator import clock_of
+from pasta_async.lang import Document, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from pasta_async import Backend, Generation
     from pasta_async.clock import Clock
-    from pasta_async.lang import Document, Segment
+    from pasta_async.lang import Node, Segment
     from pasta_async.protocol import TagIds
 
     Ids = tuple[int, ...]
     Work = Callable[["Track"], Awaitable[int]]
     """Decodes the answer; returns its critical path in tokens."""
 
-__all__ = ["Case", "Engine", "Method", "Played", "Track", "at_once", "cases_of", "open_engine", "play"]
+__all__ = [
+    "Case",
+    "Engine",
+    "Method",
+    "Part",
+    "Track",
+    "cases_of",
+    "open_engine",
+    "outline",
+    "play",
+    "rounds",
+    "stretches",
+    "time_work",
+]
 
-
+_NONE: Mapping[int, Callable[[], object]] = {}
 _NUMBERS = itertools.count(random.randrange(900**2))
 
 
@@ -57,31 +72,55 @@ def cases_of(documents: Mapping[str, Document]) -> list[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """One timed answer: a row of the results."""
+class Part:
+    """A stretch of the visible text that is decoded on its own."""
 
-    prompt: int
-    """Its place in the list."""
-    method: str
-    number: int
-    """The pass, from 0."""
-    seconds: float
-    first_token: float
-    """Seconds until the first token of whatever is decoded first, an outline for instance."""
-    tokens: int
-    """Decoded: text, tags, outlines."""
-    critical_path: int
-    """Tokens that had to be decoded one after another."""
-    requests: int
-    cached_tokens: int
-    """Context tokens that the prefix cache had, over all requests."""
-    prefilled_tokens: int
-    """Context tokens that were computed."""
+    topic: str
+    """Empty where nothing was promised."""
+    text: str
+
+
+def rounds(document: Document) -> list[list[Part]]:
+    """The visible text as parts that do not depend on each other, in rounds that have to come one by one.
+
+    A part is a promised chunk with the text before it; what follows the last one of a round belongs to it,
+    and a round without promises is one part. All parts together are the visible text.
+    """
+    return [parts for nodes in stretches(document.nodes) if (parts := _parts(nodes))]
+
+
+def stretches(nodes: Sequence[Node]) -> list[list[Node]]:
+    """The nodes up to each sync, it included, and what is left."""
+    result = [list["Node"]()]
+    for node in nodes:
+        result[-1].append(node)
+        if isinstance(node, Sync):
+            result.append([])
+    return result
+
+
+def _parts(nodes: Sequence[Node]) -> list[Part]:
+    parts, text = list[Part](), ""
+    for node in nodes:
+        text += node.text
+        if isinstance(node, Promise):
+            parts.append(Part(node.topic, text))
+            text = ""
+    if parts:
+        parts[-1] = Part(parts[-1].topic, parts[-1].text + text)
+    elif text:
+        parts.append(Part("", text))
+    return parts
+
+
+def outline(parts: Sequence[Part]) -> str:
+    """The numbered list that Skeleton-of-Thought decodes first: a few words for each part."""
+    return "\n".join(f"{number}. {part.topic or 'Conclusion'}" for number, part in enumerate(parts, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What methods play on: a backend that can be forced, and its vocabulary."""
+    """What methods decode on: a backend that can be forced, and its vocabulary."""
 
     backend: Backend
     url: str
@@ -138,75 +177,60 @@ async def open_engine(
 
 
 class Track:
-    """One answer under way: decodes, and counts."""
+    """One answer under way: decodes, and counts.
+
+    Attributes:
+        counts: `tokens` decoded, `requests`, context tokens that were `cached`, and `prefilled` ones.
+        first_token: Seconds until the first token; None before.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine = engine
-        self.answer: str = uuid4().hex
         self.began: float = engine.clock.time()
         self.first_token: float | None = None
-        self.tokens: int = 0
-        self.requests: int = 0
-        self.cached_tokens: int = 0
-        self.prefilled_tokens: int = 0
+        self.counts: Counter[str] = Counter()
+        self._answer = uuid4().hex
 
     async def decode(
-        self,
-        context: Ids,
-        target: Ids,
-        *,
-        thread: int = 0,
-        marks: Mapping[int, Callable[[], object]] | None = None,
+        self, context: Ids, target: Ids, *, thread: int = 0, marks: Mapping[int, Callable[[], object]] = _NONE
     ) -> None:
-        """Have the engine write `target` behind `context`.
+        """Have the engine write `target` behind `context`, and end the request.
 
         Args:
             context: The whole context.
-            target: What is written: it ends the request.
+            target: What is written.
             thread: A number of its own for each thread.
             marks: Called when so many tokens are there.
 
         Cancelling it aborts the request.
         """
-        request = DecodeRequest(
-            answer=self.answer,
-            thread=thread,
-            ids=context,
-            max_tokens=len(target),
-            sampling=Sampling(),
-        )
-        request = force(self.engine.backend, request, target)
-        self.requests += 1
-        count, cached = 0, 0
-        async with aclosing(self.engine.backend.decode(request)) as pieces:
+        backend = self.engine.backend
+        request = DecodeRequest(self._answer, thread, context, len(target), Sampling())
+        written = cached = 0
+        async with aclosing(backend.decode(force(backend, request, target))) as pieces:
             async for piece in pieces:
+                self.note_token()
                 for _ in piece.ids:
-                    count += 1
-                    if marks and (mark := marks.get(count)):
-                        mark()
-                self.token_came()
+                    written += 1
+                    if written in marks:
+                        marks[written]()
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
-        self.count(tokens=count, cached=cached, prefilled=len(context) - cached)
+        self.count(tokens=written, cached=cached, prefilled=len(context) - cached)
 
-    def token_came(self) -> None:
+    def note_token(self) -> None:
         """Note the time of the first token."""
         if self.first_token is None:
             self.first_token = self.engine.clock.time() - self.began
 
-    def count(self, *, tokens: int, cached: int, prefilled: int) -> None:
+    def count(self, *, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
         """Count a request that is over."""
-        self.tokens += tokens
-        self.cached_tokens += cached
-        self.prefilled_tokens += prefilled
+        self.counts.update(tokens=tokens, cached=cached, prefilled=prefilled, requests=requests)
 
     def take(self, generation: Generation) -> int:
         """Count an answer of the library; its critical path."""
-        usage = generation.usage
-        self.first_token = generation.threads[0].first_token
-        self.requests += usage.requests
-        self.count(
-            tokens=usage.completion_tokens, cached=usage.cached_tokens, prefilled=usage.prefilled_tokens
-        )
+        usage, self.first_token = generation.usage, generation.threads[0].first_token
+        tokens, cached, prefilled = usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens
+        self.count(tokens=tokens, cached=cached, prefilled=prefilled, requests=usage.requests)
         return generation.critical_path
 
 
@@ -219,35 +243,35 @@ class Method:
     """The paper or program that it follows."""
     prepare: Callable[[Engine, Case], Awaitable[Work]]
     """Encodes what it needs, then gives what is timed."""
+    optional: bool = False
+    """Whether it is measured only if it is named."""
     needs_server: bool = False
     """Whether it talks to an SGLang server by itself."""
 
 
-async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Played:
+async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
     """Write a case's answer by a method, timed; what it encodes beforehand is not.
 
     Cancelling it aborts what is under way.
     """
-    work = await method.prepare(engine, case.fresh())
+    return await time_work(engine, method, case, await method.prepare(engine, case.fresh()), number)
+
+
+async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
+    """Do what a method has prepared. Cancelling it aborts what is under way."""
     track = Track(engine)
     path = await work(track)
-    seconds = engine.clock.time() - track.began
-    return Played(
+    seconds, counts = engine.clock.time() - track.began, track.counts
+    return Answer(
         prompt=case.index,
         method=method.name,
         number=number,
         seconds=seconds,
         first_token=seconds if track.first_token is None else track.first_token,
-        tokens=track.tokens,
+        tokens=counts["tokens"],
         critical_path=path,
-        requests=track.requests,
-        cached_tokens=track.cached_tokens,
-        prefilled_tokens=track.prefilled_tokens,
+        requests=counts["requests"],
+        cached_tokens=counts["cached"],
+        prefilled_tokens=counts["prefilled"],
+        family="parallel" if case.document.promises else "sequential",
     )
-
-
-async def at_once(*work: Coroutine[Any, Any, None]) -> None:
-    """Do things at the same time. Cancelling it cancels them all."""
-    async with asyncio.TaskGroup() as tasks:
-        for one in work:
-            tasks.create_task(one)

@@ -7,149 +7,59 @@
 Takes what pasta_async.evals.alpaca, frontier, speed, methods and load wrote. Results with the same label are
 of the same model: one gives the quality, the other the speed. Or takes the folder of a run of training.run,
 and compares the models that were measured so far.
-Writes `index.html`, which needs nothing else, its plots as PNG files, its tables as `tables.md`.
+Writes the report as Markdown, `tables.md`, its plots as PNG files, and `index.html`, the same as one page
+that needs nothing else. What it says is in `evaluation.md`.
 """
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
-from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+from markdown_it import MarkdownIt
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals import load, speed
-from pasta_async.evals.alpaca.outcome import tables as alpaca_tables
-from pasta_async.evals.commands import Settings
+from pasta_async.evals.alpaca import tables as alpaca_tables
+from pasta_async.evals.frontier import row
 from pasta_async.evals.methods.__main__ import summarise as method_rows
+from pasta_async.evals.records import markdown_table
 from pasta_async.evals.report import plots
-from pasta_async.evals.report.models import Model, frontier_sections, run_sections
-from pasta_async.evals.report.page import Plot, Rows, Section, slug, write_report
-from pasta_async.evals.report.results import Results, read_results, spreads
+from pasta_async.evals.report.plots import Point
+from pasta_async.evals.report.results import best, dominated_by, read_results, read_run, spreads
 from pasta_async.evals.statistics import format_estimate
+from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.report.plots import Spread
+    from matplotlib.figure import Figure
 
-__all__ = ["ReportSettings", "main", "sections"]
+    from pasta_async.evals.report.results import Model, Results
+    from pasta_async.evals.statistics import Estimate
 
-_PAPER = (
-    "The paper's end points are published figures of another model (Gemma 7B, finetuned), judge (GPT-4), "
-    "engine and machine (one H100): they show the range that was reached there, and are not comparable point "
-    "by point."
-)
+__all__ = ["Report", "ReportSettings", "main"]
 
+_AXES = {
+    "frontier": ("theoretical_speedup", "theoretical speed-up"),
+    "frontier-length-matched": ("length_matched_speedup", "length-matched theoretical speed-up"),
+    "frontier-wall-clock": ("wall_clock", "speed-up by wall clock"),
+}
+_FAMILIES = {
+    "Answers with a promise, %": ("parallel", ".0f"),
+    "Answers with a sync, %": ("synced", ".0f"),
+    "Score, %": ("score", ".1f"),
+    "Theoretical speed-up": ("theoretical_speedup", ".2f"),
+}
 
-def sections(results: Results, *, target: float | None = None) -> list[Section]:
-    """All that the results give rise to.
-
-    Args:
-        results: What was read.
-        target: The latency target of goodput in seconds; None: twice the unloaded median in sequence.
-    """
-    timed = spreads(results)
-    models = [Model(label, _with_wall_clock(label, one, timed)) for label, one in results.frontier.items()]
-    return [
-        *([_alpaca(results, timed)] if results.alpaca else []),
-        *(frontier_sections(models) if models else []),
-        *([_realised(results, timed)] if timed else []),
-        *(_load(label, blocks, target) for label, blocks in results.load.items()),
-        Section("Where this comes from", tables=[("Files", results.sources)]),
-    ]
+Rows = list[dict[str, Any]]
 
 
-def _with_wall_clock(label: str, result: dict[str, Any], timed: Sequence[Spread]) -> dict[str, Any]:
-    """A result of `frontier` with what `speed` timed under the same label."""
-    found = [spread.speedup for spread in timed if spread.label == label]
-    return {**result, "wall_clock": {"speedup": found[0]}} if found else result
-
-
-def _alpaca(results: Results, timed: Sequence[Spread]) -> Section:
-    """AlpacaEval's results side by side; speed-ups are wall clock where something of that label was timed."""
-    clocks = {spread.label: spread.speedup for spread in timed}
-    controlled = all("value" in result["length_controlled_win_rate"] for result in results.alpaca.values())
-    points: list[plots.Point] = []
-    wholes: Rows = []
-    sources: dict[str, dict[str, Any]] = {}
-    for label, result in results.alpaca.items():
-        win_rate = result["length_controlled_win_rate" if controlled else "win_rate"]
-        speedup = clocks.get(label) or result["theoretical_speedup"]
-        points.append(plots.Point(label, speedup, win_rate, label in clocks))
-        (whole,), by_source = alpaca_tables(result)
-        timing = format_estimate(clocks.get(label), ".2f")
-        wholes.append({"": label, **whole, "wall clock": timing})
-        for row in by_source:
-            known = sources.setdefault(row["source"], {"source": row["source"], "prompts": row["prompts"]})
-            known[label] = row["win rate %"]
-    drawing = plots.quality_by_speed(
-        points,
-        quality="win rate against sequential, %" + ", lengths controlled" * controlled,
-        baseline=plots.exactly(50),
-        published=plots.PUBLISHED,
-    )
-    described = "; ".join(
-        f"{one.label}: {format_estimate(one.speedup, '.2f')}, {format_estimate(one.quality)}"
-        for one in points
-    )
-    return Section(
-        "Quality against speed: AlpacaEval",
-        [
-            "50% is as good as the sequential answer of the same model.",
-            _PAPER,
-            *dict.fromkeys(map(_how, results.alpaca.values())),
-        ],
-        [Plot("quality-by-speed", described, drawing)],
-        [("All prompts, 95% intervals", wholes), ("Win rate in % by source", [*sources.values()])],
-    )
-
-
-def _how(result: dict[str, Any]) -> str:
-    """How something was judged."""
-    official = "AlpacaEval's 805" if result["prompts"]["official"] else "not AlpacaEval's own"
-    return (
-        f"Judged by {result['judge']['model']} through alpaca-eval {result['versions']['alpaca_eval']}; "
-        f"reference: the same model's sequential answers; prompts: {official}. "
-        f"Lengths controlled by {result['length_control']}. {result['why_this_length_control']}."
-    )
-
-
-def _realised(results: Results, timed: Sequence[Spread]) -> Section:
-    described = "; ".join(
-        f"{one.label}: {format_estimate(one.speedup, '.2f')} of {geometric_mean(one.theoretical):.2f}"
-        for one in timed
-    )
-    return Section(
-        "Realised against theoretical speed-up",
-        [
-            "Theoretical: the baseline's tokens / the critical path, tags counted. What is missing to the "
-            "diagonal is what forks, joins and larger batches cost on that engine and machine."
-        ],
-        [Plot("realised", described, plots.realised(timed))],
-        [
-            *((f"Speed: {label}", speed.summarise(runs)) for label, runs in results.speed.items()),
-            *((f"Methods: {label}", method_rows(rows)) for label, rows in results.methods.items()),
-        ],
-    )
-
-
-def _load(label: str, blocks: Sequence[load.Block], target: float | None) -> Section:
-    target = target or load.default_target(blocks)
-    found = load.figures(blocks, target)
-    section = Section(f"Under load: {label}", [f"Latency target of the goodput: {target:.3g} s."])
-    names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
-    section.texts += [f"{load.describe_break_even(found, name)}." for name in names]
-    for mode, _ in load.UNITS:
-        if own := [one for one in found if one.mode == mode]:
-            name, described = f"load-{slug(label)}-{mode}", " ".join(section.texts)
-            section.plots.append(Plot(name, described, plots.load_curves(own)))
-    section.tables.append(("Every load", load.summarise(found)))
-    return section
-
-
-class ReportSettings(Settings):
+class ReportSettings(CommandSettings):
     """What is reported on."""
 
     results: tuple[str, ...] = Field(
@@ -162,33 +72,143 @@ class ReportSettings(Settings):
     target: float | None = Field(default=None, gt=0, description="latency target of the goodput, in seconds")
 
 
-def _run(settings: ReportSettings) -> None:
+class Report:
+    """A report on some results: what its template shows, and its plots.
+
+    Args:
+        results: What was read.
+        target: The latency target of goodput in seconds; None: twice the unloaded median in sequence.
+    """
+
+    def __init__(self, results: Results, target: float | None = None) -> None:
+        self._plots: dict[str, Figure] = {}
+        timed = spreads(results)
+        clocks = {spread.label: spread.speedup for spread in timed}
+        self._shown: dict[str, Any] = {"results": results, "plots": self._plots}
+        if results.of["alpaca"]:
+            self._shown["alpaca"] = self._alpaca(results.of["alpaca"], clocks)
+        if results.models:
+            self._shown |= self._frontier(results.models, clocks)
+        if timed:
+            self._plots["realised"] = plots.realised(timed)
+            self._shown["timed"] = {
+                **{f"Speed: {label}": speed.summarise(runs) for label, runs in results.of["speed"].items()},
+                **{f"Methods: {label}": method_rows(rows) for label, rows in results.of["methods"].items()},
+            }
+        self._shown["loads"] = [self._load(*item, target) for item in results.of["load"].items()]
+
+    def write(self, folder: Path, title: str) -> None:
+        """Write `tables.md`, a PNG file for each plot, and `index.html`.
+
+        Args:
+            folder: Is made if need be; files of the same names are written over.
+            title: Of the page.
+        """
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        filters: dict[str, Any] = environment.filters
+        filters |= {"table": markdown_table, "estimate": format_estimate}
+        template = Path(__file__).with_name("evaluation.md").read_text(encoding="utf-8")
+        text = environment.from_string(template).render(self._shown)
+        text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tables.md").write_text(text, encoding="utf-8")
+        (folder / "index.html").write_text(self._page(text, title), encoding="utf-8")
+        for name, figure in self._plots.items():
+            (folder / f"{name}.png").write_bytes(plots.render(figure, "png"))
+
+    def _page(self, text: str, title: str) -> str:
+        html: str = MarkdownIt("zero").enable(["heading", "image", "table"]).render(text)  # escapes the rest
+        for name, figure in self._plots.items():
+            image = base64.b64encode(plots.render(figure, "svg")).decode()
+            html = html.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{image}"')
+        html = html.replace("<table>", '<div class="scroll" tabindex="0" role="group"><table>')
+        html = html.replace("</table>", "</table></div>")
+        sections = [part.split("</h2>", 1) for part in html.split("<h2>")[1:]]
+        page = standalone("evaluation.html", ["evals/report", "trace"])
+        template = jinja2.Template(page.html, trim_blocks=True)
+        return template.render(policy=page.policy, title=title, sections=sections)
+
+    def _alpaca(self, found: dict[str, Any], clocks: Mapping[str, Estimate]) -> dict[str, Any]:
+        """AlpacaEval's results side by side; wall clock where something of that label was timed."""
+        controlled = all("value" in result["length_controlled_win_rate"] for result in found.values())
+        rate = "length_controlled_win_rate" if controlled else "win_rate"
+        self._plots["quality-by-speed"] = plots.quality_by_speed(
+            [
+                Point(label, clocks.get(label) or one["theoretical_speedup"], one[rate], label in clocks)
+                for label, one in found.items()
+            ],
+            quality="win rate against sequential, %" + ", lengths controlled" * controlled,
+            baseline=plots.exactly(50),
+            published=plots.PUBLISHED,
+        )
+        every, sources = Rows(), dict[str, dict[str, Any]]()
+        for label, result in found.items():
+            (whole,), by_source = alpaca_tables(result)
+            every.append({"": label, **whole, "wall clock": format_estimate(clocks.get(label), ".2f")})
+            for one in by_source:
+                source = {"source": one["source"], "prompts": one["prompts"], **dict.fromkeys(found, "-")}
+                sources.setdefault(one["source"], source)[label] = one["win rate %"]
+        return {"all": every, "sources": [*sources.values()]}
+
+    def _frontier(self, models: Sequence[Model], clocks: Mapping[str, Estimate]) -> dict[str, Any]:
+        """Models by speed and score, group by group."""
+        baseline = models[0].figures["baseline"]
+        same = all(model.figures["baseline"] == baseline for model in models)
+        for name, (key, axis) in _AXES.items():
+            if points := [point for model in models if (point := model.point(key, clocks))]:
+                score = baseline["score"] if same else None
+                about = "score, % of the facts right"
+                self._plots[name] = plots.quality_by_speed(points, speed=axis, quality=about, baseline=score)
+        rows = [row("sequential baseline", baseline, **{"wall clock": "-"})] if same else []
+        for model in models:
+            timed = format_estimate(model.speedup("wall_clock", clocks), ".2f")
+            rows.append(row(model.name, model.figures, **{"wall clock": timed}))
+        later = [model for model in models if model.group]
+        ahead = {m.name: [one.name for one in dominated_by(m, later)] for m in models if not m.group}
+        return {
+            "frontier": rows,
+            "baseline": baseline,
+            "best": best(models),
+            "beaten": [{"": name, "beaten by": "; ".join(found) or "none"} for name, found in ahead.items()],
+            "families": {
+                caption: [
+                    {"": model.name, **{f: format_estimate(own[key], form) for f, own in families.items()}}
+                    for model in models
+                    for families in [model.result["by_family"]]
+                ]
+                for caption, (key, form) in _FAMILIES.items()
+            },
+        }
+
+    def _load(self, label: str, blocks: Sequence[load.Block], target: float | None) -> dict[str, Any]:
+        target = target or load.default_target(blocks)
+        found = load.figures(blocks, target)
+        names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
+        file = "load-" + re.sub(r"\W+", "-", label.lower()).strip("-")
+        for mode in load.UNITS:
+            if own := [one for one in found if one.mode == mode]:
+                self._plots[f"{file}-{mode}"] = plots.load_curves(own)
+        return {
+            "label": label,
+            "file": file,
+            "target": f"{target:.3g} s",
+            "ends": [load.describe_break_even(found, name) for name in names],
+            "rows": load.summarise(found),
+        }
+
+
+def _run(settings: ReportSettings) -> str:
     folder = Path(settings.results[0])
-    if folder.is_dir() and len(settings.results) == 1:
-        title, found = run_sections(folder)
-        out = settings.out or folder / "report"
-    else:
-        title = "Parallel decoding, measured"
-        found = sections(read_results(settings.results), target=settings.target)
-        out = settings.out or Path("report")
-    if not found:
-        print("nothing to compare was measured yet")
-        return
-    write_report(out, found, title=settings.title or title)
-    print(f"{out / 'index.html'}, with its plots and tables.md beside it")
+    of_a_run = folder.is_dir() and len(settings.results) == 1
+    results = read_run(folder) if of_a_run else read_results(settings.results)
+    if not results.sources:
+        return "nothing to compare was measured yet"
+    out = settings.out or (folder / "report" if of_a_run else Path("report"))
+    Report(results, settings.target).write(out, settings.title or results.title)
+    return f"{out / 'index.html'}, with its plots and tables.md beside it"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the results and write the report."""
-    run_command(
-        ReportSettings,
-        _run,
-        program="report",
-        description=__doc__,
-        positional=("results",),
-        arguments=arguments,
-    )
-
+main: Command = command(ReportSettings, _run, "report", __doc__, positional=("results",))
 
 if __name__ == "__main__":
     main()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from pasta_async.evals.statistics import estimate
 
@@ -38,6 +38,7 @@ __all__ = [
 
 _STYLE = Path(__file__).with_name("report.mplstyle")
 _INK, _SOFT, _CARD = "#25211a", "#655d4f", "#fffdf9"
+_TIMES = "{x:g}\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +49,23 @@ class Point:
     speedup: Estimate
     quality: Estimate
     measured: bool = True
-    """Whether the speed-up is wall clock; else it is theoretical, and drawn hollow."""
+    """Whether the speed-up was timed; else it is theoretical, or published, and drawn hollow."""
     group: str = ""
     """Points of a group have one colour, and a line joins them; "": a colour of its own."""
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """Speed-up and quality."""
+        return self.speedup["value"], self.quality["value"]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Theoretical and realised speed-ups of the same answers."""
+    """Theoretical and realised speed-ups of the same answers, prompt by prompt."""
 
     label: str
-    theoretical: tuple[float, ...]
-    realised: tuple[float, ...]
+    theoretical: Sequence[float]
+    realised: Sequence[float]
 
     @property
     def speedup(self) -> Estimate:
@@ -73,8 +79,8 @@ def exactly(value: float) -> Estimate:
 
 
 PUBLISHED = (
-    Point("paper: quality end (λ = ∞)", exactly(1.21), exactly(52.3)),
-    Point("paper: speed end", exactly(1.93), exactly(42.9)),
+    Point("paper: quality end (λ = ∞)", exactly(1.21), exactly(52.3), measured=False),
+    Point("paper: speed end", exactly(1.93), exactly(42.9), measured=False),
 )
 """The end points of arXiv 2502.11517 (abstract, section 4): another model, judge and machine. Wall clock, and
 length-controlled win rate in percent. What lies between them is not at hand."""
@@ -92,8 +98,8 @@ def render(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 def best_points(found: Sequence[Point]) -> list[Point]:
     """Those that no other one beats in both, from the slowest to the fastest."""
     kept: list[Point] = []
-    for point in sorted(found, key=lambda p: (-p.speedup["value"], -p.quality["value"])):
-        if not kept or point.quality["value"] > kept[-1].quality["value"]:
+    for point in sorted(found, key=lambda point: point.place, reverse=True):
+        if not kept or point.place[1] > kept[-1].place[1]:
             kept.append(point)
     return kept[::-1]
 
@@ -116,41 +122,52 @@ def quality_by_speed(
         baseline: The sequential baseline's quality, if there is one for all.
         published: The paper's points, drawn as such.
     """
-    figure, axes = _figure(8.0, 4.9)
+    figure = Figure(figsize=(8.0, 4.9))
+    axes = figure.subplots()
     axes.set(xlabel=speed, ylabel=quality)
     axes.xaxis.set_major_formatter(_TIMES)
     plain = [Point("sequential", exactly(1), baseline)] if baseline else []
-    _line(axes, best_points([*found, *plain]), "-", color=_SOFT, lw=4, alpha=0.25, label="frontier")
-    for number, group in enumerate(dict.fromkeys(point.group or point.label for point in found)):
-        own = [point for point in found if (point.group or point.label) == group]
-        if own[0].group:
-            _line(axes, own, "-", color=f"C{number % 8}", lw=1.4, label=group)
-        for point in own:
-            _draw_point(axes, point, f"C{number % 8}")
-    for point in plain:
-        axes.axhspan(point.quality["low"], point.quality["high"], color=_SOFT, alpha=0.12, lw=0)
-        axes.axhline(point.quality["value"], color=_SOFT, lw=1, ls=":")
-        _draw_point(axes, point, _INK, "s")
-    if published:
-        _line(axes, published, ":", color=_SOFT, lw=1, label="published: other model, judge, machine")
-        for point in published:
-            _draw_point(axes, point, _SOFT, "D", hollow=True)
+    frontier = [point.place for point in best_points([*found, *plain])]
+    axes.plot(*zip(*frontier, strict=True), color=_SOFT, lw=4, alpha=0.25, label="frontier")
+    groups: dict[str, list[Point]] = {}
+    for point in found:
+        groups.setdefault(point.group or point.label, []).append(point)
+    for number, (group, own) in enumerate(groups.items()):
+        _points(axes, own, f"C{number % 8}", "o-", group if own[0].group else None)
+    if baseline:
+        axes.axhspan(baseline["low"], baseline["high"], color=_SOFT, alpha=0.12, lw=0)
+        axes.axhline(baseline["value"], color=_SOFT, lw=1, ls=":")
+    _points(axes, plain, _INK, "s")
+    _points(axes, published, _SOFT, "D:", "published: other model, judge, machine")
     axes.margins(x=0.16, y=0.16)
     if not all(point.measured for point in found):
-        for fill, words in ((_SOFT, "wall clock"), (_CARD, "theoretical")):
-            axes.plot([], [], "o", ms=8, color=fill, mec=_SOFT, mew=1.6, label=f"speed-up: {words}")
+        for fill, name in ((_SOFT, "wall clock"), (_CARD, "theoretical")):
+            axes.plot([], [], "o", ms=8, color=fill, mec=_SOFT, mew=1.6, label=f"speed-up: {name}")
     axes.legend(loc="best")
     return figure
+
+
+def _points(axes: Axes, points: Sequence[Point], colour: str, form: str, label: str | None = None) -> None:
+    """Points with their intervals, and a line through them if the form has one and they have a label."""
+    if label and points:
+        axes.plot(*zip(*(p.place for p in points), strict=True), form[1:], color=colour, lw=1.4, label=label)
+    for point in points:
+        x, y = ([[e["value"] - e["low"]], [e["high"] - e["value"]]] for e in (point.speedup, point.quality))
+        axes.errorbar(*point.place, xerr=x, yerr=y, color=colour, lw=1.6, alpha=0.55)
+        fill = colour if point.measured else _CARD
+        axes.plot(*point.place, form[0], ms=9, color=fill, mec=colour, mew=1.8, zorder=3)
+        axes.annotate(point.label, point.place, (9, 7), textcoords="offset points", fontsize=9.5)
 
 
 @mpl.rc_context(fname=_STYLE)
 def realised(found: Sequence[Spread]) -> Figure:
     """Realised against theoretical speed-up: a dot for each prompt, a ring for each geometric mean."""
-    figure, axes = _figure(6.2, 5.2)
+    figure = Figure(figsize=(6.2, 5.2))
+    axes = figure.subplots()
     axes.set(xlabel="theoretical speed-up", ylabel="realised speed-up (wall clock)", aspect="equal")
     axes.axline((1, 1), slope=1, color=_SOFT, lw=1, ls=":")
-    for side in (axes.xaxis, axes.yaxis):
-        side.set_major_formatter(_TIMES)
+    axes.xaxis.set_major_formatter(_TIMES)
+    axes.yaxis.set_major_formatter(_TIMES)
     for number, one in enumerate(found):
         colour = f"C{number % 8}"
         axes.scatter(one.theoretical, one.realised, s=16, color=colour, alpha=0.35, lw=0)
@@ -183,31 +200,3 @@ def load_curves(found: Sequence[Figures]) -> Figure:
         axes.legend()
     right.set_ylim(bottom=0)
     return figure
-
-
-def _times(value: float, _: int) -> str:
-    return f"{value:g}\N{MULTIPLICATION SIGN}"
-
-
-_TIMES = FuncFormatter(_times)
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height))
-    return figure, figure.subplots()
-
-
-def _draw_point(axes: Axes, point: Point, colour: str, form: str = "o", *, hollow: bool = False) -> None:
-    place = point.speedup["value"], point.quality["value"]
-    reach = [
-        [[one["value"] - one["low"]], [one["high"] - one["value"]]] for one in (point.speedup, point.quality)
-    ]
-    axes.errorbar(*place, xerr=reach[0], yerr=reach[1], color=colour, lw=1.6, alpha=0.55)
-    fill = _CARD if hollow or not point.measured else colour
-    axes.plot(*place, form, ms=9, color=fill, mec=colour, mew=1.8, zorder=3)
-    axes.annotate(point.label, place, (9, 7), textcoords="offset points", fontsize=9.5)
-
-
-def _line(axes: Axes, points: Sequence[Point], form: str, **settings: Any) -> None:
-    places = [(point.speedup["value"], point.quality["value"]) for point in points]
-    axes.plot(*zip(*places, strict=True), form, **settings)

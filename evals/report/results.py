@@ -1,4 +1,4 @@
-"""Results from files; each says itself what it is of."""
+"""Results from files, each of which says itself what it is of, or from the folder of a recipe's run."""
 
 from __future__ import annotations
 
@@ -6,32 +6,104 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, compare
 from pasta_async.evals.load import Block
-from pasta_async.evals.methods import Played
-from pasta_async.evals.report.plots import Spread
-from pasta_async.evals.speed import Run, compare
+from pasta_async.evals.report.plots import Point, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Results", "origin", "read_results", "spreads"]
+    from pasta_async.evals.answers import Comparison
+    from pasta_async.evals.statistics import Estimate
+
+__all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "spreads"]
+
+_KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = {
+    "speed": (lambda row: Answer(**row), ("prompt", "number", "method")),
+    "methods": (lambda row: Answer(**row), ("prompt", "number", "method")),
+    "load": (lambda row: Block(**row), ("mode", "level", "method")),
+}
+"""What a row is made into, and its keys: with the first two, the third has the same values everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with its result of `evals.frontier`."""
+
+    label: str
+    result: dict[str, Any]
+    group: str = ""
+    """Models of one group have one colour: `round 2`."""
+    candidate: bool = False
+    """Whether it may be the best point."""
+
+    @property
+    def name(self) -> str:
+        """Its group and its label."""
+        return f"{self.group}, {self.label}" if self.group else self.label
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Of all prompts together."""
+        return self.result["all"]
+
+    @property
+    def place(self) -> tuple[float, float]:
+        """Theoretical speed-up, and score in percent."""
+        return self.figures["theoretical_speedup"]["value"], self.figures["score"]["value"]
+
+    def speedup(self, kind: str, clocks: Mapping[str, Estimate]) -> Estimate | None:
+        """One of its speed-ups, if it was measured.
+
+        Args:
+            kind: Which one; `wall_clock` is what was timed under its label, or else with its answers.
+            clocks: What was timed, by label.
+        """
+        timed = clocks.get(self.label) or self.result.get("wall_clock", {}).get("speedup")
+        return timed if kind == "wall_clock" else self.figures[kind]
+
+    def point(self, kind: str, clocks: Mapping[str, Estimate]) -> Point | None:
+        """Its place in a plot; None if this speed-up was not measured."""
+        found = self.speedup(kind, clocks)
+        return found and Point(self.label, found, self.figures["score"], group=self.group)
+
+
+def best(found: Sequence[Model]) -> Model | None:
+    """The candidate with the highest speed-up among those whose score is not below the baseline's.
+
+    Not below it beyond the 95% interval of the difference; if there is none, the one with the highest score.
+    """
+    candidates = [model for model in found if model.candidate]
+    as_good = [model for model in candidates if model.figures["difference"]["high"] >= 0]
+    if as_good:
+        return max(as_good, key=lambda model: model.place[0])
+    return max(candidates, key=lambda model: model.place[1], default=None)
+
+
+def dominated_by(model: Model, found: Sequence[Model]) -> list[Model]:
+    """Those that are at least as good and as fast as a model, and better in one of both."""
+    fast, good = model.place
+    return [
+        one for one in found if one.place[0] >= fast and one.place[1] >= good and one.place != model.place
+    ]
 
 
 @dataclass(slots=True)
 class Results:
-    """What the files hold, by label."""
+    """What is reported on."""
 
-    alpaca: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    frontier: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    speed: dict[str, list[Run]] = field(default_factory=dict[str, list[Run]])
-    methods: dict[str, list[Played]] = field(default_factory=dict[str, list[Played]])
-    load: dict[str, list[Block]] = field(default_factory=dict[str, list[Block]])
+    title: str = "Parallel decoding, measured"
+    models: list[Model] = field(default_factory=list[Model])
+    """Of `frontier`."""
+    of: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    """By kind and label: results of `alpaca`, runs of `speed`, rows of `methods`, blocks of `load`."""
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """A row of a table for each file: what was measured where and when (last, if it was gone on with)."""
+    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Of a run: a row for each kind of step."""
 
 
 def read_results(names: Sequence[str]) -> Results:
@@ -40,47 +112,38 @@ def read_results(names: Sequence[str]) -> Results:
     Raises:
         InvalidRequestError: A file is no result, is broken off, or says the same as another one.
     """
-    results = Results()
+    results, taken = Results(), set[tuple[str, str]]()
     for name in names:
-        label, _, path = name.rpartition("=")
-        _read(results, label or _label(Path(path)), Path(path))
+        label, _, given = name.rpartition("=")
+        path = Path(given)
+        label = label or (path.parent.name if path.stem == "result" else "") or path.stem
+        head, *rows = _rows(path)
+        kind = str(head.get("benchmark"))
+        if (kind, label) in taken:
+            raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them by LABEL=PATH")
+        taken.add((kind, label))
+        if kind == "frontier":
+            results.models.append(Model(label, head))
+        else:
+            results.of[kind][label] = head if kind == "alpaca" else _measured(path, kind, rows)
+        environments = [row["environment"] for row in [head, *rows] if "environment" in row]
+        results.sources.append(
+            {"label": label, "file": path.name, "what": kind, **_origin(head, environments)}
+        )
     return results
 
 
-def _label(path: Path) -> str:
-    return path.parent.name if path.stem == "result" and path.parent.name else path.stem
-
-
-def _read(results: Results, label: str, path: Path) -> None:
-    rows = _rows(path)
-    head = rows[0]
-    kind = str(head.get("benchmark"))
-    if kind in ("alpaca", "frontier"):
-        found = head
-    elif kind in ("speed", "methods", "load"):
-        found = _measured(path, kind, rows[1:])
-    else:
-        raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
-    kept: dict[str, Any] = getattr(results, kind)
-    if label in kept:
-        raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them with LABEL=PATH")
-    kept[label] = found
-    where: dict[str, Any] = ([row["environment"] for row in rows if "environment" in row] or [{}])[-1]
-    results.sources.append({"label": label, "file": path.name, "what": kind, **origin(head, where)})
-
-
-def origin(head: dict[str, Any], where: dict[str, Any]) -> dict[str, str]:
-    """Columns of a table: what was measured, when, and on which machine."""
+def _origin(head: dict[str, Any], environments: Sequence[dict[str, Any]]) -> dict[str, str]:
+    where = environments[-1] if environments else {}
     columns = {"when": "time", "processor": "cpu", "cores": "cores", "load before": "load"}
-    environment = {name: str(where.get(key, "-")) for name, key in columns.items()}
-    return {"backend": str(head.get("backend", "-")), **environment}
+    shown = {name: str(where.get(key, "-")) for name, key in columns.items()}
+    return {"backend": str(head.get("backend", "-")), **shown}
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
-        lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-        rows = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
     except (OSError, json.JSONDecodeError) as error:
         raise InvalidRequestError(f"{path} cannot be read as JSON: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
@@ -88,69 +151,76 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(
-    path: Path, kind: str, rows: Sequence[dict[str, Any]]
-) -> list[Run] | list[Played] | list[Block]:
+def _measured(path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    if kind not in _KINDS:
+        raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
+    make, (one, other, method) = _KINDS[kind]
     rows = [row for row in rows if "environment" not in row]
+    methods = defaultdict[tuple[Any, Any], set[str]](set)
     try:
+        for row in rows:
+            methods[row[one], row[other]].add(row[method])
+        found = [make(row) for row in rows]
         if kind == "speed":
-            runs = [Run(**row) for row in rows]
-            compare(runs)
-            return runs
-        if kind == "methods":
-            played = [Played(**row) for row in rows]
-            _check_complete((one.prompt, one.number, one.method) for one in played)
-            return played
-        blocks = [Block.of(row) for row in rows]
-        _check_complete((one.mode, one.level, one.method) for one in blocks)
-        return blocks
+            compare(found)
+        if len({*map(frozenset, methods.values())}) > 1:
+            raise ValueError("not every method was measured everywhere")
     except (TypeError, KeyError, ValueError) as error:
         raise InvalidRequestError(
             f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
         ) from error
+    return found
 
 
-def _check_complete(measured: Iterable[tuple[Any, Any, str]]) -> None:
-    methods = defaultdict[tuple[Any, Any], set[str]](set)
-    for one, other, method in measured:
-        methods[one, other].add(method)
-    if len({*map(frozenset, methods.values())}) > 1:
-        raise ValueError("not every method was measured everywhere")
+def read_run(run: Path) -> Results:
+    """What was measured so far in the folder of a run of `training.run`.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    try:
+        plan = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{run} is not the folder of a run: {error}") from error
+    paths = {name: run / "steps" / f"{name}.json" for name in plan["steps"]}
+    states = {name: _rows(path)[0] if path.exists() else {} for name, path in paths.items()}
+    results = Results(plan["title"])
+    for name in (model["name"] for model in plan["models"]):
+        if states[f"evaluation/{name}"].get("finished"):
+            (result,) = _rows(run / "evaluation" / name / "result.json")
+            model = _model(name, result, plan["start"])
+            results.models.append(model)
+            results.sources.append({"": model.name, **_origin(result, [result["environment"]])})
+    groups = dict.fromkeys(name.partition("/")[0] for name in states)
+    for group in (*groups, "all"):
+        own = [state for name, state in states.items() if group in (name.partition("/")[0], "all")]
+        done = sum(bool(state.get("finished")) for state in own)
+        minutes = sum(state.get("seconds", 0.0) for state in own) / 60
+        results.steps.append({"": group, "steps": len(own), "done": done, "minutes": minutes})
+    return results
+
+
+def _model(name: str, result: dict[str, Any], start: str) -> Model:
+    stage, _, short = name.partition("/")
+    if stage == "stage1":
+        return Model(f"stage 1: {short}", result, candidate=name == start)
+    weight = short.removeprefix("lambda").replace("inf", "\N{INFINITY}")
+    label = f"\N{GREEK SMALL LETTER LAMDA} = {weight}"
+    return Model(label, result, f"round {stage.removeprefix('round')}", candidate=True)
 
 
 def spreads(results: Results) -> list[Spread]:
     """What was timed: every model under `speed`, every method under `methods`."""
-    found: list[Spread] = []
-    for label, runs in results.speed.items():
-        pairs = compare(runs)
-        found.append(Spread(label, tuple(p.theoretical for p in pairs), tuple(p.speedup for p in pairs)))
-    for label, played in results.methods.items():
-        several = len(results.methods) > 1
+    found = [_spread(label, compare(rows)) for label, rows in results.of["speed"].items()]
+    for label, rows in results.of["methods"].items():
+        where = f" ({label})" if len(results.of["methods"]) > 1 else ""
         found += [
-            _spread(f"{name} ({label})" if several else name, name, played)
-            for name in dict.fromkeys(row.method for row in played)
+            _spread(f"{name}{where}", compare(rows, name, "sequential"))
+            for name in dict.fromkeys(row.method for row in rows)
             if name != "sequential"
         ]
     return found
 
 
-def _spread(label: str, method: str, played: Sequence[Played]) -> Spread:
-    base, own = (_by_prompt(played, name) for name in ("sequential", method))
-    prompts = [prompt for prompt in own if prompt in base]
-    return Spread(
-        label,
-        tuple(base[prompt][0] / own[prompt][0] for prompt in prompts),
-        tuple(base[prompt][1] / own[prompt][1] for prompt in prompts),
-    )
-
-
-def _by_prompt(played: Sequence[Played], method: str) -> dict[int, tuple[float, float]]:
-    """Critical path and seconds of each prompt, over all passes."""
-    rows = [row for row in played if row.method == method]
-    return {
-        prompt: (
-            geometric_mean([row.critical_path for row in rows if row.prompt == prompt]),
-            geometric_mean([row.seconds for row in rows if row.prompt == prompt]),
-        )
-        for prompt in dict.fromkeys(row.prompt for row in rows)
-    }
+def _spread(label: str, pairs: Sequence[Comparison]) -> Spread:
+    return Spread(label, [pair.theoretical for pair in pairs], [pair.speedup for pair in pairs])

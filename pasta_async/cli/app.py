@@ -86,10 +86,11 @@ def sglang(
     width = max(map(len, command.reasons), default=0)
     for flag, reason in command.reasons.items():
         sys.stderr.write(f"{flag:{width}}  {reason}\n")
-    (sys.stdout if dry_run else sys.stderr).write(shlex.join(command.argv) + "\n")
+    variables = "".join(f"{name}={value} " for name, value in command.environment.items())
+    (sys.stdout if dry_run else sys.stderr).write(f"{variables}{shlex.join(command.argv)}\n")
     if not dry_run:
         sys.stderr.flush()
-        os.execv(command.argv[0], command.argv)
+        os.execve(command.argv[0], command.argv, {**os.environ, **command.environment})
 
 
 @app.command(context_settings={**_FURTHER, "help_option_names": []})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +30,6 @@ __all__ = [
     "fail",
     "read_text",
     "reported_errors",
-    "run_command",
 ]
 
 S = TypeVar("S", bound=BaseModel)
@@ -62,67 +63,36 @@ def command(
     positional: Sequence[str] = (),
     resumes: bool = False,
 ) -> Command:
-    """The `main` of a module that is a command; text that its work returns is printed.
+    """The `main` of a module that is a command: it reads settings from the command line and does the work.
 
-    Args:
-        settings: As for `run_command`, like all others.
-        work: What the command does.
-        program: Name of the command.
-        description: What it does.
-        positional: Fields that are given by their place.
-        resumes: Whether the same command goes on after Ctrl-C.
-    """
-
-    def print_result(given: S) -> None:
-        if isinstance(found := work(given), str):
-            sys.stdout.write(f"{found}\n")
-
-    def main(arguments: Sequence[str] | None = None) -> None:
-        run_command(
-            settings,
-            print_result,
-            program=program,
-            description=description,
-            positional=positional,
-            arguments=arguments,
-            resumes=resumes,
-        )
-
-    return main
-
-
-def run_command(
-    settings: type[S],
-    work: Callable[[S], object],
-    *,
-    program: str,
-    description: str | None,
-    positional: Sequence[str] = (),
-    arguments: Sequence[str] | None = None,
-    resumes: bool = False,
-) -> None:
-    """Read settings from the command line, do the work with them, and end the process as `ending` does.
+    It always ends the process, with status 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C.
 
     Args:
         settings: Every field is an option, `--its-name`; its `description` is the help. Required fields are
             required options, a `tuple` may be given several times, a `bool` has a `--no-` form.
-        work: What the command does.
+        work: What the command does; a coroutine is run. Text that it returns is printed, a dict as JSON.
         program: Name of the command, for the help.
         description: What the command does, for the help: the module's docstring.
         positional: Fields that are given by their place, without a name.
-        arguments: The command line; None: that of the process.
         resumes: Whether the same command goes on after Ctrl-C, which is then said.
-
-    Raises:
-        SystemExit: Always: 0, 1 for a `PastaError`, 2 for a misuse, 130 after Ctrl-C.
     """
-    import typer
 
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    errors = partial(ending, resumes=resumes)
-    command = as_command(settings, lambda read, _: work(read), errors, positional=positional)
-    app.command(help=description)(command)
-    app(args=None if arguments is None else list(arguments), prog_name=program)
+    def run(given: S, _: object) -> None:
+        found = work(given)
+        if inspect.iscoroutine(found):
+            found = asyncio.run(found)
+        if isinstance(found, str | dict):
+            sys.stdout.write((found if isinstance(found, str) else json.dumps(found, indent=1)) + "\n")
+
+    def main(arguments: Sequence[str] | None = None) -> None:
+        import typer
+
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        errors = partial(ending, resumes=resumes)
+        app.command(help=description)(as_command(settings, run, errors, positional=positional))
+        app(args=None if arguments is None else list(arguments), prog_name=program)
+
+    return main
 
 
 def as_command(
@@ -137,7 +107,7 @@ def as_command(
     """A function for `typer.Typer.command`, with a parameter for each field of the settings.
 
     Args:
-        settings: As for `run_command`. What the command line leaves out is left to the model, and so perhaps
+        settings: As for `command`. What the command line leaves out is left to the model, and so perhaps
             to the environment.
         work: What the command does with them, and with the `obj` that its program was called with.
         errors: Entered around it.
@@ -161,7 +131,9 @@ def as_command(
             work(read, context.obj)
 
     parameters = [inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, field in settings.model_fields.items():
+    inherited_last = sorted(settings.model_fields, key=lambda name: name not in settings.__annotations__)
+    for name in inherited_last:
+        field = settings.model_fields[name]
         if name in omitted:
             continue
         default = inspect.Parameter.empty if field.is_required() else field.default

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pasta_async.results import Generation, Span, ThreadRecord
     from pasta_async.streaming import AnswerStream
 
-__all__ = ["Display", "JsonDisplay", "LiveDisplay", "TextDisplay", "bar", "summary", "timeline", "view"]
+__all__ = ["Display", "JsonDisplay", "LiveDisplay", "bar", "summary", "view"]
 
 _INTERVAL = 0.1
 """Seconds between two pictures. Drawing takes time from decoding, so not more often."""
@@ -36,64 +37,49 @@ _BAR = 48
 
 
 class Display:
-    """What `pasta-async generate` shows an answer on. Of itself it shows nothing."""
+    """Shows the answer's text in document order, as it is decoded; with a baseline, the numbers behind it."""
 
     def __init__(self) -> None:
-        self.answer: AnswerStream | None = None
-        """The answer's stream."""
-        self.current: AnswerStream | None = None
-        """The one that began last: the answer's, or then the baseline's."""
-
-    def begin(self, stream: AnswerStream) -> None:
-        """A stream begins: the answer's, and then perhaps the baseline's."""
-        self.answer, self.current = self.answer or stream, stream
-
-    def show(self, event: Event) -> None:
-        """Something happened in the stream that began last."""
-
-    def done(self, answer: Generation, baseline: Generation | None) -> None:
-        """All is decoded."""
-
-    def broken(self) -> None:
-        """It ended early: leave what there is of the answer."""
-
-
-class TextDisplay(Display):
-    """The answer's text in document order, as it is decoded; with a baseline, the numbers behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
+        self._streams: list[AnswerStream] = []  # the answer's, and then perhaps the baseline's
         self._end = "\n"
 
     def begin(self, stream: AnswerStream) -> None:
-        """The baseline is not shown."""
-        super().begin(stream)
-        self.broken()
+        """A stream begins: the answer's, and then perhaps the baseline's."""
+        self._end_line()
+        self._streams.append(stream)
 
     def show(self, event: Event) -> None:
-        """Print what is new at once."""
-        if isinstance(event, TextDelta) and event.delta and self.current is self.answer:
+        """Something happened in the stream that began last. The baseline is not shown."""
+        if isinstance(event, TextDelta) and event.delta and len(self._streams) == 1:
             sys.stdout.write(event.delta)
             sys.stdout.flush()
             self._end = event.delta[-1]
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
-        """End the line; with a baseline, the numbers."""
-        self.broken()
+        """All is decoded."""
+        self._end_line()
         if baseline:
             sys.stdout.write("\n" + "\n".join(summary(answer, baseline)) + "\n")
-        _print_notes(answer)
 
     def broken(self) -> None:
-        """The text is there already: end the line."""
-        if self._end != "\n":
-            sys.stdout.write("\n")
-            self._end = "\n"
+        """It ended early: leave what there is of the answer."""
+        self._end_line()
+
+    def _partial(self) -> Generation | None:
+        """What there is of the answer."""
+        return self._streams[0].partial if self._streams else None
+
+    def _end_line(self) -> None:
+        sys.stdout.write("" if self._end == "\n" else "\n")
         sys.stdout.flush()
+        self._end = "\n"
 
 
 class JsonDisplay(Display):
     """One JSON object at the end: the generation, or with a baseline both and the speed-ups."""
+
+    def show(self, event: Event) -> None:
+        """Nothing is shown before the end."""
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """Print the object."""
@@ -105,12 +91,12 @@ class JsonDisplay(Display):
                 "theoretical_speedup": answer.theoretical_speedup(baseline),
                 "measured_speedup": _measured_speedup(answer, baseline),
             }
-        _print(found)
+        _print_json(found)
 
     def broken(self) -> None:
         """Print what there is, if the answer had begun; its `finish_reason` says that it is not whole."""
-        if self.answer and self.answer.partial:
-            _print(self.answer.partial.model_dump(mode="json"))
+        if partial := self._partial():
+            _print_json(partial.model_dump(mode="json"))
 
 
 class LiveDisplay(Display):
@@ -143,23 +129,20 @@ class LiveDisplay(Display):
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """The answer, the timeline and the numbers."""
         self._stop()
-        self._print(answer.text)
-        self._print("")
         width = min(max(self._console.width - 44, 16), 64)
-        for line in summary(answer, baseline, width=width):
-            self._print(line)
-        _print_notes(answer)
+        for line in (answer.text, "", *summary(answer, baseline, width=width)):
+            self._console.print(Text(line), soft_wrap=True)
 
     def broken(self) -> None:
         """The text so far."""
         self._stop()
-        if self.answer and (partial := self.answer.partial) and partial.text:
-            self._print(partial.text)
+        if (partial := self._partial()) and partial.text:
+            self._console.print(Text(partial.text), soft_wrap=True)
 
     def _draw(self) -> None:
         self._next = None
-        if self.current and (partial := self.current.partial):
-            title = "main" if self.current is self.answer else "baseline"
+        if partial := self._streams[-1].partial:
+            title = "main" if len(self._streams) == 1 else "baseline"
             picture = view(partial, title=title, waiting=self._waiting, width=self._console.width)
             self._live.update(picture, refresh=True)
 
@@ -168,9 +151,6 @@ class LiveDisplay(Display):
             self._next.cancel()
             self._next = None
         self._live.stop()
-
-    def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
 
 
 def view(
@@ -188,28 +168,21 @@ def view(
     heading = f"{title} · {main.tokens} tokens" + (" · waits for its threads" if waiting else "")
     text = Text(_tail(main.text, (width - 4) * _MAIN_LINES), overflow="fold")
     top = Panel(text, title=heading, title_align="left", border_style="yellow" if waiting else "green")
-    return Group(top, _rows(threads, width)) if threads else top
-
-
-def _rows(threads: list[ThreadRecord], width: int) -> Table:
-    names = [_label(thread) for thread in threads]
-    counts = [f"{thread.tokens}/{thread.estimate or '?'}" for thread in threads]
-    left = width - max(map(len, names)) - _PROGRESS - max(map(len, counts)) - 3  # a gap behind each column
     table = Table.grid(padding=(0, 1), expand=True)
-    for justify in ("left", "left", "right", "left"):
-        table.add_column(no_wrap=True, justify=justify)
-    for thread, name, count in zip(threads, names, counts, strict=True):
+    for column in (_LABEL, _PROGRESS, None, None):
+        table.add_column(no_wrap=True, max_width=column)
+    for thread in threads:
         style = "dim" if thread.started is None else "green" if thread.ended is not None else "cyan"
-        text = _tail(" ".join(thread.text.split()), max(left, 16))
-        table.add_row(Text(name, style=style), Text(_progress(thread), style=style), Text(count), Text(text))
-    return table
-
-
-def _progress(thread: ThreadRecord) -> str:
-    """How far the thread is, by its estimate; full when it has ended."""
-    share = 1.0 if thread.ended is not None else min(thread.tokens / (thread.estimate or 100), 0.99)
-    full = int(share * _PROGRESS)
-    return "━" * full + "╌" * (_PROGRESS - full)
+        whole = thread.estimate or 100
+        done = whole if thread.ended is not None else min(thread.tokens, 0.99 * whole)
+        progress = ProgressBar(whole, done, width=_PROGRESS, complete_style=style, finished_style=style)
+        table.add_row(
+            Text(_label(thread), style=style),
+            progress,
+            f"{thread.tokens}/{thread.estimate or '?'}",
+            Text(_tail(" ".join(thread.text.split()), max(width - _LABEL - _PROGRESS - 12, 16))),
+        )
+    return Group(top, table) if threads else top
 
 
 def _tail(text: str, length: int) -> str:
@@ -217,12 +190,9 @@ def _tail(text: str, length: int) -> str:
 
 
 def summary(answer: Generation, baseline: Generation | None = None, *, width: int = _BAR) -> list[str]:
-    """The timeline and below it the numbers, as lines of text."""
-    return [*timeline(answer, baseline, width=width), "", *_numbers(answer, baseline)]
+    """The timeline and below it the numbers, as lines of text.
 
-
-def timeline(answer: Generation, baseline: Generation | None = None, *, width: int = _BAR) -> list[str]:
-    """A line for each thread, and one for the baseline, on one scale of time.
+    The timeline has a line for each thread, and one for the baseline, on one scale of time.
 
     Args:
         answer: Whose threads are drawn.
@@ -231,25 +201,26 @@ def timeline(answer: Generation, baseline: Generation | None = None, *, width: i
     """
     longest = max(answer.elapsed, baseline.elapsed if baseline else 0.0)
     rows = [
-        (
-            _label(thread),
-            bar((span for span in answer.timeline if span.thread == thread.thread), longest, width),
-            thread.tokens,
-        )
+        (_label(thread), [span for span in answer.timeline if span.thread == thread.thread], thread.tokens)
         for thread in answer.threads
     ]
     if baseline:
-        rows.append(("baseline", bar(baseline.timeline, longest, width), baseline.usage.completion_tokens))
+        rows.append(("baseline", [*baseline.timeline], baseline.usage.completion_tokens))
     margin = max(len(name) for name, _, _ in rows)
-    scale = f"{'':{margin}}  0{f'{longest:.2f} s':>{width - 1}}"
-    return [f"{name:{margin}}  {drawn}  {tokens:>5} tokens" for name, drawn, tokens in rows] + [scale]
+    return [
+        *(
+            f"{name:{margin}}  {bar(spans, longest, width)}  {tokens:>5} tokens"
+            for name, spans, tokens in rows
+        ),
+        f"{'':{margin}}  0{f'{longest:.2f} s':>{width - 1}}",
+        "",
+        *_numbers(answer, baseline),
+    ]
 
 
 def _label(thread: ThreadRecord) -> str:
     """A thread's name on screen."""
-    if not thread.thread:
-        return "main"
-    name = f"{thread.thread} {' '.join(thread.topic.split())}".rstrip()
+    name = f"{thread.thread} {' '.join(thread.topic.split())}".rstrip() if thread.thread else "main"
     return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 
 
@@ -276,11 +247,10 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
             "--compare decodes the baseline too)"
         )
     else:
-        measured = _measured_speedup(answer, baseline)
         lines.append(f"baseline: {baseline.usage.completion_tokens} tokens, {baseline.elapsed:.2f} s")
         lines.append(
-            f"speed-up: {measured:.2f} measured, {answer.theoretical_speedup(baseline):.2f} in theory "
-            "(tokens of the baseline / critical path)"
+            f"speed-up: {_measured_speedup(answer, baseline):.2f} measured, "
+            f"{answer.theoretical_speedup(baseline):.2f} in theory (tokens of the baseline / critical path)"
         )
     if answer.diagnostics:
         found = ", ".join(sorted({str(diagnostic.code) for diagnostic in answer.diagnostics}))
@@ -292,11 +262,5 @@ def _measured_speedup(answer: Generation, baseline: Generation) -> float:
     return baseline.elapsed / answer.elapsed if answer.elapsed else 1.0
 
 
-def _print(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
-
-
-def _print_notes(answer: Generation) -> None:
-    """What the backend could not honour, on stderr."""
-    for note in answer.notes:
-        sys.stderr.write(f"pasta-async: note: {note}\n")

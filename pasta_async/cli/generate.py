@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.options import Limits, Sampling
+from pasta_async.options import Limits, Options, Sampling
 
 if TYPE_CHECKING:
     from pasta_async.cli.display import Display
-    from pasta_async.protocol import Backend, Message
+    from pasta_async.options import AnswerOptions
+    from pasta_async.protocol import Backend
     from pasta_async.results import Generation
 
     _Both = tuple[Generation, Generation | None]
@@ -27,12 +27,8 @@ _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that what only a first request pays is in neither measurement."""
 
 
-class GenerateOptions(BaseModel):
+class GenerateOptions(Sampling, Limits):
     """What is to be answered, and how; where it is shown and written."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
 
     prompt: str
     """The prompt; - reads standard input."""
@@ -55,48 +51,14 @@ class GenerateOptions(BaseModel):
     """Explain the tags to the model, or trust that it knows them; default: what it needs."""
     template: tuple[str, ...] = ()
     """NAME=VALUE for the chat template; may be repeated."""
-    temperature: float | None = None
-    """0 is greedy."""
-    top_p: float | None = None
-    """Keep the smallest set of tokens whose probability reaches this."""
-    top_k: int | None = None
-    """Keep the k likeliest tokens."""
-    min_p: float | None = None
-    """Keep tokens at least this likely, relative to the likeliest."""
-    seed: int | None = None
-    """With the same one, the same draws."""
-    stop: tuple[str, ...] = ()
-    """Text that ends the answer; may be repeated."""
-    max_tokens: int | None = None
-    """Tokens of the whole answer."""
-    max_threads: int | None = None
-    """Threads that decode at once."""
-    timeout: float | None = None
-    """Seconds for the answer."""
 
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling options that were given. Raises InvalidRequestError if one is out of range."""
-        return Sampling(**self._given(Sampling))
+    @classmethod
+    def _field_label(cls, path: tuple[int | str, ...]) -> str:
+        return f"--{path[0]}".replace("_", "-")
 
-    @property
-    def limits(self) -> Limits:
-        """The limits that were given. Raises InvalidRequestError if one is out of range."""
-        return Limits(**self._given(Limits))
-
-    @property
-    def messages(self) -> list[Message]:
-        """The system message, if there is one, and the prompt."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": self.prompt}]
-
-    @property
-    def template_kwargs(self) -> dict[str, Any]:
-        """Values for the chat template, read as JSON where they are some."""
-        return dict(map(_pair, self.template))
-
-    def _given(self, model: type[BaseModel]) -> dict[str, Any]:
-        return self.model_dump(include=set(model.model_fields), exclude_none=True)
+    def given(self, model: type[Options]) -> dict[str, Any]:
+        """The fields of one of its models that were set: those of `Sampling`, or of `Limits`."""
+        return self.model_dump(include=self.model_fields_set & set(model.model_fields))
 
 
 def run(options: GenerateOptions, backend: Backend | None) -> None:
@@ -109,7 +71,7 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
     Raises:
         PastaError: What ended the answer; what there was of it is printed. So it is after Ctrl-C.
     """
-    from pasta_async.cli.display import JsonDisplay, LiveDisplay, TextDisplay
+    from pasta_async.cli.display import Display, JsonDisplay, LiveDisplay
     from pasta_async.trace import perfetto_trace, timeline_page
 
     if options.live and options.as_json:
@@ -118,7 +80,7 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
         options = options.model_copy(update={"prompt": read_text("-")})
     _check_file("--trace", options.trace)
     _check_file("--html", options.html)
-    display = LiveDisplay() if options.live else JsonDisplay() if options.as_json else TextDisplay()
+    display = LiveDisplay() if options.live else JsonDisplay() if options.as_json else Display()
     generation, baseline = asyncio.run(_on_a_client(options, backend, display))
     if options.trace:
         _write(options.trace, json.dumps(perfetto_trace(generation, baseline)))
@@ -128,7 +90,7 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
 
 async def _on_a_client(options: GenerateOptions, backend: Backend | None, display: Display) -> _Both:
     try:
-        async with Client(backend or options.backend or None, limits=options.limits) as client:
+        async with Client(backend or options.backend or None, limits=options.given(Limits)) as client:
             return await answer(client, options, display)
     except BaseException:  # a cancellation too: nothing runs any more, show what there is
         display.broken()
@@ -140,23 +102,29 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
 
     Cancelling it ends the answer; the display then has what there is of it.
     """
-    kwargs: dict[str, Any] = {
-        "sampling": options.sampling,
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    messages = [*system, {"role": "user", "content": options.prompt}]
+    kwargs: AnswerOptions = {
+        "sampling": options.given(Sampling),
         "prompted": options.prompted,
-        "chat_template_kwargs": options.template_kwargs,
+        "chat_template_kwargs": dict(map(_pair, options.template)),
     }
-    await client.connect()  # not part of anybody's time
+    info = await client.connect()  # not part of anybody's time
+    if info.dtype not in (None, "float32"):  # no exact computation: say so
+        sys.stderr.write(f"pasta-async: {info.name} is computed in {info.dtype}\n")
     if options.compare:
         await client.generate("Hello.", sampling=_WARM_UP, prompted=options.prompted)
     done: list[Generation] = []
-    for baseline in (False, True)[: 1 + options.compare]:
-        async with client.stream(options.messages, baseline=baseline, **kwargs) as stream:
+    for kwargs["baseline"] in (False, True)[: 1 + options.compare]:
+        async with client.stream(messages, **kwargs) as stream:
             display.begin(stream)
             async for event in stream:
                 display.show(event)
             done.append(await stream.result())
     both = done[0], done[1] if options.compare else None
     display.done(*both)
+    for note in done[0].notes:  # what the backend could not honour
+        sys.stderr.write(f"pasta-async: note: {note}\n")
     return both
 
 

@@ -3,75 +3,14 @@
 Pure: no I/O, no asyncio. docs/language.md describes the language.
 """
 
-from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, MESSAGES, STYLE_CODES, Code, Diagnostic
-from pasta_async.lang.document import (
-    ASYNC_CLOSE,
-    ASYNC_OPEN,
-    MAX_TAG,
-    PROMISE_CLOSE,
-    PROMISE_OPEN,
-    PROMISE_TOKENS,
-    SYNC,
-    TAG_TOKENS,
-    Chunk,
-    ClosedBy,
-    Document,
-    Ignored,
-    Node,
-    Promise,
-    Sync,
-    Text,
-    escape,
-)
+from pasta_async.lang import diagnostics, document, parser
+from pasta_async.lang.diagnostics import *
+from pasta_async.lang.document import *
 from pasta_async.lang.lexer import MAX_ESTIMATE
-from pasta_async.lang.parser import Parser, check, parse
-from pasta_async.lang.readings import (
-    ChunkBegun,
-    ChunkEnded,
-    IgnoredRead,
-    PromiseRead,
-    Reading,
-    SyncRead,
-    TextRead,
-)
+from pasta_async.lang.parser import *
 from pasta_async.lang.views import Segment, View, segments, views
 
-__all__ = [
-    "ASYNC_CLOSE",
-    "ASYNC_OPEN",
-    "MAX_DIAGNOSTICS",
-    "MAX_ESTIMATE",
-    "MAX_TAG",
-    "MESSAGES",
-    "STYLE_CODES",
-    "PROMISE_CLOSE",
-    "PROMISE_OPEN",
-    "PROMISE_TOKENS",
-    "SYNC",
-    "TAG_TOKENS",
-    "Chunk",
-    "ChunkEnded",
-    "ChunkBegun",
-    "ClosedBy",
-    "Code",
-    "Diagnostic",
-    "Document",
-    "Reading",
-    "Ignored",
-    "IgnoredRead",
-    "Node",
-    "Parser",
-    "Promise",
-    "PromiseRead",
-    "Segment",
-    "Sync",
-    "SyncRead",
-    "Text",
-    "TextRead",
-    "View",
-    "check",
-    "escape",
-    "parse",
-    "segments",
-    "views",
-]
+__all__ = ["MAX_ESTIMATE", "Segment", "View", "segments", "views"]
+__all__ += diagnostics.__all__
+__all__ += document.__all__
+__all__ += parser.__all__

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from pasta_async.errors import PastaError
 
-__all__ = ["MAX_DIAGNOSTICS", "MESSAGES", "STYLE_CODES", "Code", "Diagnostic", "ParseError", "DiagnosticLog"]
+__all__ = ["MAX_DIAGNOSTICS", "STYLE_CODES", "Code", "Diagnostic", "ParseError"]
 
 MAX_DIAGNOSTICS = 1000
 """A reader records no more than this, so that a hostile text costs in proportion to its length."""
@@ -16,55 +17,41 @@ MAX_DIAGNOSTICS = 1000
 class Code(StrEnum):
     """Stable names of what can be wrong. docs/language.md lists them with examples."""
 
-    TOKENS_MISSING = "tokens-missing"
-    TOKENS_BAD = "tokens-bad"
-    TOKENS_NOT_TENS = "tokens-not-tens"
-    TOPIC_MISSING = "topic-missing"
-    TOPIC_LONG = "topic-long"
-    ATTRIBUTE_UNKNOWN = "attribute-unknown"
-    ATTRIBUTES_BAD = "attributes-bad"
-    TAG_FORM = "tag-form"
-    TAG_CUT = "tag-cut"
-    TAG_BROKEN = "tag-broken"
-    PROMISE_NESTED = "promise-nested"
-    PROMISE_OPEN = "promise-open"
-    ASYNC_STRAY = "async-stray"
-    ASYNC_APART = "async-apart"
-    ASYNC_STRAY_CLOSE = "async-stray-close"
-    ASYNC_UNCLOSED = "async-unclosed"
-    SYNC_IDLE = "sync-idle"
-    SYNC_NESTED = "sync-nested"
-    TAG_STRAY_CLOSE = "tag-stray-close"
+    message: str
+    """What is wrong."""
+    hint: str
+    """What to do about it."""
 
+    def __new__(cls, name: str, message: str, hint: str) -> Self:
+        """A name with what it says."""
+        code = str.__new__(cls, name)
+        code._value_, code.message, code.hint = name, message, hint
+        return code
 
-MESSAGES: dict[Code, tuple[str, str]] = {
-    Code.TOKENS_MISSING: ("promise without a tokens attribute", 'write tokens="60"; the default cap is used'),
-    Code.TOKENS_BAD: (
-        "tokens is not a positive whole number",
-        "write a multiple of ten; the default cap is used",
-    ),
-    Code.TOKENS_NOT_TENS: ("tokens is not a multiple of ten", "round the estimate up to tens"),
-    Code.TOPIC_MISSING: ("promise without a topic", 'write topic="at most three words"'),
-    Code.TOPIC_LONG: ("topic has more than three words", "shorten it"),
-    Code.ATTRIBUTE_UNKNOWN: ("unknown attribute; the tag is ignored", "a promise has topic and tokens"),
-    Code.ATTRIBUTES_BAD: ("the attributes cannot be read; the tag is ignored", 'write name="value" pairs'),
-    Code.TAG_FORM: ("the tag is not in its exact form", "it is read all the same"),
-    Code.TAG_CUT: ("the text ends inside a tag, which is kept as text", "complete the tag"),
-    Code.TAG_BROKEN: (
-        'a tag that "<" or its length breaks off is kept as text',
-        "end it with > in good time",
-    ),
-    Code.PROMISE_NESTED: ("promise inside a chunk; it is ignored", "promises belong to the main thread"),
-    Code.PROMISE_OPEN: ("no chunk keeps this promise", "write <async>...</async> right behind it"),
-    Code.ASYNC_STRAY: ("<async> that follows no promise; it is ignored", "put a promise right before it"),
-    Code.ASYNC_APART: ("white space between a promise and its <async>", "write them without a gap"),
-    Code.ASYNC_STRAY_CLOSE: ("</async> without <async>; it is ignored", "remove it"),
-    Code.ASYNC_UNCLOSED: ("the text ends inside a chunk, which it closes", "write </async>"),
-    Code.SYNC_IDLE: ("<sync/> with no open promise; it is ignored", "remove it"),
-    Code.SYNC_NESTED: ("<sync/> inside a chunk; it is ignored", "only the main thread joins"),
-    Code.TAG_STRAY_CLOSE: ("closing tag of a tag that has no content; it is ignored", "remove it"),
-}
-"""Message and hint of each code."""
+    TOKENS_MISSING = "tokens-missing", "promise without tokens", 'write tokens="60"; the default cap is used'
+    TOKENS_BAD = "tokens-bad", "tokens is no positive whole number", "write tens; the default cap is used"
+    TOKENS_NOT_TENS = "tokens-not-tens", "tokens is not a multiple of ten", "round the estimate up to tens"
+    TOPIC_MISSING = "topic-missing", "promise without a topic", 'write topic="at most three words"'
+    TOPIC_LONG = "topic-long", "topic has more than three words", "shorten it"
+    ATTRIBUTE_UNKNOWN = "attribute-unknown", "unknown attribute; the tag is ignored", "use topic and tokens"
+    ATTRIBUTES_BAD = "attributes-bad", "unreadable attributes; the tag is ignored", 'write name="value" pairs'
+    TAG_FORM = "tag-form", "the tag is not in its exact form", "it is read all the same"
+    TAG_CUT = "tag-cut", "the text ends inside a tag, which is kept as text", "complete the tag"
+    TAG_BROKEN = "tag-broken", 'a tag that "<" or its length breaks off is text', "end it with > in good time"
+    PROMISE_NESTED = (
+        "promise-nested",
+        "promise inside a chunk; it is ignored",
+        "only the main thread has some",
+    )
+    PROMISE_OPEN = "promise-open", "no chunk keeps this promise", "write <async>...</async> right behind it"
+    ASYNC_STRAY = "async-stray", "<async> without a promise; it is ignored", "put a promise right before it"
+    ASYNC_APART = "async-apart", "white space between a promise and its <async>", "write them without a gap"
+    ASYNC_STRAY_CLOSE = "async-stray-close", "</async> without <async>; it is ignored", "remove it"
+    ASYNC_UNCLOSED = "async-unclosed", "the text ends inside a chunk, which it closes", "write </async>"
+    SYNC_IDLE = "sync-idle", "<sync/> with no open promise; it is ignored", "remove it"
+    SYNC_NESTED = "sync-nested", "<sync/> inside a chunk; it is ignored", "only the main thread joins"
+    TAG_STRAY_CLOSE = "tag-stray-close", "closing tag of an empty tag; it is ignored", "remove it"
+
 
 STYLE_CODES = frozenset({Code.TOKENS_NOT_TENS, Code.TOPIC_LONG})
 """Advice about style: nothing was ignored, guessed or repaired, so strict reading lets it pass."""
@@ -87,12 +74,12 @@ class Diagnostic:
     @property
     def message(self) -> str:
         """What is wrong."""
-        return MESSAGES[self.code][0]
+        return self.code.message
 
     @property
     def hint(self) -> str:
         """What to do about it."""
-        return MESSAGES[self.code][1]
+        return self.code.hint
 
     def __str__(self) -> str:
         return f"{self.line}:{self.column}: {self.code}: {self.message} ({self.hint})"
@@ -104,30 +91,3 @@ class ParseError(PastaError):
     def __init__(self, diagnostic: Diagnostic) -> None:
         super().__init__(str(diagnostic))
         self.diagnostic = diagnostic
-
-
-class DiagnosticLog:
-    """Records what one reader finds, or in strict reading raises it."""
-
-    __slots__ = ("_strict", "_thread", "found")
-
-    def __init__(self, *, strict: bool, thread: int) -> None:
-        self.found: list[Diagnostic] = []
-        """In the order it was found; at most `MAX_DIAGNOSTICS`."""
-        self._strict = strict
-        self._thread = thread
-
-    def add(self, code: Code, offset: int, line: int, column: int) -> None:
-        """Record one finding.
-
-        Raises:
-            ParseError: In strict reading, unless its code is about style.
-        """
-        full = len(self.found) >= MAX_DIAGNOSTICS
-        if full and not self._strict:
-            return
-        diagnostic = Diagnostic(code, offset, line, column, self._thread)
-        if self._strict and code not in STYLE_CODES:
-            raise ParseError(diagnostic)
-        if not full:
-            self.found.append(diagnostic)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from pasta_async.lang.diagnostics import Diagnostic
 
@@ -22,7 +22,6 @@ __all__ = [
     "PROMISE_OPEN",
     "PROMISE_TOKENS",
     "SYNC",
-    "TAG_START",
     "TAG_TOKENS",
     "Chunk",
     "ClosedBy",
@@ -33,8 +32,6 @@ __all__ = [
     "Sync",
     "Text",
     "escape",
-    "promise_source",
-    "unquoted",
 ]
 
 PROMISE_OPEN = '<promise topic="'
@@ -111,6 +108,7 @@ class Ignored:
     """A tag that has no effect where it stands; later contexts keep it."""
 
     source: str
+    text: ClassVar[str] = ""
 
     def format(self) -> str:
         """The tag as it was written."""
@@ -122,6 +120,7 @@ class Sync:
     """`<sync/>`: joins the promises that are open."""
 
     source: str = SYNC
+    text: ClassVar[str] = ""
 
     def format(self) -> str:
         """The tag as it was written."""
@@ -140,7 +139,7 @@ class Chunk:
     @property
     def text(self) -> str:
         """The chunk without its tags."""
-        return "".join(node.text for node in self.nodes if isinstance(node, Text))
+        return "".join(node.text for node in self.nodes)
 
     def format(self) -> str:
         """The written form; always closed."""
@@ -166,6 +165,11 @@ class Promise:
             tokens = "" if self.tokens is None else str(self.tokens)
             object.__setattr__(self, "source", promise_source((self.topic, tokens)))
 
+    @property
+    def text(self) -> str:
+        """What its chunk adds to the visible text, with the gap."""
+        return self.gap + self.chunk.text if self.chunk else ""
+
     def format(self) -> str:
         """The written form: the tag, and its chunk right behind it."""
         return self.source + (self.gap + self.chunk.format() if self.chunk else "")
@@ -184,7 +188,7 @@ class Document:
     @property
     def text(self) -> str:
         """What a reader sees: the written form with its tags removed."""
-        return "".join(visible(self.nodes))
+        return "".join(node.text for node in self.nodes)
 
     @property
     def promises(self) -> tuple[Promise, ...]:
@@ -194,16 +198,3 @@ class Document:
     def format(self) -> str:
         """The written form. `parse(document.format()) == document`."""
         return "".join(node.format() for node in self.nodes)
-
-
-def visible(nodes: Iterable[Node]) -> Iterator[str]:
-    """The visible text of nodes, piece by piece."""
-    for node in nodes:
-        match node:
-            case Text(text):
-                yield text
-            case Promise(chunk=Chunk() as chunk):
-                yield node.gap
-                yield chunk.text
-            case _:
-                pass

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from pasta_async.lang.diagnostics import Code, Diagnostic, DiagnosticLog
+from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic, ParseError
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
@@ -22,26 +22,73 @@ from pasta_async.lang.document import (
     promise_source,
 )
 from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise
-from pasta_async.lang.readings import (
-    ChunkBegun,
-    ChunkEnded,
-    IgnoredRead,
-    PromiseRead,
-    SyncRead,
-    TextRead,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pasta_async.lang.document import ClosedBy, Node
-    from pasta_async.lang.readings import Reading
 
-__all__ = ["Parser", "check", "parse"]
+__all__ = [
+    "ChunkBegun",
+    "ChunkEnded",
+    "IgnoredRead",
+    "Parser",
+    "PromiseRead",
+    "Reading",
+    "SyncRead",
+    "TextRead",
+    "check",
+    "parse",
+]
 
 _PIECE = 1 << 16  # readings of a long text are dropped as it goes
-_LOOSE = 128  # pieces that are kept apart before they are joined
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
+
+
+class TextRead(NamedTuple):
+    """Visible text: of the chunk while one is open, of main otherwise."""
+
+    text: str
+
+
+class PromiseRead(NamedTuple):
+    """A promise that counts."""
+
+    promise: Promise
+    end: int
+    """Offset in the fed characters just behind the tag (as in every reading)."""
+
+
+class ChunkBegun(NamedTuple):
+    """The writer itself starts to keep the promise just made."""
+
+    end: int
+    gap: str = ""
+    """White space between the promise and `<async>`; it is visible, and comes in no `TextRead`."""
+
+
+class ChunkEnded(NamedTuple):
+    """The chunk ends by `</async>`."""
+
+    end: int
+
+
+class SyncRead(NamedTuple):
+    """A `<sync/>` with open promises."""
+
+    end: int
+    source: str
+
+
+class IgnoredRead(NamedTuple):
+    """A tag without effect."""
+
+    source: str
+    end: int
+
+
+Reading = TextRead | PromiseRead | ChunkBegun | ChunkEnded | SyncRead | IgnoredRead
+"""What a parser reports while it reads; the events that users see (`pasta_async.events`) come from it."""
 
 
 class Parser:
@@ -56,29 +103,6 @@ class Parser:
             there, and what it wrote behind was written without the chunks.
     """
 
-    __slots__ = (
-        "_gap",
-        "_halt",
-        "_ignored",
-        "_in_chunk",
-        "_inside",
-        "_lexer",
-        "_nodes",
-        "_open",
-        "_opened",
-        "_opened_gap",
-        "_place",
-        "_plain",
-        "_report",
-        "_target",
-        "_text",
-        "_values",
-        "_values_place",
-        "_whole",
-        "diagnostics",
-        "end",
-    )
-
     def __init__(
         self,
         *,
@@ -88,13 +112,12 @@ class Parser:
         whole: bool = False,
         halt_at_sync: bool = False,
     ) -> None:
-        findings = DiagnosticLog(strict=strict, thread=thread)
-        self.diagnostics: list[Diagnostic] = findings.found
+        self.diagnostics: list[Diagnostic] = []
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
         """With `inside_chunk`: the offset behind the `</async>` that ended the text. No more is read."""
         self._inside = inside_chunk
-        self._report = findings.add
+        self._strict, self._thread = strict, thread
         self._whole = whole
         self._halt = halt_at_sync
         self._lexer = Lexer()
@@ -108,7 +131,7 @@ class Parser:
         self._open = False  # whether a promise was made since the last sync
         self._plain = True  # whether text simply goes on: no gap, no end
         self._ignored: dict[str, Ignored] = {}
-        self._text = _RunningText()  # since the last node
+        self._text: list[str] = []  # since the last node
         self._values: list[str] | None = None  # of the promise whose tag ids are coming in
         self._values_place = self._place
 
@@ -120,7 +143,7 @@ class Parser:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes so far; until `close()` the last one may grow, and what is held back is not in it."""
-        text = str(self._text)
+        text = "".join(self._text)
         target = [*self._target, Text(text)] if text else self._target
         if self._target is self._nodes:
             return tuple(target)
@@ -167,7 +190,7 @@ class Parser:
                     break
             else:
                 self._end_gap(events)
-                self._report(Code.TAG_BROKEN, *lexeme)
+                self._report(Code.TAG_BROKEN, lexeme)
         return events
 
     def feed_text(self, piece: str) -> list[Reading]:
@@ -184,7 +207,7 @@ class Parser:
             if len(promise_source(self._values)) > MAX_TAG:
                 self._break_tag(events)
         elif self._plain:
-            self._text.append(piece)
+            self._add_text(piece)
             events.append(TextRead(piece))
         else:
             self._on_text(piece, events)
@@ -233,7 +256,7 @@ class Parser:
             self._on_text(text, events)
             self._end_gap(events)
             if code:
-                self._report(code, *self._values_place)
+                self._report(code, self._values_place)
 
     def close(self, *, cut: bool = False) -> list[Reading]:
         """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`).
@@ -252,24 +275,44 @@ class Parser:
             self._on_text(text, events)
         self._end_gap(events)
         if tag and not cut:
-            self._report(Code.TAG_CUT, *tag)
+            self._report(Code.TAG_CUT, tag)
         if self._in_chunk:
-            self._report(Code.ASYNC_UNCLOSED, *end)
+            self._report(Code.ASYNC_UNCLOSED, end)
             self._end_chunk("end")
         self._end_text()
         return events
 
+    def _report(self, code: Code, place: Place) -> None:
+        diagnostic = Diagnostic(code, *place, self._thread)
+        if self._strict and code not in STYLE_CODES:
+            raise ParseError(diagnostic)
+        if len(self.diagnostics) < MAX_DIAGNOSTICS:
+            self.diagnostics.append(diagnostic)
+
+    def _take_text(self) -> str:
+        text = "".join(self._text)
+        self._text.clear()
+        return text
+
+    def _add_text(self, piece: str) -> None:
+        """Join pieces as they grow: one of a single character takes up to eighty bytes."""
+        pieces = self._text
+        pieces.append(piece)
+        while len(pieces) > 1 and len(pieces[-2]) <= len(pieces[-1]):
+            last = pieces.pop()
+            pieces[-1] += last
+
     def _end_text(self) -> None:
-        if text := self._text.take():
+        if text := self._take_text():
             self._target.append(Text(text))
 
     def _on_text(self, text: str, events: list[Reading]) -> None:
         if self._gap:
             if text.isspace():
-                self._text.append(text)
+                self._add_text(text)
                 return
             self._end_gap(events)
-        self._text.append(text)
+        self._add_text(text)
         events.append(TextRead(text))
 
     def _end_gap(self, events: list[Reading]) -> None:
@@ -278,15 +321,15 @@ class Parser:
             return
         self._gap, self._plain = False, True
         if self._whole:
-            self._report(Code.PROMISE_OPEN, *self._place)
-        if text := str(self._text):
+            self._report(Code.PROMISE_OPEN, self._place)
+        if text := "".join(self._text):
             events.append(TextRead(text))
 
     def _on_tag(self, tag: Tag, events: list[Reading]) -> None:
         code = self._act(tag, events)
         if code:
             self._end_gap(events)
-            self._report(code, *tag.place)
+            self._report(code, tag.place)
             self._append(self._shared(tag.source))
             events.append(IgnoredRead(tag.source, tag.end))
 
@@ -308,7 +351,7 @@ class Parser:
             return codes[0]
         self._end_gap(events)
         for code in codes:
-            self._report(code, *tag.place)
+            self._report(code, tag.place)
         self._append(promise)
         self._open = self._gap = True
         self._place, self._plain = tag.place, False
@@ -323,11 +366,11 @@ class Parser:
             return attributes
         if tag.rest.endswith("/"):  # an opening tag that would swallow all that follows is not what it says
             return Code.ATTRIBUTES_BAD
-        self._opened, self._opened_gap = tag.source, self._text.take()
+        self._opened, self._opened_gap = tag.source, self._take_text()
         if self._opened_gap:
-            self._report(Code.ASYNC_APART, *tag.place)
+            self._report(Code.ASYNC_APART, tag.place)
         if tag.source != ASYNC_OPEN:
-            self._report(Code.TAG_FORM, *tag.place)
+            self._report(Code.TAG_FORM, tag.place)
         self._gap, self._plain = False, True
         self._in_chunk, self._target = True, []
         events.append(ChunkBegun(tag.end, self._opened_gap))
@@ -371,7 +414,7 @@ class Parser:
             return Code.SYNC_IDLE
         self._end_gap(events)
         if tag.source != SYNC:
-            self._report(Code.TAG_FORM, *tag.place)
+            self._report(Code.TAG_FORM, tag.place)
         self._append(Sync(tag.source))
         self._open = False
         events.append(SyncRead(tag.end, tag.source))
@@ -392,39 +435,6 @@ class Parser:
 
 def _chunk_nodes(nodes: Iterable[Node]) -> tuple[Text | Ignored, ...]:
     return tuple(node for node in nodes if isinstance(node, Text | Ignored))
-
-
-class _RunningText:
-    """Text that grows by pieces, in no more memory than a small multiple of its characters.
-
-    A piece of one character takes up to eighty bytes, so pieces are joined from time to time.
-    """
-
-    __slots__ = ("_loose", "_packed")
-
-    def __init__(self) -> None:
-        self._loose: list[str] = []
-        self._packed: list[str] = []
-
-    def append(self, piece: str) -> None:
-        """Add a piece."""
-        self._loose.append(piece)
-        if len(self._loose) > _LOOSE:
-            self._pack()
-
-    def _pack(self) -> None:
-        self._packed.append("".join(self._loose))
-        self._loose.clear()
-
-    def __str__(self) -> str:
-        return "".join((*self._packed, *self._loose)) if self._packed else "".join(self._loose)
-
-    def take(self) -> str:
-        """The text; it starts anew."""
-        text = str(self)
-        self._packed.clear()
-        self._loose.clear()
-        return text
 
 
 def parse(text: str, strict: bool = False) -> Document:

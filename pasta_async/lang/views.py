@@ -7,7 +7,7 @@ the trainer's examples both come from here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pasta_async.lang.document import (
@@ -38,12 +38,14 @@ _PROMISE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A tag token, or a run of text between tags that is encoded alone."""
+    """A tag token, or a run of text between tags."""
 
     text: str
     """As the model reads it: literal tags bare, since text is encoded as data."""
     is_tag: bool = False
     """Whether this is one of `TAG_TOKENS`, to be encoded as its one id."""
+    start: int = field(default=-1, compare=False)
+    """Where it begins in `Document.text`, in characters; -1 for what a reader does not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +78,16 @@ def views(document: Document) -> list[View]:
     main: list[Segment] = []  # what main wrote since, bare promises
     written: list[Segment] = []  # the same with the chunks in place
     threads: list[View] = []
-    number = 0
+    number = start = 0
     for node in document.nodes:
-        bare = tuple(_bare(node))
+        bare = tuple(_bare(node, start))
         main += bare
         written += bare
         if isinstance(node, Promise):
             number += 1
             if node.chunk is not None:
                 opened = (*segments(node.gap), *segments(node.chunk.opened))
-                body = tuple(_body(node.chunk))
+                body = tuple(_body(node.chunk, start + len(node.gap)))
                 generated = body if node.chunk.closed_by == "writer" else body[:-1]
                 threads.append(View(number, (*joined, *main, *opened), generated))
                 written += (*opened, *body)
@@ -93,6 +95,7 @@ def views(document: Document) -> list[View]:
             result += (View(0, tuple(joined), tuple(main)), *threads)
             joined += written
             main, written, threads = [], [], []
+        start += len(node.text)
     return [*result, View(0, tuple(joined), tuple(main), ends_answer=True), *threads]
 
 
@@ -109,18 +112,19 @@ def segments(source: str) -> tuple[Segment, ...]:
     return (Segment(source),)
 
 
-def _bare(node: Node) -> Iterator[Segment]:
+def _bare(node: Node, start: int) -> Iterator[Segment]:
     """A node as main writes it: a promise without its chunk."""
     if isinstance(node, Text):
-        yield Segment(node.text)
+        yield Segment(node.text, start=start)
     else:
         yield from segments(node.source)
 
 
-def _body(chunk: Chunk) -> Iterator[Segment]:
+def _body(chunk: Chunk, start: int) -> Iterator[Segment]:
     for node in chunk.nodes:
         if isinstance(node, Ignored):
             yield from segments(node.source)
         else:
-            yield Segment(node.text)
+            yield Segment(node.text, start=start)
+        start += len(node.text)
     yield Segment(ASYNC_CLOSE, is_tag=True)

@@ -1,27 +1,33 @@
-"""The app: routes, middleware, a client that lives as long as it; and uvicorn to run it."""
+"""The app: routes, keys, a client that lives as long as it; and uvicorn to run it."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
+import sys
 import time
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
-from pasta_async.server.middleware import HttpProtocol, KeyGuard, read_keys
 from pasta_async.server.operations import Operations, log_config
 from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
@@ -31,13 +37,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from pasta_async.options import Limits
     from pasta_async.protocol import Backend
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
-__all__ = ["create_app", "uvicorn_server"]
+__all__ = ["HttpProtocol", "create_app", "uvicorn_server"]
+
+_OPEN_PATHS = ("/", "/health")
+"""What needs no key: the page, which has a field for one, and the health of the server."""
+
+_NO_KEY = ApiError(
+    "this server needs a key: send `Authorization: Bearer <key>` (api_key= of the client)",
+    status=401,
+    code="invalid_api_key",
+)
 
 
 def create_app(
@@ -79,7 +95,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.
     """
-    keys = read_keys(settings)
+    keys = settings.keys()
     if not keys and not settings.loopback:
         raise InvalidRequestError(
             f"listening at {settings.host} lets others in, which needs a key: --api-keys-file FILE, or "
@@ -140,8 +156,8 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
                 expose_headers=["x-pasta-mode"],
             )
         )
-    if keys := read_keys(settings):
-        made.append(Middleware(KeyGuard, keys))
+    if keys := settings.keys():
+        made.append(Middleware(_KeyGuard, keys))
     return made
 
 
@@ -210,3 +226,43 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return ApiError(
         f"there is no {request.method} {request.url.path} here", status, code="unknown_url"
     ).response
+
+
+class _KeyGuard:
+    """ASGI middleware that lets nobody in without one of the keys, except to `_OPEN_PATHS`."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan" and scope["path"] not in _OPEN_PATHS:
+            scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not self._known(key.strip().encode("latin-1")):
+                await _NO_KEY.response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _known(self, key: bytes) -> bool:
+        """Takes as long for any key: digests have one length, and all of them are compared."""
+        digest = hashlib.sha256(key).digest()
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP, which answers 400 to headers and URLs that are too long: here it is 431 and 414."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what h11 could not read, which is the error at hand, and close the connection."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
+            status, msg = 414, "the URL is too long"
+        elif status == 431:
+            msg = "the headers are too long"
+        body = json.dumps(ApiError(msg, status=status).body).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

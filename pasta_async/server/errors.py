@@ -71,35 +71,39 @@ class ApiError(Exception):
 
 def api_error(error: Exception) -> ApiError:
     """The error that a client sees for one that ended its request."""
-    message = str(error)
-    match error:
-        case ApiError():
-            return error
-        case PromptTooLongError():
-            return ApiError(message, code="context_length_exceeded")
-        case InvalidRequestError():
-            return ApiError(message)
-        case GenerationTimeoutError():
-            found = ApiError(message, 504, code="timeout", retry=False)
-        case PastaError():
-            cause = error.__cause__
-            found = _engine_error(message, cause if isinstance(cause, BackendError) else error)
-        case _:
-            return ApiError("the server failed; its log has more", 500, code="internal_error")
-    found.partial = error.partial.text if error.partial else None
-    return found
+    if isinstance(error, ApiError):
+        return error
+    if not isinstance(error, PastaError):
+        return ApiError("the server failed; its log has more", 500, code="internal_error")
+    cause = error.__cause__ if isinstance(error.__cause__, BackendError) else error
+    status, code = _status(cause)
+    refused = isinstance(error, InvalidRequestError)
+    return ApiError(
+        str(error),
+        status,
+        code=code,
+        retry_after=cause.retry_after if isinstance(cause, BackendStatusError) and status == 503 else None,
+        retry=False if code == "timeout" else None,
+        partial=error.partial.text if error.partial and not refused else None,
+    )
 
 
-def _engine_error(message: str, cause: PastaError) -> ApiError:
+def _status(cause: PastaError) -> tuple[int, str | None]:
     match cause:
+        case PromptTooLongError():
+            return 400, "context_length_exceeded"
+        case InvalidRequestError():
+            return 400, None
+        case GenerationTimeoutError():
+            return 504, "timeout"
         case BackendConnectError():
-            return ApiError(message, 503, code="engine_unreachable")
+            return 503, "engine_unreachable"
         case BackendStatusError(status=400 | 413 | 422):
-            return ApiError(message, code="refused_by_engine")
+            return 400, "refused_by_engine"
         case BackendStatusError(status=429 | 503):
-            return ApiError(message, 503, code="engine_busy", retry_after=cause.retry_after)
+            return 503, "engine_busy"
         case _:
-            return ApiError(message, 502, code="engine_failed")
+            return 502, "engine_failed"
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:
@@ -136,7 +140,7 @@ def invalid_body(error: ValidationError) -> ApiError:
     return ApiError(message, code=code, param=param)
 
 
-_UNION_MEMBERS = ("str", "int", "constrained-str", "TextPart", "ForeignPart")
+_UNION_MEMBERS = ("str", "int", "constrained-str")
 
 
 def _is_union_member(part: int | str) -> bool:

@@ -21,7 +21,6 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from uvicorn.logging import DefaultFormatter
 
-from pasta_async.server.middleware import CountResponses
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.telemetry.metrics import Metrics
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import TracerProvider
     from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from pasta_async.client import Client
     from pasta_async.observers import Observer
@@ -95,7 +95,7 @@ class Operations:
 
     def middleware(self, paths: Collection[str]) -> list[Middleware]:
         """What goes around everything else; `paths` are counted under their names, others together."""
-        return [*self._traced, Middleware(CountResponses, responses=self._responses, paths=frozenset(paths))]
+        return [*self._traced, Middleware(_CountResponses, responses=self._responses, paths=frozenset(paths))]
 
     @contextmanager
     def watching(self, client: Client, admission: Admission) -> Generator[None]:
@@ -118,6 +118,22 @@ class Operations:
         """Send the spans that are left, for as long as OTLP's time-out; cancelling it does not stop that."""
         if self._provider is not None:
             await asyncio.to_thread(self._provider.shutdown)
+
+
+class _CountResponses:
+    """ASGI middleware that counts responses by path and status; unknown paths are `other`."""
+
+    def __init__(self, app: ASGIApp, responses: Counter, paths: Collection[str]) -> None:
+        self._app, self._responses, self._paths = app, responses, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in self._paths else "other"
+                self._responses.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 def _open_provider() -> TracerProvider | None:

@@ -1,7 +1,7 @@
 """What OpenAI's API is asked, as pydantic models, and what `Client.generate` is called with for it.
 
 Fields are those of OpenAI's reference, and a few of SGLang's. `ENGINE_ONLY` names those that only an engine's
-own endpoint can honour; a request that sets one is passed through to it.
+own endpoint can honour; a request that sets one is passed through to it, as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from pasta_async.options import Fork, Sampling
+from pasta_async.options import Fork, Limits, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from pasta_async.options import Limits
     from pasta_async.protocol import Message
     from pasta_async.server.service import Service
     from pasta_async.server.settings import ServerSettings
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINE_ONLY",
     "MAX_MESSAGES",
-    "ChatMessage",
     "ChatRequest",
     "CompletionRequest",
     "GenerateRequest",
-    "PastaLimits",
-    "PastaOptions",
-    "StreamOptions",
     "answer_limits",
     "check_request",
     "generate_kwargs",
@@ -42,11 +37,36 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-_Form = TypeVar("_Form", bound=BaseModel)
+_Form = TypeVar("_Form", bound="GenerateRequest")
 
 MAX_MESSAGES = 2048
 """Messages of a conversation, and parts of a message; checked while they are read, so that a long list costs
 nothing."""
+
+ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "regex": (None,),
+    "ebnf": (None,),
+}
+"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
+
+_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "auto", "none"),
+    "parallel_tool_calls": (None, True, False),
+    "response_format": (None, {"type": "text"}),
+    "reasoning_effort": (None,),
+    "top_logprobs": (None,),
+}
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"echo": (None, False), "suffix": (None, "")}
+"""The same, of one endpoint."""
+
+_IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+"""Fields that say nothing about the answer."""
 
 _Stop = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
@@ -59,17 +79,6 @@ class _Body(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
-class PastaLimits(_Body):
-    """Limits of one answer (`pasta_async.Limits`); none may be above the server's own."""
-
-    max_threads: _Count | None = None
-    chunk_tokens: _Count | None = None
-    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    retries: int | None = Field(default=None, ge=0)
-    on_failure: Literal["fail", "sequence"] | None = None
-    """What becomes of an answer one of whose threads fails."""
-
-
 class PastaOptions(_Body):
     """`extra_body={"pasta": {...}}`: options that OpenAI's API does not have."""
 
@@ -80,7 +89,8 @@ class PastaOptions(_Body):
     prompted: bool | None = None
     """Whether the model is told about the tags; None: what it needs."""
     fork: Fork = "stream"
-    limits: PastaLimits = PastaLimits()
+    limits: Limits = Limits()
+    """Limits of one answer; none may be above the server's own."""
     record: bool = False
     """Ask for the whole record: threads, timeline, written form."""
     events: bool = False
@@ -94,25 +104,19 @@ class StreamOptions(_Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class TextPart(_Body):
-    """Text in a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ForeignPart(BaseModel):
-    """An image, a sound, a file, a refusal: for the engine's own endpoint."""
+class Part(BaseModel):
+    """A part of a message's content: text; or an image, a sound, a refusal, for the engine's own endpoint."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True)
     type: str
+    text: str | None = None
 
 
 class ChatMessage(_Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | _Short[TextPart | ForeignPart] | None = None
+    content: str | _Short[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -127,7 +131,7 @@ class ChatMessage(_Body):
         """Whether it is for the engine's own endpoint: calls and results of tools, images, sound."""
         calls = self.role in ("tool", "function") or self.tool_calls or self.function_call
         parts = self.content if isinstance(self.content, list) else []
-        return bool(calls) or any(isinstance(part, ForeignPart) for part in parts)
+        return bool(calls) or any(part.type != "text" or part.text is None for part in parts)
 
     @property
     def as_message(self) -> Message:
@@ -135,13 +139,16 @@ class ChatMessage(_Body):
         role = "system" if self.role == "developer" else self.role  # what chat templates know
         text = self.content or ""
         if isinstance(text, list):
-            text = "".join(part.text for part in text if isinstance(part, TextPart))
+            text = "".join(part.text or "" for part in text)
         more = self.model_dump(include={"name", "reasoning_content"}, exclude_none=True)
         return {"role": role, "content": text, **more}
 
 
-class GenerateRequest(_Body):
-    """What both endpoints take."""
+class GenerateRequest(BaseModel):
+    """What both endpoints take. Fields that are passed through or ignored are not declared but in tables."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY
 
     model: str
     stream: bool | None = None
@@ -152,18 +159,9 @@ class GenerateRequest(_Body):
     max_tokens: _Count | None = None
     stop: _Stop | _Short[_Stop] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    user: str | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, float] | None = None
-
     top_k: int | None = None
     """SGLang's; -1 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: float | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-
     pasta: PastaOptions = PastaOptions()
 
     @property
@@ -187,34 +185,30 @@ class GenerateRequest(_Body):
         return self.max_tokens
 
     @property
+    def unknown(self) -> list[str]:
+        """Fields that the API does not have."""
+        return [name for name in self.model_extra or () if name not in self.passed_on.keys() | _IGNORED]
+
+    @property
     def engine_only(self) -> tuple[str, ...]:
         """Fields that ask for what only the engine's own endpoint does."""
-        given = (name for name in ENGINE_ONLY if hasattr(self, name))
-        return tuple(name for name in given if getattr(self, name) not in ENGINE_ONLY[name])
+        nothing = self.passed_on
+        return tuple(name for name in nothing if getattr(self, name, None) not in nothing[name])
 
 
 class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
 
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _CHAT_ONLY
+
     messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
     max_completion_tokens: _Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """SGLang's: for the model's chat template."""
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: dict[str, Any] | None = None
     tools: _Short[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-
     modalities: list[Literal["text"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
     @property
     def prompts(self) -> Sequence[list[Message]]:
@@ -236,11 +230,10 @@ class ChatRequest(GenerateRequest):
 class CompletionRequest(GenerateRequest):
     """`POST /v1/completions`."""
 
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _COMPLETION_ONLY
+
     prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: bool | None = None
     best_of: int | None = None
-    suffix: str | None = None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -255,26 +248,6 @@ class CompletionRequest(GenerateRequest):
     def token_limit(self) -> int:
         """OpenAI's default for this endpoint is 16."""
         return self.max_tokens or 16
-
-
-ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "auto", "none"),
-    "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
-    "reasoning_effort": (None,),
-    "logprobs": (None, False),
-    "top_logprobs": (None,),
-    "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "regex": (None,),
-    "ebnf": (None,),
-    "echo": (None, False),
-    "suffix": (None, ""),
-}
-"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
 
 
 async def read_body(request: Request, form: type[_Form], settings: ServerSettings) -> _Form:
@@ -296,9 +269,12 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
     except TimeoutError:
         raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
     try:
-        return form.model_validate_json(raw)
+        body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
+    for field in body.unknown:
+        raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
+    return body
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:
@@ -375,13 +351,13 @@ def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[
     return {name: value for name, value in values.items() if value is not None}
 
 
-def answer_limits(wanted: PastaLimits, own: Limits) -> Limits:
+def answer_limits(wanted: Limits, own: Limits) -> Limits:
     """The limits of one answer.
 
     Raises:
         ApiError: More is asked for than the server gives.
     """
-    values = wanted.model_dump(exclude_none=True)
+    values = wanted.model_dump(exclude_unset=True, exclude_none=True)
     for name in values.keys() - {"on_failure"}:
         most = getattr(own, name)
         if most is not None and values[name] > most:

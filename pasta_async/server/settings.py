@@ -92,6 +92,24 @@ class ServerSettings(BaseSettings):
     otel: bool | None = None
     """Whether traces go out over OTLP, as the `OTEL_*` variables say; default: if they name an endpoint."""
 
+    def keys(self) -> tuple[str, ...]:
+        """All keys, those in the file too.
+
+        Raises:
+            InvalidRequestError: The file cannot be read, or holds no key.
+        """
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if path := self.api_keys_file:
+            try:
+                lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidRequestError(f"the file of keys cannot be read: {error}") from error
+            found = [line for line in lines if line and not line.startswith("#")]
+            if not found:
+                raise InvalidRequestError(f"{path} holds no key; put one on a line of its own")
+            keys += found
+        return tuple(keys)
+
     @property
     def traced(self) -> bool:
         """Whether traces go out."""

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from contextvars import Token
 
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
     from pasta_async.observers import AnswerStart, Turn
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord, ThreadRecord
 
-    Attributes = dict[str, AttributeValue]
+    Attributes = dict[str, AttributeValue | None]
 
 __all__ = ["SCHEMA_URL", "Tracing"]
 
@@ -71,40 +71,58 @@ class _AnswerSpans(AnswerObserver):
         self._tracer, self._text = tracer, text
         self._model = start.model.name if start.model else None
         self._began = time_ns()
-        attributes = {**_common(self._model, "chat"), **_start_attributes(start)}
-        if text:
-            attributes["gen_ai.input.messages"] = _messages(start)
-        self._span = tracer.start_span(_name("chat", self._model), attributes=attributes)
+        self._span = self._call(
+            "chat",
+            {
+                "gen_ai.output.type": "text",
+                "gen_ai.response.id": start.answer,
+                "gen_ai.request.temperature": start.sampling.temperature,
+                "gen_ai.request.top_p": start.sampling.top_p,
+                "gen_ai.request.max_tokens": start.sampling.max_tokens,
+                "gen_ai.request.seed": start.sampling.seed,
+                "gen_ai.request.stream": start.streamed,
+                "gen_ai.input.messages": _messages(start) if text else None,
+                "pasta.parallel": start.parallel,
+                "pasta.baseline": start.baseline,
+            },
+        )
         self._context = trace.set_span_in_context(self._span)
         self._outside = context.attach(self._context)
-        self._threads: dict[int, tuple[Span, Context]] = {}
+        self._threads: dict[int, Span] = {}
         self._requests: dict[int, tuple[Span, Token[Context]]] = {}
+
+    def _call(
+        self,
+        operation: str,
+        attributes: Attributes,
+        parent: Context | None = None,
+        kind: SpanKind = trace.SpanKind.INTERNAL,
+    ) -> Span:
+        """Begin the span of a call of the model, as the conventions have it."""
+        common = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": _PROVIDER,
+            "gen_ai.request.model": self._model,
+        }
+        name = f"{operation} {self._model}" if self._model else operation
+        return self._tracer.start_span(name, parent, kind, _known(common | attributes))
 
     def turn(self, thread: int, turn: Turn) -> None:
         if thread not in self._threads:
-            span = self._tracer.start_span(
-                "pasta.thread main" if thread == 0 else "pasta.thread chunk",
-                context=self._context,
-                attributes={"pasta.thread": thread},
-            )
-            self._threads[thread] = span, trace.set_span_in_context(span, self._context)
-        self._threads[thread][0].add_event(f"pasta.{turn}")
+            name = "pasta.thread chunk" if thread else "pasta.thread main"
+            span = self._tracer.start_span(name, self._context, attributes={"pasta.thread": thread})
+            self._threads[thread] = span
+        self._threads[thread].add_event(f"pasta.{turn}")
 
     def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
-        span = self._tracer.start_span(
-            _name("text_completion", self._model),
-            context=self._threads[request.thread][1],
-            kind=trace.SpanKind.CLIENT,
-            attributes=_known(
-                {
-                    **_common(self._model, "text_completion"),
-                    "gen_ai.request.max_tokens": request.max_tokens,
-                    "gen_ai.request.temperature": request.sampling.temperature,
-                    "gen_ai.request.seed": request.seed,
-                    "pasta.thread": request.thread,
-                }
-            ),
-        )
+        attributes: Attributes = {
+            "gen_ai.request.max_tokens": request.max_tokens,
+            "gen_ai.request.temperature": request.sampling.temperature,
+            "gen_ai.request.seed": request.seed,
+            "pasta.thread": request.thread,
+        }
+        parent = trace.set_span_in_context(self._threads[request.thread], self._context)
+        span = self._call("text_completion", attributes, parent, trace.SpanKind.CLIENT)
         inside = trace.set_span_in_context(span, self._context)
         self._requests[request.thread] = span, context.attach(inside)
         headers = dict[str, str]()
@@ -116,103 +134,69 @@ class _AnswerSpans(AnswerObserver):
     ) -> None:
         span, outside = self._requests.pop(request.thread)
         context.detach(outside)
-        attributes = {
+        attributes: Attributes = {
             "gen_ai.usage.input_tokens": record.prompt_tokens,
             "gen_ai.usage.output_tokens": record.completion_tokens,
             "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
             "gen_ai.response.finish_reasons": [record.finish_reason or "error"],
         }
-        span.set_attributes(_known(attributes))
-        self._fail(span, error)
-        span.end()
+        self._end(span, attributes, error)
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
         context.detach(self._outside)
         records = {record.thread: record for record in generation.threads} if generation else {}
-        for number, (span, _) in self._threads.items():
+        for number, span in self._threads.items():
             self._end_thread(span, records.get(number))
-        if generation:
-            self._span.set_attributes(_answer_attributes(generation))
-            if self._text:
-                self._span.set_attribute("gen_ai.output.messages", _output(generation))
         finish_reason = outcome(generation, error)
-        self._span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
-        self._fail(self._span, error if finish_reason == "error" else None)
-        self._span.end()
+        attributes: Attributes = {"gen_ai.response.finish_reasons": [finish_reason]}
+        if generation:
+            attributes |= self._figures(generation)
+        self._end(self._span, attributes, error if finish_reason == "error" else None)
+
+    def _figures(self, generation: Generation) -> Attributes:
+        usage = generation.usage
+        return {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.response.time_to_first_chunk": generation.threads[0].first_token,
+            "gen_ai.output.messages": _output(generation) if self._text else None,
+            "pasta.cached_tokens": usage.cached_tokens,
+            "pasta.prefilled_tokens": usage.prefilled_tokens,
+            "pasta.threads": len(generation.threads),
+            "pasta.critical_path": generation.critical_path,
+            "pasta.text_speedup": generation.text_speedup,
+            "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
+        }
 
     def _end_thread(self, span: Span, record: ThreadRecord | None) -> None:
         """End a thread's span at the time its record says."""
         if record is None:
             span.end()
             return
-        span.set_attributes(_thread_attributes(record))
-        if self._text:
-            span.set_attribute("pasta.topic", record.topic)
-        span.end(None if record.ended is None else self._began + round(record.ended * 1e9))
+        first, ended = record.first_token, record.ended
+        attributes: Attributes = {
+            "pasta.tokens": record.tokens,
+            "pasta.finish_reason": record.finish_reason,
+            "pasta.estimate": record.estimate,
+            "pasta.closed_by": record.closed_by,
+            "pasta.time_to_first_token": None if first is None else first - record.opened,
+            "pasta.topic": record.topic if self._text else None,
+        }
+        self._end(span, attributes, at=None if ended is None else self._began + round(ended * 1e9))
 
-    def _fail(self, span: Span, error: BaseException | None) -> None:
+    def _end(
+        self, span: Span, attributes: Attributes, error: BaseException | None = None, at: int | None = None
+    ) -> None:
         if error is not None:
-            message = str(error) if self._text else None
-            span.set_attribute("error.type", error_type(error))
-            span.set_status(trace.Status(trace.StatusCode.ERROR, message))
+            attributes["error.type"] = error_type(error)
+            span.set_status(trace.Status(trace.StatusCode.ERROR, str(error) if self._text else None))
+        span.set_attributes(_known(attributes))
+        span.end(at)
 
 
-def _name(operation: str, model: str | None) -> str:
-    return f"{operation} {model}" if model else operation
-
-
-def _known(attributes: Mapping[str, AttributeValue | None]) -> Attributes:
+def _known(attributes: Attributes) -> dict[str, AttributeValue]:
     """Those that have a value."""
     return {name: value for name, value in attributes.items() if value is not None}
-
-
-def _common(model: str | None, operation: str) -> Attributes:
-    provider = {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER}
-    return _known({**provider, "gen_ai.request.model": model})
-
-
-def _start_attributes(start: AnswerStart) -> Attributes:
-    sampling = start.sampling
-    attributes = {
-        "gen_ai.output.type": "text",
-        "gen_ai.response.id": start.answer,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.request.max_tokens": sampling.max_tokens,
-        "gen_ai.request.seed": sampling.seed,
-        "gen_ai.request.stream": start.streamed,
-        "pasta.parallel": start.parallel,
-        "pasta.baseline": start.baseline,
-    }
-    return _known(attributes)
-
-
-def _answer_attributes(generation: Generation) -> Attributes:
-    usage = generation.usage
-    attributes = {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.response.time_to_first_chunk": generation.threads[0].first_token,
-        "pasta.cached_tokens": usage.cached_tokens,
-        "pasta.prefilled_tokens": usage.prefilled_tokens,
-        "pasta.threads": len(generation.threads),
-        "pasta.critical_path": generation.critical_path,
-        "pasta.text_speedup": generation.text_speedup,
-        "pasta.diagnostics": [diagnostic.code.value for diagnostic in generation.diagnostics],
-    }
-    return _known(attributes)
-
-
-def _thread_attributes(record: ThreadRecord) -> Attributes:
-    first = record.first_token
-    attributes = {
-        "pasta.tokens": record.tokens,
-        "pasta.finish_reason": record.finish_reason,
-        "pasta.estimate": record.estimate,
-        "pasta.closed_by": record.closed_by,
-        "pasta.time_to_first_token": None if first is None else first - record.opened,
-    }
-    return _known(attributes)
 
 
 def _messages(start: AnswerStart) -> str:

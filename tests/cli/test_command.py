@@ -1,7 +1,8 @@
-"""`run_command` and `ending`: how every command reads its line, and how it ends."""
+"""`command` and `ending`: how every command reads its line, and how it ends."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
-from pasta_async.cli.command import command, ending, run_command
+from pasta_async.cli.command import command, ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,17 +41,9 @@ def nothing(settings: Copy) -> None:
     """Work that is done at once."""
 
 
-def code_of(work: Callable[[Copy], None], *line: str, resumes: bool = False) -> int | str | None:
+def code_of(work: Callable[[Copy], object], *line: str, resumes: bool = False) -> int | str | None:
     with pytest.raises(SystemExit) as caught:
-        run_command(
-            Copy,
-            work,
-            program="copy",
-            description="Copies a file.",
-            positional=["source"],
-            arguments=line,
-            resumes=resumes,
-        )
+        command(Copy, work, "copy", "Copies a file.", positional=["source"], resumes=resumes)(line)
     return caught.value.code
 
 
@@ -90,7 +83,7 @@ def test_what_the_line_leaves_out_comes_from_the_environment(monkeypatch: pytest
     monkeypatch.setenv("COPY_HOST", "there")
     found: list[Environment] = []
     with pytest.raises(SystemExit):
-        run_command(Environment, found.append, program="x", description="", arguments=["--copy-host", "here"])
+        command(Environment, found.append, "x", "")(["--copy-host", "here"])
     assert found[0].model_dump() == {"copy_port": 2, "copy_host": "here"}
 
 
@@ -146,12 +139,20 @@ def test_a_main_prints_the_text_that_its_work_returns(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "from there\n"
 
 
+def test_a_main_runs_a_coroutine_and_prints_a_dict_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work(settings: Copy) -> dict[str, int]:
+        return {"times": settings.times}
+
+    assert not code_of(work, "there")
+    assert json.loads(capsys.readouterr().out) == {"times": 1}
+
+
 def test_other_errors_are_not_hidden() -> None:
     def work(settings: Copy) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_command(Copy, work, program="copy", description="", positional=["source"], arguments=["there"])
+        command(Copy, work, "copy", "", positional=["source"])(["there"])
 
 
 def test_further_errors_can_be_reported() -> None:
@@ -175,7 +176,7 @@ PROGRAM = """
 import signal
 from pydantic import BaseModel
 from pasta_async import InvalidRequestError
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import command
 
 class Nothing(BaseModel):
     fail: bool = False
@@ -186,7 +187,7 @@ def work(settings):
     print("ready", flush=True)
     signal.pause()
 
-run_command(Nothing, work, program="wait", description="Waits.", resumes=True)
+command(Nothing, work, "wait", "Waits.", resumes=True)()
 """
 
 

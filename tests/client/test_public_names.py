@@ -20,8 +20,8 @@ BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError Backe
 DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
-ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted UnsupportedModelError Usage __version__
-ErrorInfo ReasoningDelta ThreadReplaced
+ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
+Usage __version__ ErrorInfo ReasoningDelta ThreadReplaced
 generate stream
 """
 

@@ -32,50 +32,24 @@ def test_the_cost_of_a_token_is_near_its_aim(interpreter: list[dict[str, Any]]):
     for cost, together in zip(interpreter[1:3], (1, 2), strict=True):
         assert cost["answers at once"] == together
         assert cost["events"] > cost["tokens"] > 2 * 9 * 200
-        assert 0 < cost["of it backend"] < cost["us a token"] < 8 * 25  # the aim, many times over
-        assert cost["interpreter"] == cost["us a token"] - cost["of it backend"]
+        assert 0 < cost["us a token"] < 8 * 25  # the aim, many times over
 
 
 def test_an_open_thread_needs_little_memory_and_its_prompts_ids(interpreter: list[dict[str, Any]]):
     short, long = interpreter[3:5]
-    assert (short["open threads"], short["answers"]) == (80, 10)
+    assert short["open threads"] == 80
     assert 1 < short["KB a thread"] < 50
     assert 8 <= long["KB a thread"] - short["KB a thread"] < 16
 
 
-def test_the_server_is_compared_with_the_library_and_many_streams_come_to_their_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_server_is_compared_with_the_library_and_many_streams_come_to_their_end(tmp_path: Path):
     out = tmp_path / "server.jsonl"
     run(main, "server --rounds 1 --streams 20 --latency 0.001 --out", out)
-    _, *ways = rows(out)
+    _, *ways, streams = rows(out)
     assert [way["way"] for way in ways] == ["library", "server", "library, baseline", "server, baseline"]
     assert all(way["answers"] == 1 and way["ms"] > 0 for way in ways)
-    head, _, values = capsys.readouterr().out.strip().splitlines()[-3:]
-    columns = [[one.strip() for one in line.split("|")[1:-1]] for line in (head, values)]
-    found = dict(zip(*columns, strict=True))
-    assert (found["streams"], found["complete"]) == ("20", "20")
-    assert 0 < float(found["first text s, p50"]) <= float(found["whole s, p50"])
-
-
-def test_streams_and_whole_replies_decode_the_same_number_of_tokens(tmp_path: Path):
-    out = tmp_path / "streams.jsonl"
-    run(main, "streams --backend local: --at-once 1 --at-once 2 --tokens 6 --rounds 2 --out", out)
-    _, one, two = rows(out)
-    assert (one["requests at once"], two["requests at once"]) == (1, 2)
-    assert two["tokens"] == 2 * one["tokens"] == 24
-    assert one["CPU us a token, streamed"] > 0
-
-
-def test_packed_and_unpacked_views_train_on_the_same_targets(tmp_path: Path):
-    out = tmp_path / "steps.jsonl"
-    small = "--documents 2 --prompt-tokens 40 --chunk-tokens 12 --rounds 1 --row-tokens 256 --repeats 1"
-    run(main, f"packing {small} --threads 1 --out", out)
-    where, packed, unpacked = rows(out)
-    assert packed["targets"] == unpacked["targets"]
-    assert packed["tokens of views"] == unpacked["tokens of views"] == unpacked["tokens computed"]
-    assert where["sharing"] == unpacked["tokens computed"] / packed["tokens computed"] > 1.5
-    assert packed["ms a step"] > 0 and where["speedup"] > 0
+    assert streams["streams"] == streams["complete"] == 20
+    assert 0 < streams["first text s, p50"] <= streams["whole s, p50"]
 
 
 def test_an_unknown_benchmark_is_refused():

@@ -14,8 +14,7 @@ from pasta_async.evals import load as loads
 from pasta_async.evals.load import drive
 from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
-from pasta_async.evals.simulated import CONSTANTS, EngineModel, SimulatedBackend
-from pasta_async.evals.simulator import Sample, fit, main, take_samples
+from pasta_async.evals.simulator import EngineModel, Sample, SimulatedBackend, fit, main, take_samples
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -34,9 +33,7 @@ DOCUMENTS = {"many": parse(WRITTEN)}
 CASES = [Case(0, "many", DOCUMENTS["many"])]
 
 
-REAL = EngineModel(
-    step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003, assumed=CONSTANTS[5:]
-)
+REAL = EngineModel(step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003, assumed=())
 
 
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
@@ -80,15 +77,15 @@ async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
 
 async def test_the_constants_of_an_engine_are_found_by_timing_it():
     backend = SimulatedBackend(REAL)
-    samples = await take_samples(backend, [*product((1, 4, 16), (64, 512))], rounds=1, clock=backend.clock)
+    samples = await take_samples(backend, [*product((1, 4, 16), (64, 512))], rounds=1)
     found = fit(samples)
     for name in ("step", "sequence", "context", "prefill"):
         assert getattr(found, name) == pytest.approx(getattr(REAL, name), rel=0.05), name
     trip = found.round_trip + found.step  # a small difference of two larger ones
     assert trip == pytest.approx(REAL.round_trip + REAL.step, rel=0.05)
-    (other,) = await take_samples(backend, [(3, 200)], rounds=1, clock=backend.clock)
-    assert found.seconds(3, other.tokens, 0) == pytest.approx(other.step, rel=0.01)
-    assert found.assumed == ("token", "request")
+    (other,) = await take_samples(backend, [(3, 200)], rounds=1)
+    assert found.seconds(3, other.tokens) == pytest.approx(other.step, rel=0.01)
+    assert found.assumed == ()
 
 
 def test_no_constant_is_negative_and_too_few_samples_are_refused():
@@ -101,18 +98,6 @@ def test_no_constant_is_negative_and_too_few_samples_are_refused():
     assert found.step > 0.005
     with pytest.raises(InvalidRequestError):
         fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
-
-
-async def test_a_clients_work_delays_an_embedded_engine_and_else_only_what_the_client_sees():
-    working = EngineModel(step=0.01, token=0.004, request=0.1)
-    for embedded, step in ((True, 0.014), (False, 0.01)):
-        block = await load(1, 1, "sequential", working.model_copy(update={"embedded": embedded}), answers=1)
-        (answer,) = block.answers
-        assert answer.first_token == pytest.approx(0.1 + 0.014)
-        assert answer.seconds == pytest.approx(answer.first_token + step * (answer.tokens - 1))
-    # four answers' tokens take it longer than a step: it falls behind
-    (answer, *_) = (await load(1, 4, "sequential", working, answers=4)).answers
-    assert answer.seconds == pytest.approx(4 * 0.004 * answer.tokens, rel=0.1)
 
 
 def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
@@ -164,7 +149,7 @@ def test_the_command_fits_the_constants_of_the_shipped_model(tmp_path: Path):
     run(main, "--backend local: --rounds 1 --out", tmp_path / "engine.json")
     found = EngineModel.load(str(tmp_path / "engine.json"))
     assert found.embedded
-    assert found.assumed == ("token", "request")
+    assert found.assumed == ()
 
 
 def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,9 +13,10 @@ from commands_run import run as run_command
 from pasta_async import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
+from pasta_async.evals.answers import FORMS, Answer, Form, compare
 from pasta_async.evals.documents import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.speed import FORMS, Form, Run, compare, measure, summarise
+from pasta_async.evals.speed import summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
@@ -52,14 +53,14 @@ async def test_measured_speedups_are_the_theoretical_ones_where_only_tokens_take
     clock = VirtualClock()
     prompts = [Prompt("both", "parallel"), Prompt("one", "plain")]
     scripts = {"both": PARALLEL, "one": "Word" + " word" * 50}
-    runs = await measure(scripted(scripts, clock), prompts, passes=2, clock=clock)
+    runs = await speed.measure(scripted(scripts, clock), prompts, passes=2)
 
     both, one = compare(runs)
     assert both.theoretical > 1.5
     assert both.speedup == pytest.approx(both.theoretical)
     assert one.theoretical == 1
     assert one.speedup == pytest.approx(1)
-    baseline = next(run for run in runs if run.form == "baseline")
+    baseline = next(run for run in runs if run.method == "baseline")
     assert baseline.seconds == pytest.approx(baseline.tokens * LATENCY)
 
 
@@ -67,21 +68,21 @@ async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
     clock = VirtualClock()
     prompts = [Prompt(name, "plain") for name in "ab"]
     opened = scripted({"a": "A word.", "b": "A word.", "warm": "A word."}, clock)
-    runs = await measure(opened, prompts, warm=[Prompt("warm", "plain")], passes=2, clock=clock)
+    runs = await speed.measure(opened, prompts, warm=[Prompt("warm", "plain")], passes=2)
 
-    order = "".join(run.form[0] for run in runs)
-    assert order == "pbbp" + "bppb"
+    order = "".join(run.method[0] for run in runs)
+    assert order == "bppb" + "pbbp"
     assert [run.number for run in runs] == [0] * 4 + [1] * 4
     assert [run.prompt for run in runs] == [0, 0, 1, 1] * 2
 
 
 async def test_no_pass_finds_what_an_earlier_one_left_in_the_cache():
     clock = VirtualClock()
-    runs = await measure(scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], passes=3, clock=clock)
+    runs = await speed.measure(scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], passes=3)
 
     first, again = ([r for r in runs if r.number == number] for number in (0, 2))  # in the same order
     assert [r.cached_tokens for r in first] == [r.cached_tokens for r in again]
-    assert [(r.form, r.requests) for r in first] == [("parallel", 3), ("baseline", 1)]
+    assert [(r.method, r.requests) for r in first] == [("baseline", 1), ("parallel", 3)]
 
 
 async def test_the_summary_counts_what_is_malformed():
@@ -89,7 +90,7 @@ async def test_the_summary_counts_what_is_malformed():
     good, bad = held_out(["describe"], 2)
     assert good.example is not None and bad.example is not None
     scripts = {good.text: good.example.document.format(), bad.text: "Well. <sync/> That is all."}
-    runs = await measure(scripted(scripts, clock), [good, bad], passes=1, clock=clock)
+    runs = await speed.measure(scripted(scripts, clock), [good, bad], passes=1)
 
     (row,) = summarise(runs)
     assert row["family"] == "describe"
@@ -98,8 +99,8 @@ async def test_the_summary_counts_what_is_malformed():
     assert row["realised"] == pytest.approx(1)
 
 
-def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Run:
-    return Run(prompt, "f", form, number, seconds, 0.02, tokens, critical, 30, 70, 1, True, "")
+def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Answer:
+    return Answer(prompt, form, number, seconds, 0.02, tokens, critical, 1, 30, 70, family="f")
 
 
 def test_figures_of_known_runs():
@@ -119,12 +120,12 @@ def test_figures_of_known_runs():
     assert row["speed-up"] == "2.00 (1.00 to 4.00)"
     assert row["theoretical"] == row["realised"] == pytest.approx(2**0.5)
     assert row["cached"] == "30%"
-    assert row["first token ms, parallel"] == pytest.approx(20)
+    assert row["first token ms"] == pytest.approx(20)
     assert row["requests"] == 1
 
 
 def test_a_missing_form_is_refused():
-    with pytest.raises(ValueError, match="both forms"):
+    with pytest.raises(ValueError):
         compare([run(0, "parallel", 1, 1, 1)])
 
 
@@ -149,7 +150,7 @@ def test_prompts_come_from_a_file(tmp_path: Path):
     file.write_text("First?\n\n  Second?  \n", encoding="utf-8")
     assert [prompt.text for prompt in read_prompts(file)] == ["First?", "Second?"]
     file.write_text("\n", encoding="utf-8")
-    with pytest.raises(InvalidRequestError, match="no prompt"):
+    with pytest.raises(InvalidRequestError):
         read_prompts(file)
 
 
@@ -167,10 +168,10 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     file, prompts = tmp_path / "runs.jsonl", [Prompt(name, "plain") for name in "abc"]
     scripts = dict.fromkeys("abc", "A word and another.")
 
-    async def go_on() -> tuple[list[Run], float]:
+    async def go_on() -> tuple[list[Answer], float]:
         clock = VirtualClock()
         with Journal(file, {"benchmark": "speed"}) as journal:
-            runs = await measure(scripted(scripts, clock), prompts, passes=2, journal=journal, clock=clock)
+            runs = await speed.measure(scripted(scripts, clock), prompts, passes=2, journal=journal)
         return runs, clock.time()
 
     whole, took = await go_on()
@@ -179,12 +180,12 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     file.write_text("\n".join(kept[:6]) + "\n" + kept[6][:20])  # five whole answers, and a part of one
 
     again, left = await go_on()
-    order = [(run.number, run.form, run.prompt) for run in whole]
-    assert [(run.number, run.form, run.prompt) for run in again] == order
+    order = [(run.number, run.method, run.prompt) for run in whole]
+    assert [(run.number, run.method, run.prompt) for run in again] == order
     assert again[:5] == whole[:5]
     assert 0 < left < took
     assert (await go_on())[1] == 0
-    with pytest.raises(InvalidRequestError, match="something else"):
+    with pytest.raises(InvalidRequestError):
         Journal(file, {"benchmark": "methods"})
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
+from live_server import PROMPT, running, serving
+from websockets.sync.client import connect
+
+from examples.fastapi_app import app
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.name.startswith("test_"))
+PROGRAMS = ["agent_loop", "litellm_provider"]
+SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
@@ -26,15 +34,38 @@ def run(code: list[str], cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs(path: Path, tmp_path: Path) -> None:
-    assert run([str(path)], tmp_path).strip()
+def test_every_example_is_run() -> None:
+    found = {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert found == {*PROGRAMS, *SERVED, "test_with_scripted"}  # which pytest runs by itself
 
 
-def test_quickstart_is_right(tmp_path: Path) -> None:
-    printed = run([str(ROOT / "examples" / "quickstart.py")], tmp_path)
-    assert "So the count of Velora is 9." in printed
-    assert "The total is 19 fruits." in printed
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_runs(name: str, tmp_path: Path) -> None:
+    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path).strip()
+
+
+def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
+    with running("local:") as server:
+        lines = run([str(ROOT / "examples" / "agent_frameworks.py"), server.url], tmp_path).splitlines()
+    answers = {line.partition(": ")[2] for line in lines if line.startswith(("pydantic-ai", "LiteLLM"))}
+    assert len(answers) == 1
+    assert all(answers)
+
+
+def test_a_web_backend_answers_with_events_and_over_a_websocket() -> None:
+    with serving(app) as url:
+        lines = httpx.post(f"{url}/ask", params={"prompt": PROMPT}, timeout=60).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+        with connect(f"{url.replace('http', 'ws')}/talk") as connection:
+            connection.send(PROMPT)
+            talked = [json.loads(connection.recv())]
+            while talked[-1]["type"] != "answer.done":
+                talked.append(json.loads(connection.recv()))
+    assert text_of(events) == text_of(talked) == events[-1]["generation"]["text"] != ""
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(event["delta"] for event in events if event["type"] == "text.delta")
 
 
 @pytest.mark.parametrize("code", SNIPPETS, ids=range(len(SNIPPETS)))
@@ -45,3 +76,9 @@ def test_readme_snippet_runs(code: str, tmp_path: Path) -> None:
         run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "snippet.py"], tmp_path)
     else:
         assert run(["snippet.py"], tmp_path).strip()
+
+
+def test_the_first_snippet_is_right(tmp_path: Path) -> None:
+    printed = run(["-c", SNIPPETS[0]], tmp_path)
+    assert "So the count of Velora is 9." in printed
+    assert "The total is 19 fruits." in printed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pasta_async.lang import MESSAGES, STYLE_CODES, Code, Diagnostic, Parser, check, parse
+from pasta_async.lang import STYLE_CODES, Code, Diagnostic, Parser, check, parse
 from pasta_async.lang.diagnostics import ParseError
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ FOUND: dict[Code, tuple[int, int, list[Code]]] = {
 
 def test_the_page_has_every_code_in_order() -> None:
     assert list(EXAMPLES) == [str(code) for code in Code]
-    assert list(MESSAGES) == list(FOUND) == list(Code)
+    assert list(FOUND) == list(Code)
 
 
 @pytest.mark.parametrize("code", Code)
@@ -56,9 +56,10 @@ def test_strict_reading_raises_unless_the_diagnostic_is_mild(code: Code) -> None
     if code in STYLE_CODES:
         assert [found.code for found in parse(text, strict=True).diagnostics] == [code]
         return
-    with pytest.raises(ParseError, match=r"^\d+:\d+: ") as raised:
+    with pytest.raises(ParseError) as raised:
         parse(text, strict=True)
     assert raised.value.diagnostic in check(text)
+    assert str(raised.value) == str(raised.value.diagnostic)
     parser = Parser(strict=True, whole=True)
     with pytest.raises(ParseError) as by_character:
         for character in text:
@@ -71,7 +72,7 @@ def test_a_diagnostic_reads_like_a_compilers() -> None:
     (found,) = check("That is all.\n<sync/>")
     assert found == Diagnostic(Code.SYNC_IDLE, offset=13, line=2, column=1)
     assert str(found) == "2:1: sync-idle: <sync/> with no open promise; it is ignored (remove it)"
-    assert (found.message, found.hint) == MESSAGES[Code.SYNC_IDLE]
+    assert (found.message, found.hint) == (Code.SYNC_IDLE.message, Code.SYNC_IDLE.hint)
 
 
 def test_the_pages_document_and_its_visible_text() -> None:

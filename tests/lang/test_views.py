@@ -130,6 +130,9 @@ def atoms(document: Document) -> Iterator[Atom]:
 def check_views(document: Document) -> None:
     everything = list(atoms(document))
     unrolled = views(document)
+    for view in unrolled:
+        for part in (*view.context, *view.target):
+            assert part.start < 0 or document.text.startswith(part.text, part.start)
     for thread in {view.thread for view in unrolled}:
         targets = [part for view in unrolled if view.thread == thread for part in view.target]
         assert targets == [atom.segment for atom in everything if atom.thread == thread and atom.generated]

@@ -26,11 +26,10 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
-    "evals/alpaca/judging": {"pandas", "yaml"},
+    "evals/judging": {"pandas", "yaml"},
     "evals/costs": {"opentelemetry", "prometheus_client"},
     "evals/forcing": {"torch"},
     "evals/hardware": {"torch"},
-    "evals/packed_training": {"torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/testing/fixtures": {"pytest"},

@@ -16,21 +16,22 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.middleware import HttpProtocol
+from pasta_async.server.app import HttpProtocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pasta_async import Backend
+    from pasta_async.protocol import Message
 
 MODEL = "pasta-tiny"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 class CountingBackend(WatchedBackend):
-    """Counts the texts that it encodes."""
+    """Counts the texts and the conversations that it encodes."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
@@ -39,6 +40,10 @@ class CountingBackend(WatchedBackend):
     async def encode(self, text: str) -> list[int]:
         self.encoded.append(text)
         return await super().encode(text)
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        self.encoded.append(messages[-1]["content"])
+        return await super().encode_chat(messages, template_kwargs)
 
 
 def post(server: LiveServer, path: str, body: object) -> httpx.Response:
@@ -58,7 +63,9 @@ def test_a_text_is_encoded_once_for_all_its_choices(stream: bool) -> None:
     with running(backend) as server:
         body = {"model": "scripted", "prompt": ["One", "Two"], "n": 3, "stream": stream}
         assert post(server, COMPLETIONS, body).status_code == 200
-    assert backend.encoded == ["One", "Two"]
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "Three"}], "n": 5}
+        assert post(server, CHAT, {**chat, "stream": stream}).status_code == 200
+    assert backend.encoded == ["One", "Two", "Three"]
 
 
 def test_a_text_that_is_refused_for_want_of_a_place_is_not_encoded() -> None:

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import on_cpu  # noqa: F401  # pyright: ignore[reportUnusedImport] - stands in for the GPU packages
+
 from pasta_async import BackendError, Client, InvalidRequestError
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import EngineBackend

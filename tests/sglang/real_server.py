@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
@@ -19,8 +20,10 @@ import pytest
 from pasta_async.backends.sglang.launch import server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+ON_CPU = (sys.executable, str(Path(__file__).with_name("on_cpu.py")))
+"""Runs a module where there is no GPU stack."""
 
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
@@ -73,7 +76,12 @@ def running_server(model: Path, log: Path) -> Generator[tuple[str, int]]:
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = server_command(str(model), device="cpu", port=port, extra=FLAGS)
-    with _running(command.argv, log, lambda: httpx.get(f"{url}/model_info", timeout=5).is_success) as group:
+    argv = [*ON_CPU, *command.argv[2:]]  # instead of `python -m`
+
+    def ready() -> bool:
+        return httpx.get(f"{url}/model_info", timeout=5).is_success
+
+    with _running(argv, log, ready, command.environment) as group:
         yield url, group
 
 
@@ -94,10 +102,18 @@ def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
 
 
 @contextmanager
-def _running(argv: Sequence[str], log: Path, ready: Callable[[], bool]) -> Generator[int]:
+def _running(
+    argv: Sequence[str], log: Path, ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+) -> Generator[int]:
     """A program, from when it is ready; its process group."""
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            argv,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
         try:
             _wait(ready, process, log)
             yield process.pid

@@ -168,7 +168,8 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
         [whole] = [reader for reader in readers if not reader.error]
         assert whole.text == expected[readers.index(whole)]
         assert broken.text
-        assert expected[readers.index(broken)].startswith(broken.text)
+        # Behind the chunk that broke off there may be main's blank lines.
+        assert expected[readers.index(broken)].startswith(broken.text.rstrip())
         assert broken.error is not None
         assert isinstance(broken.error.__cause__, BackendLostError)
         assert f"{second.url} was lost" in str(broken.error)

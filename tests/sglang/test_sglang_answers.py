@@ -15,7 +15,6 @@ from real_server import require_sglang, until
 
 from pasta_async import Client, Generation
 from pasta_async.evals.documents import held_out
-from pasta_async.evals.fork_modes import measure, summarise
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
@@ -86,19 +85,17 @@ async def test_a_fork_at_a_cut_computes_nothing_but_its_own_tags(
     backend: SGLangBackend, server: RealServer
 ) -> None:
     """Main's KV is in the cache once its request has ended; a fork of a running one may find it, or not."""
-
-    async def empty() -> None:
-        await asyncio.to_thread(server.flush)
-
     async with Client(backend) as client:
-        taken = await measure(client, held_out(["describe", "totals"], 2), empty=empty)
-    found = {(answer["prompt"], answer["mode"]): answer for answer in taken}
-    for prompt in range(4):
-        stream, cut = found[prompt, "stream"], found[prompt, "cut"]
-        assert stream["written"] == cut["written"] and stream["promises"] == cut["promises"] > 1
-        assert cut["requests"] > stream["requests"]
-        assert cut["fork_tokens"] - cut["fork_cached"] <= 2 * cut["promises"]
-    assert [row["mode"] for row in summarise(taken)] == ["stream", "cut"]
+        for prompt in held_out(["describe", "totals"], 2):
+            await asyncio.to_thread(server.flush)
+            stream = await client.generate(prompt.text)
+            await asyncio.to_thread(server.flush)
+            cut = await client.generate(prompt.text, fork="cut")
+            assert stream.document == cut.document and len(cut.threads) > 2
+            assert cut.usage.requests > stream.usage.requests
+            forks = [thread.requests[0] for thread in cut.threads[1:]]
+            computed = sum(one.prompt_tokens - (one.cached_tokens or 0) for one in forks)
+            assert computed <= 2 * len(forks)
 
 
 async def test_leaving_an_answer_leaves_nothing_on_the_server(

@@ -6,19 +6,19 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from pasta_async import Client, Sampling
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
-from pasta_async.evals.methods import METHODS, Case, Played, open_engine, play
+from pasta_async.evals.methods import METHODS, Case, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from real_server import RealServer
 
     from pasta_async import Backend
@@ -85,7 +85,7 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
 ):
     methods = [method for method in METHODS.values() if not method.needs_server]
     case = Case(0, "Well?", LISTED)
-    found = list[list[Played]]()
+    found = list[list[Answer]]()
     for inner, url in ((backend, server.url), (local, "local:")):
         async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
             found.append([await play(engine, method, case) for method in methods])
@@ -109,12 +109,14 @@ def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: Rea
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = [sys.executable, "-m", "pasta_async.evals.methods", "--backend", server.url, "--out", str(out)]
+    program = "import on_cpu; from pasta_async.evals.methods.__main__ import main; main()"
+    command = [sys.executable, "-c", program, "--backend", server.url, "--out", str(out)]
     done = subprocess.run(
         [*command, "--documents", str(documents), "--methods", "pasta", "--methods", "sglang frontend"],
         capture_output=True,
         text=True,
         check=False,
+        cwd=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stderr
     rows = {row["method"]: row for row in map(json.loads, out.read_text().splitlines()) if "method" in row}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -96,6 +96,41 @@ async def test_any_grouping_of_tokens_gives_the_same_text_and_lone_tags(
             assert piece.text == decode(piece.ids) and len(piece.ids) == 1
     assert "".join(piece.text for piece in pieces) == decode(ids)
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+def written_so_far(ids: Sequence[int]) -> str:
+    """What SGLang's detokenizer lets out: of an unfinished character nothing, and no word before it."""
+    text: str = table_model.tokenizer().decode(ids, skip_special_tokens=False)
+    return text[: text.rfind(" ") + 1] if text.endswith("\ufffd") else text
+
+
+@given(
+    st.lists(st.sampled_from(["<sync/>", '<promise topic="', " a", "é", "<", "sync/>"]), max_size=12),
+    st.lists(st.integers(1, 5), max_size=20),
+)
+async def test_text_that_lags_behind_is_neither_lost_nor_read_twice(
+    parts: list[str], sizes: list[int]
+) -> None:
+    vocabulary = table_model.tokenizer()
+    ids: list[int] = [i for part in parts for i in vocabulary.encode(part).ids]
+
+    async def detokenize(lists: list[list[int]]) -> list[str]:
+        return [vocabulary.decode(one, skip_special_tokens=False) for one in lists]
+
+    tags = TagIds(*map(vocabulary.token_to_id, TAG_TOKENS))
+    increments = Increments(VOCABULARY, incremental=False)
+    reader = RemoteReader(tags, (), detokenize)
+    pieces: list[Piece] = []
+    for done in sorted({*accumulate(sizes), len(ids)}):
+        if done <= len(ids):
+            last = {"type": "length", "length": done} if done == len(ids) else None
+            text = vocabulary.decode(ids, skip_special_tokens=False) if last else written_so_far(ids[:done])
+            new = increments.take(event(ids[:done], done, text=text, finish_reason=last))
+            pieces += await reader.read(new)
+    assert [i for piece in pieces for i in piece.ids] == ids
+    assert "".join(piece.text for piece in pieces) == "".join(parts)
+    for piece in pieces:
+        assert set(piece.ids).isdisjoint(tags) or piece.text == tags.written(*piece.ids)
 
 
 def test_an_event_that_takes_back_ids_is_refused() -> None:

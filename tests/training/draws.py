@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pasta_async.testing import ScriptedBackend
     from pasta_async.training.corpus import Record
-    from pasta_async.training.preference.samples import SampledPrompt
+    from pasta_async.training.preference import SampledPrompt
 
 __all__ = ["PROMPTS", "WRITTEN", "draw", "records"]
 

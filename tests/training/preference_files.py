@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.lang import parse
 from pasta_async.training.corpus.records import write_records
 from pasta_async.training.packing import pack_views
-from pasta_async.training.preference.samples import Plain, Sample, SampledPrompt, Score
+from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.lang import Document, check, escape, parse
+from pasta_async.lang import Chunk, Document, Promise, Sync, check, escape, parse
 from pasta_async.training.annotate.annotator import EXAMPLES, first_prompt
 from pasta_async.training.annotate.checks import (
-    Piece,
     check_reply,
-    place_tags,
     sibling_reference,
     sibling_references,
 )
 from pasta_async.training.corpus import plain_record, rough_tokens
+from pasta_async.training.corpus.tokens import Mark, insert_tags
 
 ORIGINAL = (
     "Both are old.\n\nTea is from China.  Many drink it.\n\nCoffee is from Ethiopia.\n\nSo take your pick."
@@ -120,10 +119,10 @@ def annotated(draw: st.DrawFn) -> tuple[str, str]:
     starts = [0, *(k + 1 for k, c in enumerate(text) if c.isspace() and not text[k + 1 : k + 2].isspace())]
     starts = [k for k in starts if k < len(text)]
     chosen = sorted(draw(st.sets(st.sampled_from(starts), max_size=4)))
-    pieces = [Piece(k, k + len(text[k:].split()[0]), "x") for k in chosen]
-    if pieces and draw(st.booleans()):
-        pieces.insert(1, Piece(pieces[0].end, pieces[0].end, None))
-    reply = place_tags(text, pieces, rough_tokens)
+    marks = [Mark(k, k + len(text[k:].split()[0]), Promise("x", 10, Chunk())) for k in chosen]
+    if marks and draw(st.booleans()):
+        marks.insert(1, Mark(marks[0].end, marks[0].end, Sync()))
+    reply = insert_tags(text, marks)
     return text, escape_space(reply.format(), draw)
 
 

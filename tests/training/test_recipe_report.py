@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async.evals.report.__main__ import main
-from pasta_async.evals.report.models import Model, best, dominated_by
+from pasta_async.evals.report.results import Model, best, dominated_by
 from pasta_async.training.recipe import find_recipe, read_recipe
 from pasta_async.training.run import Plan
 

@@ -17,7 +17,7 @@ from annotator_server import running_annotator
 from judge_server import judging
 
 from pasta_async.training.corpus import plain_record, write_records
-from pasta_async.training.preference.samples import read_samples
+from pasta_async.training.preference import read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,13 +95,13 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
     with running_annotator() as annotator, judging(opinion) as (_, judge):
         values = [
             *("processes=1", "serving=", "stage2.prompts=4", "stage2.sample.n=4"),
-            f"base.model='{llama(tmp_path / 'base')}'",
+            f"base='{llama(tmp_path / 'base')}'",
             *(f"data.source.data='{data}'", f"data.source.against=['{prompts}']"),
             *(f"data.annotator.base_url='{annotator.url}'", "data.annotator.ask_from=0"),
             *(f"{table}.{value}" for table, own in short.items() for value in (*training, *own)),
-            *("stage2.sample.max_tokens=200", "evaluation.flags.max_tokens=200"),
-            *(f"stage2.score.judge='{judge}'", f"evaluation.flags.judge='{judge}'"),
-            f"evaluation.flags.prompts='{prompts}'",
+            *("stage2.sample.max_tokens=200", "evaluation.max_tokens=200"),
+            *(f"stage2.score.judge='{judge}'", f"evaluation.judge='{judge}'"),
+            f"evaluation.prompts='{prompts}'",
         ]
         only = ["--only", "evaluation/round2/lambdainf"]
         assert run("llama-8b", "--out", str(out), *only, *set_each(*values)).wait() == 0

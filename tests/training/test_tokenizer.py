@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import views
+from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
 
@@ -46,10 +47,10 @@ def test_a_name_has_the_same_tokens_wherever_it_stands() -> None:
 def test_decoded_views_are_the_written_form() -> None:
     for family in FAMILIES:
         document = sample(family, 3).document
-        last = [view for view in views(document) if view.thread == 0][-1]
-        whole = CODEC.detokenize(CODEC.segments((*last.context, *last.target)))
-        joined = "".join(part.text for part in (*last.context, *last.target))
-        assert whole == joined
+        for view, encoded in zip(views(document), encode_views(CODEC, document), strict=True):
+            said = "".join(part.text for part in (*view.context, *view.target))
+            ids = [*encoded.context, *encoded.target]
+            assert CODEC.detokenize(token for token in ids if token != CODEC.end) == said
 
 
 def test_estimates_are_counted_with_the_tokenizer() -> None:

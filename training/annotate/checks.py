@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, Text, check, parse
-from pasta_async.training.corpus.tokens import in_tens
+from pasta_async.training.corpus.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pasta_async.lang import Diagnostic, Node
+    from pasta_async.lang import Diagnostic
     from pasta_async.training.corpus.tokens import CountTokens
 
-__all__ = ["Piece", "Problem", "check_reply", "place_tags", "sibling_reference", "sibling_references"]
+__all__ = ["Problem", "check_reply", "sibling_reference", "sibling_references"]
 
 _REPAIRED = frozenset(
     {Code.TOKENS_MISSING, Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART}
@@ -45,37 +45,12 @@ _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
 _MAX_PROBLEMS = 8
 
 
-class Piece(NamedTuple):
-    """Characters of a text, from `start` to before `end`, that become a chunk; without a topic, a sync."""
-
-    start: int
-    end: int
-    topic: str | None
-
-
 class Problem(NamedTuple):
     """Why a reply is not accepted, for the annotator and for whoever reads the rejected records."""
 
     code: str
     message: str
     """It starts with the code, or with a place and the code."""
-
-
-def place_tags(text: str, pieces: Iterable[Piece], count: CountTokens) -> Document:
-    """The text as a document, with a chunk or a sync for each piece; they stand in order and do not overlap.
-
-    Estimates are the chunks' lengths by `count`.
-    """
-    nodes: list[Node] = []
-    done = 0
-    for start, end, topic in pieces:
-        chunk = text[start:end]
-        nodes.append(Text(text[done:start]))
-        nodes.append(
-            Sync() if topic is None else Promise(topic, in_tens(count(chunk)), Chunk((Text(chunk),)))
-        )
-        done = end
-    return Document(tuple(node for node in (*nodes, Text(text[done:])) if node != Text("")))
 
 
 def check_reply(original: str, reply: str, count: CountTokens) -> Document | Sequence[Problem]:
@@ -98,7 +73,7 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
         problems = [_text_changed(original, read.text)]
     if problems:
         return problems[:_MAX_PROBLEMS]
-    document = place_tags(original, _pieces(read, original), count)
+    document = recount(insert_tags(original, _marks(read, original)), count)
     return [*_problems(document)][:_MAX_PROBLEMS] or document
 
 
@@ -144,19 +119,20 @@ def _text_changed(original: str, text: str) -> Problem:
     )
 
 
-def _pieces(read: Document, original: str) -> Iterator[Piece]:
+def _marks(read: Document, original: str) -> Iterator[Mark]:
     """Where the tags of a document stand in a text that has the same characters, white space aside."""
     places = _places(original)
     passed = 0
     for node in read.nodes:
-        inner = node.chunk if isinstance(node, Promise) else node
-        length = len(_solid(inner.text)) if isinstance(inner, Text | Chunk) else 0
+        length = len(_solid(node.text))
         behind = places[passed - 1] + 1 if passed else 0
         start = places[passed] if length else behind
         end = places[passed + length - 1] + 1 if length else behind
         passed += length
-        if isinstance(node, Sync) or (isinstance(node, Promise) and node.chunk is not None):
-            yield Piece(start, end, node.topic if isinstance(node, Promise) else None)
+        if isinstance(node, Sync):
+            yield Mark(start, end, Sync())
+        elif isinstance(node, Promise) and node.chunk:
+            yield Mark(start, end, Promise(node.topic, None, Chunk()))
 
 
 # --- references to siblings

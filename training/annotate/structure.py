@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from pasta_async.training.annotate.checks import Piece, place_tags
-from pasta_async.training.corpus.tokens import rough_tokens
+from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.training.corpus.tokens import Mark, insert_tags, recount, rough_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,8 +89,8 @@ def annotate_by_structure(
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
     else:
         found, join = [_detail(text, block) for block in blocks], []
-    pieces = [piece for piece in found if piece and count(text[piece.start : piece.end]) >= least]
-    return place_tags(text, [*pieces, *join] if len(pieces) > 1 else (), count)
+    marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
+    return recount(insert_tags(text, [*marks, *join] if len(marks) > 1 else ()), count)
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -109,7 +109,7 @@ def _blocks(text: str) -> list[_Block]:
     return blocks
 
 
-def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Piece]]:
+def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
     """Which blocks main keeps, and where it joins: before a closing block, or nowhere."""
     kept = {
         place
@@ -121,27 +121,28 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Piece]]:
     if len(blocks) > 1 and blocks[-1].kind == "paragraph":
         before, last = blocks[-2:]
         if before.kind == "list_item" or _CLOSING.match(text, last.start):
-            return kept | {len(blocks) - 1}, [Piece(before.end, before.end, None)]
+            return kept | {len(blocks) - 1}, [Mark(before.end, before.end, Sync())]
     return kept, []
 
 
-def _point(text: str, block: _Block) -> Piece:
+def _point(text: str, block: _Block) -> Mark:
     """A whole block, named by its first words."""
     head = _HEAD.match(text, block.start, block.end)
-    return Piece(block.start, block.end, _topic(head[1] if head else text[block.start : block.end]))
+    return _promise(block.start, block.end, head[1] if head else text[block.start : block.end])
 
 
-def _detail(text: str, block: _Block) -> Piece | None:
+def _detail(text: str, block: _Block) -> Mark | None:
     """What follows the head of an item, or the first sentence of a paragraph."""
     if block.kind not in _TEXTS:
         return None
     head = _HEAD.match(text, block.start, block.end) if block.kind == "list_item" else None
     head = head or _SENTENCE.match(text, block.start, block.end)
-    return Piece(head.end(), block.end, _topic(head[0])) if head and head.end() < block.end else None
+    return _promise(head.end(), block.end, head[0]) if head and head.end() < block.end else None
 
 
-def _topic(text: str) -> str:
-    """The first three words that say something, or the first three."""
-    words = [word[:30] for word in _WORD.findall(text[:400])]
+def _promise(start: int, end: int, named_by: str) -> Mark:
+    """A promise, whose topic is the first three words that say something, or the first three."""
+    words = [word[:30] for word in _WORD.findall(named_by[:400])]
     telling = [word for word in words if word.lower() not in _SMALL]
-    return " ".join((telling or words)[:3]) or "this part"
+    topic = " ".join((telling or words)[:3]) or "this part"
+    return Mark(start, end, Promise(topic, None, Chunk()))

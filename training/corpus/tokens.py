@@ -1,22 +1,39 @@
-"""Lengths in tokens, and what they say about speed."""
+"""Documents in tokens, and lengths in tokens with what they say about speed.
+
+A model that was trained on plain text finds the way to a tag only if the text around it stays as it knows it.
+So a document's text is encoded once, as a whole, and tags stand between its natural tokens: removing them
+leaves exactly the ids of the plain answer.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pasta_async.lang import Document, Promise, Segment, views
+from pasta_async.lang import Document, Ignored, Promise, Segment, Text, views
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from pasta_async.lang import Node
 
 __all__ = [
     "CountTokens",
+    "EncodedView",
+    "Encoder",
+    "Mark",
+    "align",
     "critical_path",
+    "encode_views",
     "in_tens",
+    "insert_tags",
+    "marks_of",
     "recount",
     "rough_tokens",
     "text_speedup",
@@ -28,6 +45,131 @@ CountTokens = Callable[[str], int]
 
 _PIECE = re.compile(r"[^\W\d_]+|\d{1,3}|[^\w\s]+|_+|\n\s*", re.UNICODE)
 _LETTERS = 8
+
+
+class Encoder(Protocol):
+    """Turns text into ids and back, for one model."""
+
+    end: int
+    """End-of-text."""
+    tags: Mapping[str, int]
+    """The ids of the tag tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token, maybe only a part of a character."""
+        ...
+
+
+class Mark(NamedTuple):
+    """A tag for a text. A promise gets the characters from `start` to before `end` as its chunk."""
+
+    start: int
+    end: int
+    tag: Node
+
+
+def insert_tags(text: str, marks: Iterable[Mark]) -> Document:
+    """The text as a document with these tags; they stand in order and do not overlap."""
+    nodes: list[Node] = []
+    done = 0
+    for start, end, tag in marks:
+        nodes.append(Text(text[done:start]))
+        if isinstance(tag, Promise) and tag.chunk:
+            inside = (Text(text[start:end]),) if start < end else ()
+            tag = replace(tag, chunk=replace(tag.chunk, nodes=inside))
+        nodes.append(tag)
+        done = end
+    return Document(tuple(node for node in (*nodes, Text(text[done:])) if node != Text("")))
+
+
+def marks_of(document: Document) -> Iterator[Mark]:
+    """The tags of a document, which `insert_tags` puts into its text again."""
+    place = 0
+    for node in document.nodes:
+        end = place + len(node.text)
+        if not isinstance(node, Text):
+            yield Mark(place, end, node)
+        place = end
+
+
+class EncodedView(NamedTuple):
+    """A `View` as ids."""
+
+    thread: int
+    context: list[int]
+    target: list[int]
+    """What the thread generated; behind main's last part end-of-text."""
+
+
+def encode_views(codec: Encoder, document: Document) -> list[EncodedView]:
+    """The views of a document, its text encoded as a whole and its tags where `align` puts them.
+
+    Topics, estimates and what is malformed are encoded alone.
+    """
+    ids = codec.encode(document.text)
+    cuts = _cuts(codec, document.text, ids)
+    alone = lru_cache(maxsize=None)(codec.encode)
+
+    def encoded(parts: Iterable[Segment]) -> Iterator[int]:
+        for part in parts:
+            end = part.start + len(part.text)
+            if part.is_tag:
+                yield codec.tags[part.text]
+            elif part.start in cuts and end in cuts:
+                yield from ids[cuts[part.start] : cuts[end]]
+            else:
+                yield from alone(part.text)
+
+    return [
+        EncodedView(
+            view.thread, [*encoded(view.context)], [*encoded(view.target), *[codec.end] * view.ends_answer]
+        )
+        for view in views(_move_tags(document, [*cuts]))
+    ]
+
+
+def align(codec: Encoder, document: Document) -> Document:
+    """The same text with each tag between two of its tokens.
+
+    A tag that falls into a token moves: what opens (a promise with its `<async>`, a `<sync/>`) to the token's
+    front, `</async>` behind it, and nothing ever before the tag that it stood behind. So the space in front
+    of a chunk may become a part of it, and so may the blank line behind (Llama 3 has it in one token with the
+    full stop).
+    """
+    text = document.text
+    return _move_tags(document, [*_cuts(codec, text, codec.encode(text))])
+
+
+def _cuts(codec: Encoder, text: str, ids: Sequence[int]) -> dict[int, int]:
+    """Where in a text a token and a character end together: the characters and the tokens before.
+
+    Empty where the ids do not give the text back, as where a vocabulary cannot write it.
+    """
+    tokens = [codec.token_bytes(token) for token in ids]
+    if b"".join(tokens) != text.encode("utf-8"):
+        return {}
+    sizes = (len(character.encode("utf-8")) for character in text)
+    places = {size: place for place, size in enumerate(accumulate(sizes, initial=0))}
+    ends = enumerate(accumulate(map(len, tokens), initial=0))
+    return {places[end]: number for number, end in ends if end in places}
+
+
+def _move_tags(document: Document, edges: Sequence[int]) -> Document:
+    """The same text with tags at these places only; what is malformed, or has no edges, stays as it is."""
+    inside = [node for promise in document.promises if promise.chunk for node in promise.chunk.nodes]
+    if not edges or any(p.gap for p in document.promises) or any(isinstance(n, Ignored) for n in inside):
+        return document
+    marks: list[Mark] = []
+    done = 0
+    for start, end, tag in marks_of(document):
+        start = max(done, edges[bisect_right(edges, start) - 1])
+        done = max(start, edges[bisect_left(edges, end)]) if tag.text else start
+        marks.append(Mark(start, done, tag))
+    return insert_tags(document.text, marks)
 
 
 def rough_tokens(text: str) -> int:

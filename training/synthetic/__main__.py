@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from pasta_async.cli.command import run_command
+from pasta_async.cli.command import Command, command
 from pasta_async.training.corpus.records import StrictModel, write_records
 from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.synthetic.families import FAMILIES, Family, Split
 from pasta_async.training.synthetic.records import Annotator, draw_records
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["SyntheticSettings", "export", "main"]
 
@@ -35,12 +31,6 @@ class SyntheticSettings(StrictModel):
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command line; see `run_command`, also for how it ends."""
-    program = "pasta_async.training.synthetic"
-    run_command(SyntheticSettings, export, program=program, description=__doc__, arguments=argv)
-
-
 def export(settings: SyntheticSettings) -> None:
     """Draw records, write the file, and print how many there are."""
     count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
@@ -49,6 +39,8 @@ def export(settings: SyntheticSettings) -> None:
     )
     print(f"{write_records(settings.out, records)} records in {settings.out}")
 
+
+main: Command = command(SyntheticSettings, export, "pasta_async.training.synthetic", __doc__)
 
 if __name__ == "__main__":
     main()

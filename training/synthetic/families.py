@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
-from pasta_async.training.corpus.tokens import in_tens
+from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.training.corpus.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pasta_async.lang.document import Node
+    from pasta_async.lang import Document
 
 __all__ = [
     "FAMILIES",
@@ -33,7 +33,6 @@ __all__ = [
     "grade",
     "is_held_out",
     "make_name",
-    "merge_text",
     "sample",
     "score",
     "templates",
@@ -312,34 +311,24 @@ def _answer(
         facts.extend(filter(None, stated))
         return " ".join("".join(part) for part in parts)
 
-    nodes: list[Node] = [Text(write([wording["opening"]], {}))]
+    text = write([wording["opening"]], {})
     before: list[str] = wording.get("before", [])
+    marks: list[Mark] = []
     for number, item in enumerate(content.items):
-        nodes.append(Text(separator))
+        text += separator
         if before:  # the last one stands before the last item
-            place = -1 if number == len(content.items) - 1 else number
-            nodes.append(Text(write([before[place]], item) + " "))
-        text = Text(write(wording["item"], item))
-        promised = Promise(item["n"], in_tens(count(text.text)), Chunk((text,)))
-        nodes.append(promised if wording["promised"] else text)
-    nodes += [Sync()] if wording["joined"] else []
+            text += write([before[-1 if number == len(content.items) - 1 else number]], item) + " "
+        start = len(text)
+        text += write(wording["item"], item)
+        if wording["promised"]:
+            marks.append(Mark(start, len(text), Promise(item["n"], None, Chunk())))
+    if wording["joined"]:
+        marks.append(Mark(len(text), len(text), Sync()))
     behind = [write([wording["step"]], step) for step in content.steps]
     behind += [write([wording["closing"]], {})] if "closing" in wording else []
     if behind:
-        nodes.append(Text((separator.rstrip("- ") or " ") + " ".join(behind)))
-    return Document(merge_text(nodes)), tuple(facts)
-
-
-def merge_text(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Join neighbouring texts, as a parser reads them."""
-    merged: list[Node] = []
-    for node in nodes:
-        last = merged[-1] if merged else None
-        if isinstance(node, Text) and isinstance(last, Text):
-            merged[-1] = Text(last.text + node.text)
-        else:
-            merged.append(node)
-    return tuple(merged)
+        text += (separator.rstrip("- ") or " ") + " ".join(behind)
+    return recount(insert_tags(text, marks), count), tuple(facts)
 
 
 # --- grading

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-from pasta_async.lang.document import Chunk, Document, Promise, Sync, Text
+from pasta_async.lang import Chunk, Promise
 from pasta_async.training.corpus.records import Record
-from pasta_async.training.corpus.tokens import in_tens, rough_tokens
-from pasta_async.training.synthetic.families import FAMILIES, merge_text, sample
+from pasta_async.training.corpus.tokens import Mark, insert_tags, marks_of, recount, rough_tokens
+from pasta_async.training.synthetic.families import FAMILIES, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pasta_async.lang.document import Node
+    from pasta_async.lang import Document
     from pasta_async.training.synthetic.families import Example, Split
 
 __all__ = ["ERROR_RATES", "Annotator", "annotate_noisily", "draw_records", "example_of", "parallel_chain"]
@@ -48,10 +47,9 @@ ERROR_RATES: dict[Layout, ErrorRates] = {
 
 def _record_of(example: Example, annotator: Annotator) -> Record:
     """An example as a record."""
-    if annotator == "nobody":
-        document = _plain(example)
-    else:
-        document = example.document if annotator == "maker" else annotate_noisily(example)
+    right = example.document
+    documents = {"maker": right, "nobody": insert_tags(right.text, ())}
+    document = annotate_noisily(example) if annotator == "noisy" else documents[annotator]
     return Record(
         id=f"{SOURCE}/{example.family}/{example.split}/{example.seed}",
         messages=({"role": "user", "content": example.prompt},),
@@ -59,10 +57,6 @@ def _record_of(example: Example, annotator: Annotator) -> Record:
         source=SOURCE,
         annotator="" if annotator == "nobody" else f"{SOURCE}:{annotator}",
     )
-
-
-def _plain(example: Example) -> Document:
-    return Document((Text(example.document.text),))
 
 
 def example_of(record: Record) -> Example:
@@ -108,7 +102,7 @@ def annotate_noisily(example: Example) -> Document:
     text = example.document.text
     rates = ERROR_RATES["list" if "\n- " in text else "paragraphs" if "\n\n" in text else "prose"]
     if rng.random() >= rates.annotates:
-        return _plain(example)
+        return insert_tags(text, ())
     careless = rng.random() < rates.careless
     right = example.document
     document = parallel_chain(example, rough_tokens) if careless and not right.promises else right
@@ -117,20 +111,18 @@ def annotate_noisily(example: Example) -> Document:
 
 def parallel_chain(example: Example, count_tokens: Callable[[str], int]) -> Document:
     """A chain written as if its steps were independent: each step, and the result, is a promise."""
-    (_, first), *steps = re.findall(r"(\W*)([^.]+\.)", example.document.text)
-    nodes: list[Node] = [Text(first)]
-    for number, (space, step) in enumerate(steps, start=1):
-        topic = "result" if number == len(steps) else example.names[number - 1]
-        nodes += [Text(space), Promise(topic, in_tens(count_tokens(step)), Chunk((Text(step),)))]
-    return Document(tuple(nodes))
+    text = example.document.text
+    _, *steps = re.finditer(r"\W*([^.]+\.)", text)
+    topics = [*example.names[: len(steps) - 1], "result"]
+    promises = [Promise(topic, None, Chunk()) for topic in topics]
+    marks = [Mark(*step.span(1), tag) for step, tag in zip(steps, promises, strict=True)]
+    return recount(insert_tags(text, marks), count_tokens)
 
 
 def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs: bool) -> Document:
     """A document without some of its promises (main writes their text), and with or without its syncs."""
-    nodes: list[Node] = []
-    for node in document.nodes:
-        if isinstance(node, Promise) and rng.random() < misses:
-            nodes += node.chunk.nodes if node.chunk else ()
-        elif not isinstance(node, Sync) or (syncs and any(isinstance(n, Promise) for n in nodes)):
-            nodes.append(node)
-    return replace(document, nodes=merge_text(nodes))
+    kept: list[Mark] = []
+    for mark in marks_of(document):
+        if rng.random() >= misses if isinstance(mark.tag, Promise) else syncs and kept:
+            kept.append(mark)
+    return insert_tags(document.text, kept)

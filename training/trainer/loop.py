@@ -1,42 +1,53 @@
-"""The training loop of every stage, on one process or many."""
+"""The training loop of every stage, on one process or many, and its metrics."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import signal
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pasta_async.errors import TrainingError
 from pasta_async.jobs import progress
-from pasta_async.training.trainer.metrics import Metrics
-from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_examples
+from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_row, row_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from pasta_async.training.trainer.processes import Checkpoints, Processes
-    from pasta_async.training.trainer.rows import Example
-    from pasta_async.training.trainer.settings import TrainerSettings
-    from pasta_async.training.trainer.task import Schedule, Task
+    from pasta_async.training.trainer.settings import Schedule, TrainerSettings
+    from pasta_async.training.trainer.task import Example, Task
 
-__all__ = ["Loop", "make_optimizer"]
+__all__ = ["Loop", "make_optimizers", "open_metrics"]
+
+_SCORED_TOGETHER = 256
+"""Examples of each process that are dealt to rows at once, for the reference."""
 
 
-def make_optimizer(model: Any, settings: TrainerSettings) -> torch.optim.Optimizer:
-    """AdamW over what is trained; only matrices decay."""
-    trained = [param for param in model.parameters() if param.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95))
+def make_optimizers(model: Any, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
+    """AdamW over what is trained, or Muon and AdamW; only matrices inside the layers decay."""
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    inside = [param for name, param in trained if ".layers." in name and param.ndim == 2]
+    others = [param for name, param in trained if ".layers." not in name or param.ndim != 2]
+    rates: dict[str, Any] = {"lr": settings.lr, "betas": (0.9, 0.95)}
+    if settings.optimizer == "adamw":
+        groups = [{"params": inside, "weight_decay": settings.weight_decay}, {"params": others}]
+        return [torch.optim.AdamW(groups, weight_decay=0.0, **rates)]
+    # The scale of Liu et al. (arXiv 2502.16982) makes updates as large as AdamW's: one rate serves both.
+    muon = torch.optim.Muon(
+        inside, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, torch.optim.AdamW(others, weight_decay=0.0, **rates)]
 
 
 @dataclass
@@ -51,21 +62,18 @@ class Loop:
 
     settings: TrainerSettings
     task: Task
-    sizes: Mapping[int, int]
-    """Tokens of each example that is trained on, by its number."""
+    schedule: Schedule
     model: Any
     """Sharded."""
     pad: int
     """Id that fills a row."""
-    schedule: Schedule
     processes: Processes
     step: int = 0
     _asked: bool = False  # this process was told to leave
     _leaving: bool = False  # all processes know it
 
     def __post_init__(self) -> None:
-        self._numbers = list(self.sizes)
-        self.optimizer: torch.optim.Optimizer = make_optimizer(self.model, self.settings)
+        self.optimizers: list[torch.optim.Optimizer] = make_optimizers(self.model, self.settings)
 
     def update(self) -> dict[str, float]:
         """Do one update, and return what there is to report about it.
@@ -75,15 +83,15 @@ class Loop:
         """
         start = time.perf_counter()
         torch.manual_seed(hash((self.settings.seed, self.step, self.processes.rank)))
-        rate = self.schedule.rate(self.step, self.settings.lr, self.settings.warmup)
-        for group in self.optimizer.param_groups:
+        rate = self.schedule.rate(self.step)
+        for group in [group for optimizer in self.optimizers for group in optimizer.param_groups]:
             group["lr"] = rate
-        rows = self._rows()
+        rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
         examples = [example for row in rows for example in row]
         own = [
             sum(map(self.task.weight, examples)),
             sum(map(len, examples)),
-            sum(tree.unpacked for example in examples for tree in example.trees),
+            sum(tree.unpacked() for example in examples for tree in example.trees),
             float(self._asked),
         ]
         weight, tokens, unpacked, stops = self.processes.sums(own)
@@ -91,14 +99,16 @@ class Loop:
         loss, *others = (total / weight for total in self.processes.sums(sums))
         sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         norm = float(sharded.full_tensor())
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            self.optimizer.zero_grad()
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        for optimizer in self.optimizers:
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad()
+        if not finite:
             raise TrainingError(
                 f"update {self.step + 1}: loss {loss}, norm of the gradient {norm}: "
                 "lower --lr, or look at the data"
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         self.step += 1
         self._leaving = stops > 0
         seconds = time.perf_counter() - start
@@ -115,29 +125,53 @@ class Loop:
             "tokens_per_second": round(tokens / seconds, 1),
         }
 
-    def _rows(self) -> list[list[Example]]:
-        """This process's rows of examples."""
-        numbers = [self._numbers[place] for place in self.schedule.examples_of(self.step)]
-        sizes = [self.sizes[number] for number in numbers]
-        dealt = deal_rows(sizes, self.settings.row_tokens, self.processes.world)
-        mine = dealt[self.processes.rank :: self.processes.world]
-        return [[self.task.example(numbers[place]) for place in row] for row in mine]
+    def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
+        """This process's rows of these examples; a row has its examples by number."""
+        examples = [self.task.example(number) for number in numbers]
+        dealt = deal_rows(list(map(len, examples)), self.settings.row_tokens, self.processes.world)
+        own = dealt[self.processes.rank :: self.processes.world]
+        return [{numbers[place]: examples[place] for place in row} for row in own]
+
+    def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
+        """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
+        trees = [tree for example in examples for tree in example.trees]
+        device = self.processes.device
+        used, few = sum(map(len, trees)), device.type == "cuda"
+        length = row_length(used, self.settings.row_tokens, few)
+        return log_probabilities(self.model, pack_row(trees, length, self.pad, device))
 
     def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
         """Add up gradients of the rows; returns the sums of the loss and of what the task reports."""
         sums = [0.0] * (1 + len(self.task.reported))
         for examples in rows:
-            row = pack_examples(examples, self.settings.row_tokens, self.pad, self.processes.device)
-            scores = log_probabilities(self.model, row)
+            scores = self._scores(examples)
             if examples:
                 parts = scores.split([len(example.trees) for example in examples])
                 loss, reported = self.task.loss(parts, examples)
                 values = [loss, *(reported[name] for name in self.task.reported)]
                 sums = [total + float(value.detach()) for total, value in zip(sums, values, strict=True)]
             else:
-                loss = scores.sum()  # padding alone: other processes wait for this one's part
+                loss = scores.sum()  # other processes wait for this one's part
             (loss * (self.processes.world / weight)).backward()  # FSDP takes means over the processes
         return sums
+
+    @torch.no_grad()
+    def score_examples(self) -> dict[int, tuple[float, ...]]:
+        """The log-probability of each tree of each example under the weights as they are, by its number.
+
+        Every process must call it.
+        """
+        numbers, together = self.schedule.numbers, _SCORED_TOGETHER * self.processes.world
+        scores: dict[int, tuple[float, ...]] = {}
+        with progress(len(numbers), "reference", shown=self.processes.first) as advance:
+            for start in range(0, len(numbers), together):
+                part = numbers[start : start + together]
+                for row in self._rows(part):
+                    found = iter(self._scores(row.values()).tolist())
+                    scores |= {number: tuple(islice(found, len(one.trees))) for number, one in row.items()}
+                advance(len(part))
+        self.model.reshard()
+        return {number: score for part in self.processes.gather(scores) for number, score in part.items()}
 
     def run(self, checkpoints: Checkpoints) -> bool:
         """Update to the end of the schedule, with a progress bar, metrics and checkpoints.
@@ -152,8 +186,12 @@ class Loop:
         """
         settings, last = self.settings, self.schedule.steps
         stop = min(last, settings.stop_at or last)
-        shown = progress(stop, "updates", done=self.step, shown=self.processes.first)
-        with self._stoppable(), self._metrics() as write, shown as advance:
+        first = self.processes.first
+        with ExitStack() as stack:
+            stack.enter_context(self._stoppable())
+            advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=first))
+            board = settings.track == "auto"
+            write = stack.enter_context(open_metrics(settings.out, self.step, board)) if first else None
             while self.step < stop and not self._leaving:
                 try:
                     report = self.update()
@@ -163,19 +201,11 @@ class Loop:
                         "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
-                write(report)
+                if write:
+                    write(report)
                 if self.step == stop or self._leaving or self.step % settings.save_every == 0:
-                    checkpoints.save(self.step, self.model, self.optimizer)
+                    checkpoints.save(self.step, self.model, self.optimizers)
         return self.step == last
-
-    @contextmanager
-    def _metrics(self) -> Generator[Callable[[Mapping[str, float]], None]]:
-        """Writes what an update reports, in the first process."""
-        if not self.processes.first:
-            yield lambda report: None
-            return
-        with closing(Metrics(self.settings.out, self.step, self.settings.track == "auto")) as metrics:
-            yield metrics.write
 
     @contextmanager
     def _stoppable(self) -> Generator[None]:
@@ -190,3 +220,33 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def open_metrics(folder: Path, start: int, board: bool) -> Generator[Callable[[Mapping[str, float]], None]]:
+    """What writes the values of an update, `step` among them, as a line of FOLDER/metrics.jsonl.
+
+    Args:
+        folder: The run's.
+        start: The update that the run goes on from: later lines are removed, they are computed anew.
+        board: Whether TensorBoard gets the same, where it is installed.
+    """
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    path.write_text("".join(lines[:start]), encoding="utf-8")  # one for each update, from the first on
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("a", encoding="utf-8"))
+        writer: Any = None
+        if board:
+            with suppress(ModuleNotFoundError):
+                tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+                writer = tensorboard.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
+                stack.callback(writer.close)
+
+        def write(values: Mapping[str, float]) -> None:
+            file.write(json.dumps(values) + "\n")
+            file.flush()
+            for name, value in values.items() if writer else ():
+                writer.add_scalar(name, value, int(values["step"]))
+
+        yield write

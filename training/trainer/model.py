@@ -17,18 +17,16 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from pasta_async.backends.local.checkpoint import load_weights, read_config
+from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "new_rows", "shard"]
+__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "shard"]
 
 ROW_MULTIPLE = 64
 """Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
@@ -54,14 +52,6 @@ class BaseModel:
     lora_alpha: float = 16.0
     """Scale of the adapters."""
 
-    def shape(self) -> ModelConfig:
-        """The base model's shape, before the vocabulary grows.
-
-        Raises:
-            UnsupportedModelError: The folder is no Llama, Qwen2 or Qwen3 that the whole project can compute.
-        """
-        return read_config(self.folder, REFUSAL)
-
     def empty(self) -> Any:
         """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
         return self._finished(self._skeleton().to_empty(device="cpu"))
@@ -72,32 +62,42 @@ class BaseModel:
         Raises:
             UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
         """
-        shape = self.shape()
-        weights = load_weights(self.folder, shape, device=torch.device("cpu"), dtype=torch.float32)
-        pieces = self._pieces()
+        checkpoint = CheckpointFolder(self.folder, REFUSAL)
+        shape = checkpoint.config
+        weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in weights:
-                weights[name] = _grown(weights[name], new_rows(shape.vocab_size, self.tag_ids), pieces)
+                weights[name] = self._grown(weights[name])
         if shape.tied:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model = self._skeleton()
         model.load_state_dict(weights, assign=True)
         return self._finished(model)
 
+    def _rows(self, old: int) -> int:
+        """Rows of the vocabulary with the tags: as before if they fit, else a multiple of `ROW_MULTIPLE`."""
+        needed = max(self.tag_ids) + 1
+        return old if needed <= old else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+
     def _skeleton(self) -> Any:
         config = AutoConfig.from_pretrained(self.folder)
-        config.vocab_size = new_rows(self.shape().vocab_size, self.tag_ids)
+        config.vocab_size = self._rows(config.vocab_size)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
-    def _pieces(self) -> dict[int, list[int]]:
-        """For each added tag the ids that its text had before."""
-        codec = TextCodec.from_folder(self.folder)
-        return {
-            token: codec.encode(tag)
-            for tag, token in zip(TAG_TOKENS, self.tag_ids, strict=True)
-            if token in self.added
-        }
+    def _grown(self, weight: torch.Tensor) -> torch.Tensor:
+        """Rows for the tags in [rows, hidden]: each is the mean of the pieces that its text had before.
+
+        Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
+        never the best.
+        """
+        old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
+        mean = weight.mean(0, keepdim=True)
+        grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
+        for tag, token in zip(TAG_TOKENS, self.tag_ids, strict=True):
+            if token in self.added:
+                grown[token] = weight[codec.encode(tag)].mean(0)
+        return grown
 
     def _finished(self, model: Any) -> Any:
         model.tie_weights()
@@ -105,43 +105,21 @@ class BaseModel:
         model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
         model.set_attn_implementation(self.attention)
         model.config.use_cache = False
-        if self.lora_rank:
-            model = self._adapted(model)
-        return model.train()
+        return (self._adapted(model) if self.lora_rank else model).train()
 
     def _adapted(self, model: Any) -> Any:
         """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
         from peft import LoraConfig, get_peft_model
 
-        rows: dict[str, list[int]] = {"embed_tokens": list(self.tag_ids)}
-        if not model.config.tie_word_embeddings:
-            rows["lm_head"] = list(self.tag_ids)
+        embeddings = ["embed_tokens"] if model.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
         adapters = LoraConfig(
             r=self.lora_rank,
             lora_alpha=self.lora_alpha,  # pyright: ignore[reportArgumentType] - it computes with any number
             target_modules=_ADAPTED,
-            trainable_token_indices=rows,
+            trainable_token_indices={name: list(self.tag_ids) for name in embeddings},
             task_type="CAUSAL_LM",
         )
         return get_peft_model(model, adapters)
-
-
-def new_rows(rows: int, tag_ids: Sequence[int]) -> int:
-    """Rows of the vocabulary with the tags: the same where they fit, else a multiple of `ROW_MULTIPLE`."""
-    needed = max(tag_ids) + 1
-    return rows if needed <= rows else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
-
-
-def _grown(weight: torch.Tensor, rows: int, pieces: dict[int, list[int]]) -> torch.Tensor:
-    """Add rows to [rows, hidden]: tags are the mean of their pieces, spare rows the mean of all rows.
-
-    The logit of a mean row is the mean of the logits, so that a spare row is never the best.
-    """
-    old = weight.shape[0]
-    grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(rows - old, -1)])
-    for token, ids in pieces.items():
-        grown[token] = weight[ids].mean(0)
-    return grown
 
 
 def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
@@ -155,19 +133,13 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
     """
     weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in decoder(model).layers:
-        fully_shard(layer, mesh=processes.mesh, mp_policy=policy)
-    fully_shard(model, mesh=processes.mesh, mp_policy=policy)
+    for part in (*model.get_decoder().layers, model):
+        fully_shard(part, mesh=processes.mesh, mp_policy=policy)
     if share:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
         whole = {name: value.detach() for name, value in weights.items()}
         if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
             raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
-
-
-def decoder(model: Any) -> Any:
-    """The stack of layers, below adapters and head."""
-    return model.get_decoder() if hasattr(model, "get_decoder") else model.base_model.model.model
 
 
 def export_model(
@@ -184,26 +156,20 @@ def export_model(
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(model, options=options)
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if processes.first:
         whole = base.empty()
         whole.load_state_dict(weights)
-        if base.lora_rank:
-            whole = whole.merge_and_unload()
-        _write(whole.to(getattr(torch, dtype)), base.folder, tokenizer, end, out)
+        whole = (whole.merge_and_unload() if base.lora_rank else whole).to(getattr(torch, dtype))
+        whole.config.use_cache = True
+        whole.generation_config = _generation(base.folder, whole.config, end)
+        partial = out.with_name(f"{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(tokenizer, partial)
+        whole.save_pretrained(partial)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.replace(out)
     processes.wait()
-
-
-def _write(model: Any, folder: Path, tokenizer: Path, end: int, out: Path) -> None:
-    partial = out.with_name(f"{out.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(tokenizer, partial)
-    model.config.use_cache = True
-    model.generation_config = _generation(folder, model.config, end)
-    model.save_pretrained(partial)
-    shutil.rmtree(out, ignore_errors=True)
-    partial.replace(out)
 
 
 def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:
@@ -211,6 +177,6 @@ def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:
     file = folder / "generation_config.json"
     generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
     known = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
-    known = [] if known is None else [known] if isinstance(known, int) else list(known)
-    generation.eos_token_id = list(dict.fromkeys([end, *known]))
+    known = known if isinstance(known, list) else [known]
+    generation.eos_token_id = [token for token in dict.fromkeys([end, *known]) if token is not None]
     return generation

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,7 +37,7 @@ _KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """This process among those of the run."""
+    """This process among those of the run. Every process must call what talks to the others."""
 
     rank: int
     world: int
@@ -50,19 +50,19 @@ class Processes:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, by rank. Every process must call it."""
+        """The values of all processes, by rank."""
         values: list[Any] = [None] * self.world
         distributed.all_gather_object(values, value)
         return values
 
     def share(self, value: Any) -> Any:
-        """The first process's value. Every process must call it."""
+        """The first process's value."""
         box: list[Any] = [value]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Sums over all processes, in float64. Every process must call it."""
+        """Sums over all processes, in float64."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(total)
         return total.tolist()
@@ -84,11 +84,11 @@ def open_processes(device: str) -> Generator[Processes]:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise InvalidRequestError("device cuda: torch finds no CUDA device here")
-    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if kind == "cuda" else "cpu")
-    if kind == "cuda":
+    cuda = device != "cpu" and torch.cuda.is_available()
+    place = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if cuda else "cpu")
+    if cuda:
         torch.cuda.set_device(place)
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         distributed.init_process_group(backend)
     else:
@@ -96,7 +96,7 @@ def open_processes(device: str) -> Generator[Processes]:
         distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         world = distributed.get_world_size()
-        yield Processes(distributed.get_rank(), world, place, init_device_mesh(kind, (world,)))
+        yield Processes(distributed.get_rank(), world, place, init_device_mesh(place.type, (world,)))
     finally:
         distributed.destroy_process_group()
 
@@ -115,12 +115,12 @@ class Checkpoints:
     Args:
         folder: Where they lie.
         identity: What must be the same when a run goes on, by the name of the setting.
-        processes: The run's.
+        processes: The run's. Every one must call `save` and `load`.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, Any], processes: Processes) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], processes: Processes) -> None:
         self._folder = folder
-        self._identity = json.loads(json.dumps(identity))
+        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
         self._processes = processes
 
     def latest(self) -> int | None:
@@ -142,14 +142,14 @@ class Checkpoints:
                 )
         return steps[-1]
 
-    def save(self, step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Write a checkpoint and remove old ones. Every process must call it."""
+    def save(self, step: int, model: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Write a checkpoint and remove old ones."""
         place = self._place(step)
         partial = place.with_name(f"{place.name}.partial")
         if self._processes.first:
             shutil.rmtree(partial, ignore_errors=True)
         self._processes.wait()
-        save(_state(model, optimizer), checkpoint_id=partial)
+        save(_state(model, optimizers), checkpoint_id=partial)
         self._processes.wait()
         if self._processes.first:
             note = {"step": step, "identity": self._identity}
@@ -160,13 +160,15 @@ class Checkpoints:
                 shutil.rmtree(self._place(old))
         self._processes.wait()
 
-    def load(self, step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Read a checkpoint into model and optimizer. Every process must call it."""
-        state = _state(model, optimizer)
+    def load(self, step: int, model: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Read a checkpoint into model and optimizers."""
+        state = _state(model, optimizers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about a single process
             load(state, checkpoint_id=self._place(step))
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
 
     def _steps(self) -> list[int]:
         places = self._folder.glob("step-*")
@@ -176,6 +178,6 @@ class Checkpoints:
         return self._folder / f"step-{step:07d}"
 
 
-def _state(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    weights, moments = get_state_dict(model, optimizer)
+def _state(model: Any, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, optimizers)
     return {"model": weights, "optimizer": moments}

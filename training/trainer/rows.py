@@ -1,11 +1,11 @@
-"""Packed views as arrays: trees in preorder, several of them side by side in one row, and their attention.
+"""Packed views in rows: several trees side by side in one forward pass, and their attention.
 
-In preorder what lies below a token follows it without a gap. So one number for each token, where its subtree
-ends, is the whole attention mask: token q sees token k exactly if `k <= q < ends[k]`. Trees side by side
-share no token, hence they do not see each other either.
+Trees stand in preorder, so one number for each token, where its subtree ends, is the whole attention mask:
+token q sees token k exactly if `k <= q < ends[k]`. Trees side by side share no token, hence they do not see
+each other either.
 
 A dense boolean mask is exact with SDPA, a block mask with FlexAttention on CUDA. Other kernels would compute
-something else without a word: eager attention *adds* its mask, so a boolean one hides nothing, and Flash
+something else without an error: eager attention *adds* its mask, so a boolean one hides nothing, and Flash
 attention takes no such mask at all.
 """
 
@@ -13,9 +13,7 @@ attention takes no such mask at all.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import heapq
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,105 +26,19 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from pasta_async.training.packing import Trie
 
 __all__ = [
-    "Example",
     "Row",
-    "Tree",
     "block_mask",
     "choose_attention",
     "deal_rows",
     "log_probabilities",
-    "mask_for",
-    "pack_examples",
     "pack_row",
     "row_length",
 ]
 
 FLEX, SDPA = "flex_attention", "sdpa"
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The views of one document, each shared context once."""
-
-    ids: NDArray[np.int64]
-    """[tokens] in preorder."""
-    positions: NDArray[np.int64]
-    """[tokens] the depth of each: its position in every view that holds it."""
-    ends: NDArray[np.int64]
-    """[tokens] the index behind its subtree."""
-    predictors: NDArray[np.int64]
-    """[targets] index of the token whose logits predict a target: its parent."""
-    labels: NDArray[np.int64]
-    """[targets] id of each target."""
-    unpacked: int
-    """Tokens that the views would have one by one."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @classmethod
-    def of(cls, trie: Trie) -> Tree:
-        """Bring a trie into preorder, siblings in the order in which they were added.
-
-        Raises:
-            ValueError: A target has nothing before it.
-        """
-        parents = trie.parents
-        if any(parents[target] < 0 for target in trie.targets):
-            raise ValueError("the first token of a view is a target: put a prompt before it")
-        sizes = [1] * len(trie)
-        for index in range(len(trie) - 1, -1, -1):
-            if parents[index] >= 0:
-                sizes[parents[index]] += sizes[index]
-        place = np.zeros(len(trie), dtype=np.int64)
-        free, roots = [0] * len(trie), 0
-        for index, parent in enumerate(parents):
-            start = free[parent] if parent >= 0 else roots
-            if parent >= 0:
-                free[parent] += sizes[index]
-            else:
-                roots += sizes[index]
-            place[index], free[index] = start, start + 1
-        return cls(
-            ids=_moved(trie.ids, place),
-            positions=_moved(trie.depths, place),
-            ends=_moved(place + np.array(sizes, dtype=np.int64), place),
-            predictors=np.array([place[parents[target]] for target in trie.targets], dtype=np.int64),
-            labels=np.array([trie.ids[target] for target in trie.targets], dtype=np.int64),
-            unpacked=_unpacked(trie),
-        )
-
-
-def _unpacked(trie: Trie) -> int:
-    """The lengths of all views together: a view ends where the next target is not the child of this one."""
-    following = [trie.parents[target] for target in trie.targets[1:]] + [-1]
-    pairs = zip(trie.targets, following, strict=True)
-    return sum(trie.depths[target] + 1 for target, parent in pairs if parent != target)
-
-
-def _moved(values: Sequence[int] | NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
-    moved = np.empty(len(place), dtype=np.int64)
-    moved[place] = values
-    return moved
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """What a loss needs at once: its trees are never spread over two rows."""
-
-    trees: tuple[Tree, ...]
-    """One document, or several that are compared with each other."""
-    constants: tuple[float, ...] = ()
-    """What else the loss needs, such as log-probabilities of a reference model."""
-
-    def __len__(self) -> int:
-        """Tokens in a row."""
-        return sum(map(len, self.trees))
 
 
 class Row(NamedTuple):
@@ -139,17 +51,12 @@ class Row(NamedTuple):
     ends: torch.Tensor
     """[length] where the subtree of each token ends; padding sees itself alone."""
     predictors: torch.Tensor
-    """[targets] index of the token whose logits predict a target."""
+    """[targets] index of the token whose logits predict a target: its parent."""
     labels: torch.Tensor
-    """[targets]"""
+    """[targets] id of each target."""
     owners: torch.Tensor
     """[targets] number of the tree that a target belongs to."""
     trees: int
-
-    def to(self, device: torch.device) -> Row:
-        """The same on another device."""
-        *tensors, trees = self
-        return Row(*(part.to(device) for part in tensors), trees=trees)
 
     def mask(self) -> torch.Tensor:
         """Which token (row) sees which (column), boolean [1, 1, length, length]."""
@@ -158,32 +65,29 @@ class Row(NamedTuple):
         return seen[None, None]
 
 
-def pack_row(trees: Sequence[Tree], length: int, pad: int) -> Row:
-    """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone."""
-    used = sum(map(len, trees))
-    if used > length:
-        raise ValueError(f"{used} tokens do not fit a row of {length}")
-    ids = np.full(length, pad, dtype=np.int64)
-    positions = np.zeros(length, dtype=np.int64)
+def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device | str = "cpu") -> Row:
+    """Put trees side by side, padded to `length` tokens. Without any tree the row is padding alone.
+
+    Raises:
+        ValueError: They do not fit, or a target has nothing before it.
+    """
+    ids, positions = np.full(length, pad, dtype=np.int64), np.zeros(length, dtype=np.int64)
     ends = np.arange(1, length + 1, dtype=np.int64)
-    predictors: list[NDArray[np.int64]] = []
+    targets = [np.zeros((3, 0), dtype=np.int64)]
     start = 0
-    for tree in trees:
-        part = slice(start, start + len(tree))
-        ids[part], positions[part], ends[part] = tree.ids, tree.positions, tree.ends + start
-        predictors.append(tree.predictors + start)
+    for number, tree in enumerate(trees):
+        place, end = (start + part for part in tree.preorder())
         start += len(tree)
-    none = np.zeros(0, dtype=np.int64)
-    owners = [np.full(len(tree.labels), number, dtype=np.int64) for number, tree in enumerate(trees)]
-    return Row(
-        torch.from_numpy(ids)[None],
-        torch.from_numpy(positions)[None],
-        torch.from_numpy(ends),
-        torch.from_numpy(np.concatenate([none, *predictors])),
-        torch.from_numpy(np.concatenate([none, *(tree.labels for tree in trees)])),
-        torch.from_numpy(np.concatenate([none, *owners])),
-        len(trees),
-    )
+        if start > length:
+            raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
+        ids[place], positions[place], ends[place] = tree.ids, tree.depths(), end
+        parents = np.array(tree.parents, dtype=np.int64)[tree.targets]
+        if (parents < 0).any():
+            raise ValueError("the first token of a view is a target: put a prompt before it")
+        labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
+        targets.append(np.stack([place[parents], labels, np.full(len(labels), number)]))
+    parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
+    return Row(*(torch.from_numpy(part).to(device) for part in parts), trees=len(trees))
 
 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
@@ -198,30 +102,16 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
     if max(sizes) > capacity:
         raise ValueError(f"an example of {max(sizes)} tokens is larger than a row of {capacity}")
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    rows = world * max(1, math.ceil(sum(sizes) / (capacity * world)))
-    while (dealt := _deal(largest_first, sizes, capacity, rows)) is None:
+    rows = world * math.ceil(sum(sizes) / (capacity * world))
+    while True:
+        dealt, used = [list[int]() for _ in range(rows)], [0] * rows
+        for index in largest_first:  # each to the row that is the least full
+            row = used.index(min(used))
+            dealt[row].append(index)
+            used[row] += sizes[index]
+        if max(used) <= capacity:
+            return dealt
         rows += world
-    return dealt
-
-
-def _deal(order: Sequence[int], sizes: Sequence[int], capacity: int, rows: int) -> list[list[int]] | None:
-    """Each example to the row that is the least full; None where one does not fit."""
-    dealt: list[list[int]] = [[] for _ in range(rows)]
-    heap = [(0, row) for row in range(rows)]
-    for index in order:
-        used, row = heapq.heappop(heap)
-        if used + sizes[index] > capacity:
-            return None
-        dealt[row].append(index)
-        heapq.heappush(heap, (used + sizes[index], row))
-    return dealt
-
-
-def pack_examples(examples: Sequence[Example], capacity: int, pad: int, device: torch.device) -> Row:
-    """The trees of examples as one row on a device, at most `capacity` tokens long."""
-    trees = [tree for example in examples for tree in example.trees]
-    length = row_length(sum(map(len, trees)), capacity, few=device.type == "cuda")
-    return pack_row(trees, length, pad).to(device)
 
 
 def row_length(used: int, capacity: int, few: bool) -> int:
@@ -271,17 +161,6 @@ def block_mask(row: Row) -> BlockMask:
     return create_block_mask(seen, None, None, length, length, device=str(ends.device))
 
 
-def mask_for(model: Any, row: Row) -> torch.Tensor | BlockMask:
-    """The mask of a row in the form that the model's attention reads.
-
-    Raises:
-        InvalidRequestError: The model's attention reads neither form.
-    """
-    kernel: str = model.config._attn_implementation  # transformers has no public name for it
-    choose_attention(kernel, row.ids.device)
-    return block_mask(row) if kernel == FLEX else row.mask()
-
-
 def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
 
@@ -291,9 +170,11 @@ def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     Raises:
         InvalidRequestError: The model's attention cannot read the row's mask.
     """
+    kernel: str = model.config._attn_implementation  # transformers has no public name for it
+    choose_attention(kernel, row.ids.device)
     logits = model(
         input_ids=row.ids,
-        attention_mask=mask_for(model, row),
+        attention_mask=block_mask(row) if kernel == FLEX else row.mask(),
         position_ids=row.positions,
         use_cache=False,
         logits_to_keep=row.predictors,

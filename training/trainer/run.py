@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,20 +15,19 @@ from pasta_async.jobs import progress
 from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, open_processes
-from pasta_async.training.trainer.reference import reference_scores
 from pasta_async.training.trainer.rows import choose_attention
-from pasta_async.training.trainer.task import ComparedTask, Schedule
+from pasta_async.training.trainer.settings import Schedule
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pasta_async.training.trainer.processes import Processes
     from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task
 
-__all__ = ["measure", "train"]
+__all__ = ["train"]
 
 _FREE = {
     *("out", "device", "dtype", "attention", "recompute", "save_every", "stop_at", "track", "threads"),
@@ -38,6 +38,7 @@ _FREE = {
 
 def train(
     settings: TrainerSettings,
+    folder: Path,
     make_task: Callable[[ModelCodec], Task],
     *,
     template: Path | None = None,
@@ -50,6 +51,7 @@ def train(
 
     Args:
         settings: Of the run.
+        folder: What to start from: a Llama, Qwen2 or Qwen3.
         make_task: Makes the stage's task for the codec of the model.
         template: File of a chat template instead of the model's own.
         template_kwargs: Further values for the chat template.
@@ -66,29 +68,24 @@ def train(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     with open_processes(settings.device) as processes:
-        base, codec = _open_base(settings, processes, template, template_kwargs, both)
-        shape = base.shape()
+        attention = choose_attention(settings.attention, processes.device)
+        tokenizer = settings.out / "tokenizer"
+        added: list[int] = []
+        if processes.first:
+            added = write_tokenizer(folder, tokenizer, template and _template_text(template), both)
+        added = processes.share(added)
+        codec = ModelCodec(tokenizer, template_kwargs)
+        adapters = (settings.lora_rank, settings.lora_alpha)
+        base = BaseModel(folder, tuple(added), codec.tag_ids, attention, *adapters)
+        positions = read_config(folder, REFUSAL).positions
         task = make_task(codec)
-        sizes = measure(task, settings.row_tokens, shape.positions, processes, settings.drop_long)
+        numbers = range(len(task)) if task.stream else _usable(task, settings, positions, processes)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
         checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
-        latest = checkpoints.latest()
-        if isinstance(task, ComparedTask):
-            reference = reference_scores(
-                settings.out / "reference.json",
-                base,
-                task,
-                sizes,
-                dtype=_dtype(settings.dtype, processes.device),
-                row_tokens=settings.row_tokens,
-                pad=codec.end,
-                processes=processes,
-            )
-            task.compare_with(reference)
-        loop = _make_loop(settings, base, codec, task, sizes, checkpoints, latest, processes)
+        loop = _make_loop(settings, base, codec, task, numbers, checkpoints, processes)
         finished = loop.run(checkpoints)
         if finished:
-            tokenizer, out = settings.out / "tokenizer", settings.out / "model"
+            out = settings.out / "model"
             export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
         if processes.first:
             model = settings.out / "model"
@@ -96,106 +93,91 @@ def train(
         return finished
 
 
-def _open_base(
-    settings: TrainerSettings,
-    processes: Processes,
-    template: Path | None,
-    template_kwargs: Mapping[str, Any] | None,
-    both: bool,
-) -> tuple[BaseModel, ModelCodec]:
-    """The base model, checked but not loaded, and its codec; writes `OUT/tokenizer`."""
-    attention = choose_attention(settings.attention, processes.device)
-    read_config(settings.model, REFUSAL)
-    tokenizer = settings.out / "tokenizer"
-    added: list[int] = []
-    if processes.first:
-        text = None if template is None else _template_text(template)
-        added = write_tokenizer(settings.model, tokenizer, text, both)
-    added = processes.share(added)
-    codec = ModelCodec(tokenizer, template_kwargs)
-    base = BaseModel(
-        settings.model, tuple(added), codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha
-    )
-    return base, codec
-
-
 def _make_loop(
     settings: TrainerSettings,
     base: BaseModel,
     codec: ModelCodec,
     task: Task,
-    sizes: Mapping[int, int],
+    numbers: Sequence[int],
     checkpoints: Checkpoints,
-    latest: int | None,
     processes: Processes,
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
-    schedule = Schedule.plan(len(sizes), settings.batch, settings.seed, settings.epochs, settings.steps)
+    latest = checkpoints.latest()
+    file, weights = settings.out / "reference.json", sorted(base.folder.glob("*.safetensors"))
+    stats = [(one.name, one.stat()) for one in weights]  # tells weights from others in that folder
+    key = [task.fingerprint, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
+    scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})
+    compare = task.compared and set(scores) != set(numbers)
+    from_base = compare or latest is None
     torch.manual_seed(settings.seed)
-    model = base.loaded() if latest is None and processes.first else base.empty()
+    model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    shard(model, processes, _dtype(settings.dtype, processes.device), share=latest is None)
-    loop = Loop(settings, task, sizes, model, codec.end, schedule, processes)
+    shard(model, processes, _dtype(settings.dtype, processes.device), share=from_base)
+    schedule = Schedule(settings, numbers, shuffled=not task.stream)
+    loop = Loop(settings, task, schedule, model, codec.end, processes)
+    if compare:  # before the first update the weights are those to compare with
+        scores = loop.score_examples()
+        if processes.first:
+            partial = file.with_name(f"{file.name}.partial")
+            partial.write_text(json.dumps({"of": key, "scores": scores}) + "\n", encoding="utf-8")
+            partial.replace(file)
+    task.reference = scores
     if latest is not None:
-        checkpoints.load(latest, model, loop.optimizer)
+        checkpoints.load(latest, model, loop.optimizers)
         loop.step = latest
     return loop
 
 
-def measure(
-    task: Task, row_tokens: int, positions: int, processes: Processes, drop_long: bool = False
-) -> dict[int, int]:
-    """The tokens of each example, counted by all processes together. Every process must call it.
+def _read_scores(file: Path, key: Sequence[object]) -> dict[int, tuple[float, ...]]:
+    """The reference that an earlier start of the run has written, if it is of the same data and weights."""
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {int(number): tuple(each) for number, each in kept["scores"].items()} if kept["of"] == key else {}
 
-    Args:
-        task: Whose examples.
-        row_tokens: Most tokens of a row.
-        positions: Most positions of the model.
-        processes: The run's.
-        drop_long: Leave out examples that do not fit.
 
-    Returns:
-        Tokens by the number of the example, in order.
+def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Processes) -> list[int]:
+    """The numbers of the examples to train on; each process looks at its share.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.
     """
-    sizes: dict[int, int] = {}
-    wrong: list[str] = []
-    long: list[str] = []
-    numbers = range(processes.rank, len(task), processes.world)
-    with progress(len(numbers), "packing", shown=processes.first) as advance:
-        for number in numbers:
+    sizes, wrong, long = dict[int, int](), list[str](), list[str]()
+    share = range(processes.rank, len(task), processes.world)
+    with progress(len(share), "packing", shown=processes.first) as advance:
+        for number in share:
             advance()
             try:
                 example = task.example(number)
             except PastaError as error:
                 wrong.append(str(error))
                 continue
-            depth = max(int(tree.positions.max()) + 1 for tree in example.trees)
-            if len(example) > row_tokens or depth > positions:
-                long.append(f"example {number} has {len(example)} tokens packed, its longest view {depth}")
+            deepest = 1 + max(max(tree.depths(), default=0) for tree in example.trees)
+            if len(example) > settings.row_tokens or deepest > positions:
+                long.append(f"example {number} has {len(example)} tokens packed, its longest view {deepest}")
             else:
                 sizes[number] = len(example)
     parts = processes.gather((sizes, wrong, long))
-    _refuse_examples([text for _, texts, _ in parts for text in texts], "cannot be used")
+    _refuse([text for _, texts, _ in parts for text in texts], "cannot be used")
     too_long = [text for _, _, texts in parts for text in texts]
-    if too_long and not drop_long:
-        limit = f"do not fit rows of {row_tokens} or {positions} positions (--row-tokens, --drop-long)"
-        _refuse_examples(too_long, limit)
+    if not settings.drop_long:
+        rows = f"rows of {settings.row_tokens} or {positions} positions"
+        _refuse(too_long, f"do not fit {rows} (--row-tokens, --drop-long)")
     found = {number: size for part, _, _ in parts for number, size in part.items()}
     if not found:
         raise InvalidRequestError("there is no example to train on")
     if processes.first:
         print(f"{len(found)} examples, {sum(found.values())} tokens packed, {len(too_long)} too long")
-    return dict(sorted(found.items()))
+    return sorted(found)
 
 
-def _refuse_examples(reasons: list[str], what: str) -> None:
-    if reasons:
-        more = f"; and {len(reasons) - 3} more" if len(reasons) > 3 else ""
-        raise InvalidRequestError(f"{len(reasons)} examples {what}: {'; '.join(reasons[:3])}{more}")
+def _refuse(examples: list[str], what: str) -> None:
+    if examples:
+        more = f"; and {len(examples) - 3} more" if len(examples) > 3 else ""
+        raise InvalidRequestError(f"{len(examples)} examples {what}: {'; '.join(examples[:3])}{more}")
 
 
 def _template_text(path: Path) -> str:
@@ -207,5 +189,5 @@ def _template_text(path: Path) -> str:
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        name = "bfloat16" if device.type == "cuda" else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32

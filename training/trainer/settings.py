@@ -1,31 +1,46 @@
-"""The settings that every training stage has."""
+"""The settings of every training stage, and what follows from them: order of the data, learning rate."""
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-__all__ = ["TrainerSettings"]
+from pasta_async.training.corpus.records import StrictModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Schedule", "TrainerSettings"]
 
 
-class TrainerSettings(BaseModel):
+class TrainerSettings(StrictModel):
     """How to train. Every field is an option of the command line."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-    model: Path = Field(description="checkpoint folder to start from (Llama, Qwen2 or Qwen3)")
     out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
     batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
     row_tokens: int = Field(
-        default=4096, ge=16, description="tokens of a packed row; a process computes one row at a time"
+        default=4096,
+        ge=16,
+        multiple_of=16,
+        description="tokens of a packed row; a process computes one row at a time",
     )
     epochs: float = Field(default=4, gt=0, description="how often the data are used")
     steps: int = Field(default=0, ge=0, description="updates in all, instead of epochs (0: by epochs)")
-    lr: float = Field(default=1e-5, gt=0, description="peak learning rate; it falls linearly to zero")
+    lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decay of the matrices")
+    decay: float = Field(
+        default=1, gt=0, le=1, description="share of the other updates over which it falls, linearly to zero"
+    )
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw", description="muon: for the matrices inside the layers, AdamW for the rest"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="decay of the matrices inside the layers")
     clip: float = Field(default=1.0, gt=0, description="largest norm of a gradient")
     seed: int = Field(default=0, description="seed of the order of the data, and of new weights")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
@@ -54,8 +69,46 @@ class TrainerSettings(BaseModel):
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
 
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.row_tokens % 16:
-            raise ValueError(f"row_tokens must be a multiple of 16, not {self.row_tokens}")
-        return self
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The examples and the learning rate of each update: functions of the settings and its number alone.
+
+    The order of the data is shuffled anew in each epoch.
+    """
+
+    settings: TrainerSettings
+    numbers: Sequence[int]
+    """Of the examples that are trained on."""
+    shuffled: bool = True
+
+    @property
+    def epoch_steps(self) -> int:
+        """Updates of one epoch; the last one may have fewer examples."""
+        return math.ceil(len(self.numbers) / self.settings.batch)
+
+    @property
+    def steps(self) -> int:
+        """Updates in all."""
+        return self.settings.steps or max(1, round(self.settings.epochs * self.epoch_steps))
+
+    def examples_of(self, step: int) -> list[int]:
+        """The numbers of the examples of an update, the first of which is step 0."""
+        epoch, place = divmod(step, self.epoch_steps)
+        count, batch = len(self.numbers), self.settings.batch
+        order = _order(count, self.settings.seed, epoch) if self.shuffled else range(count)
+        return [self.numbers[index] for index in order[place * batch : (place + 1) * batch]]
+
+    def rate(self, step: int) -> float:
+        """The learning rate of an update: it rises to the peak, stays, and falls linearly to zero."""
+        settings = self.settings
+        falling = max(1.0, settings.decay * (self.steps - settings.warmup))
+        rising = (step + 1) / max(1, settings.warmup)
+        return settings.lr * min(1.0, rising, (self.steps - step) / falling)
+
+
+@lru_cache(maxsize=2)
+def _order(examples: int, seed: int, epoch: int) -> tuple[int, ...]:
+    order = list(range(examples))
+    random.Random(f"{seed}/{epoch}").shuffle(order)
+    return tuple(order)

@@ -1,12 +1,16 @@
-"""Run SGLang, unmodified, on a machine with no GPU stack: for tests and for trying things out.
+"""Run a module of SGLang, unmodified, on a machine with no GPU stack.
 
-``python -m pasta_async.backends.sglang.cpu --model-path MODEL ...`` takes the arguments of
-``python -m sglang.launch_server``. Its speed says nothing about SGLang on a GPU.
+``python tests/sglang/on_cpu.py sglang.launch_server --model-path MODEL ...`` is what ``python -m`` would be
+elsewhere; SGLang was installed without its dependencies (requirements/sglang-cpu.txt). Its speed says nothing
+about SGLang on a GPU. A program that uses the engine itself imports this module first.
 
 Inert modules take the place of the GPU packages that SGLang imports at its top. With a small Llama-like model
 in float32 and torch's own attention, SGLang never calls into them: it only needs `import triton` and
 `@triton.jit` to pass. Whatever would really run one raises instead, so that a missing kernel is never
 silently wrong. Packages that are installed are left alone.
+
+SGLang's processes are spawned, and a spawned process imports the main program first: the placeholders are
+there before anything of SGLang.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import runpy
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -25,12 +30,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["engine_class", "main", "run_detokenizer", "run_scheduler"]
-
 PACKAGES = ("torchvision", "torchaudio", "triton", "sgl_kernel", "flashinfer")
 
 _ENVIRONMENT = {
-    "SGLANG_USE_CPU_ENGINE": "1",  # else SGLang does not see a CPU as a device
     "HF_HUB_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -117,58 +119,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _install() -> None:
-    """Put placeholders where a package is missing, and tell SGLang to use the CPU."""
+    """Put placeholders where a package is missing."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     probes = importlib.import_module("transformers.utils.import_utils")
     for name in (*PACKAGES, "torchvision_v2"):  # transformers keeps its honest "not installed"
         getattr(probes, f"is_{name}_available", bool)()
     sys.meta_path.append(_Finder([name for name in PACKAGES if importlib.util.find_spec(name) is None]))
-
-
-# SGLang's launcher lets its processes run other functions. A spawned process finds its function by importing
-# this module, so that the placeholders are there before anything of SGLang is imported.
-_install()
-
-
-def run_scheduler(server_args: Any, *args: Any, **kwargs: Any) -> Any:
-    """SGLang's scheduler process."""
-    if server_args.enable_deterministic_inference:
-        _honour_seeds()
-    scheduler = importlib.import_module("sglang.srt.managers.scheduler")
-    return scheduler.run_scheduler_process(server_args, *args, **kwargs)
-
-
-def run_detokenizer(*args: Any, **kwargs: Any) -> Any:
-    """SGLang's detokenizer process."""
-    detokenizer = importlib.import_module("sglang.srt.managers.detokenizer_manager")
-    return detokenizer.run_detokenizer_process(*args, **kwargs)
-
-
-_PROCESSES = {
-    "run_scheduler_process_func": run_scheduler,
-    "run_detokenizer_process_func": run_detokenizer,
-}
-
-
-def engine_class(*, honours_seeds: bool) -> Any:
-    """`sglang.Engine`, with processes that start with the placeholders."""
-    kind: Any = importlib.import_module("sglang.srt.entrypoints.engine").Engine
-    if honours_seeds:
-        _honour_seeds()
-    return type("Engine", (kind,), {name: staticmethod(run) for name, run in _PROCESSES.items()})
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run SGLang's HTTP server until it is told to stop; arguments of `sglang.launch_server`."""
-    if "--enable-deterministic-inference" in arguments:
-        _honour_seeds()
-    server_args = importlib.import_module("sglang.srt.server_args").prepare_server_args(list(arguments))
-    try:
-        server = importlib.import_module("sglang.srt.entrypoints.http_server")
-        server.launch_server(server_args, **_PROCESSES)
-    finally:
-        importlib.import_module("sglang.srt.utils").kill_process_tree(os.getpid(), include_parent=False)
 
 
 # Seeds ------------------------------------------------------------------------------------------------------
@@ -216,5 +173,9 @@ def _rotate(value: Tensor, bits: int) -> Tensor:
     return ((value << bits) | (value >> (32 - bits))) & _MASK
 
 
+_install()
+if "--enable-deterministic-inference" in sys.argv:
+    _honour_seeds()
 if __name__ == "__main__":
-    importlib.import_module("pasta_async.backends.sglang.cpu").main(sys.argv[1:])
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__")  # `__main__` stays this file, for the processes

@@ -6,11 +6,10 @@ import asyncio
 import json
 import logging
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from pasta_async.backends.routed.member import Member, Model, is_gone
-from pasta_async.backends.routed.placement import Placement
+from pasta_async.backends.placement import Placement
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, within
 from pasta_async.errors import (
@@ -18,7 +17,9 @@ from pasta_async.errors import (
     BackendError,
     BackendLostError,
     BackendProtocolError,
+    BackendStatusError,
     BackendTimeoutError,
+    BackendTransportError,
     InvalidRequestError,
     UnsupportedModelError,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pasta_async.clock import Clock
     from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
-__all__ = ["RoutedBackend"]
+__all__ = ["Checkable", "Member", "RoutedBackend"]
 
 _T = TypeVar("_T")
 
@@ -44,6 +45,75 @@ PROBE_SECONDS, LONGEST_PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 30.0, 20.0
 
 MALFORMED_ANSWERS = 3
 """Answers, one after another, to whose requests a member replies malformed before it is taken out."""
+
+
+_BAD_GATEWAY = (502, 504)
+"""What a proxy in front of a server says when it cannot reach it."""
+
+_SAMPLE = "One prompt, 2 servers: naïve “quotes”,\n\ttabs and <sync/> 12345."
+"""Text that different tokenizers encode differently."""
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A backend that can be asked anew whether it can be used; of others, `connect` has to tell."""
+
+    async def check(self) -> ModelInfo:
+        """What the backend serves by now. Raises as `connect` does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What a member serves, as far as it can be told apart: weights cannot."""
+
+    info: ModelInfo
+    sample: tuple[int, ...]
+    """Ids of a text, which tell tokenizers apart."""
+
+    def difference(self, other: _Model) -> str:
+        """In what the other is another model; empty if in nothing."""
+        for name in ("name", "vocab_size", "end_ids", "tags"):
+            mine, its = getattr(self.info, name), getattr(other.info, name)
+            if mine != its:
+                return f"{name} {mine!r} and {its!r}"
+        return "" if self.sample == other.sample else "tokenizers that encode the same text differently"
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """A backend among others."""
+
+    name: str
+    """Its address."""
+    backend: Backend
+    error: BackendError | None = None
+    """Why it is out; None while it is in."""
+    open_requests: int = 0
+    """Requests that it decodes for us."""
+    losses: int = 0
+    """How often it was taken out."""
+    malformed: set[str] = field(default_factory=set[str])
+    """Answers that ended with a malformed reply since it last finished a request as it should."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it is in."""
+        return self.error is None
+
+    async def learn(self) -> _Model:
+        """Ask what it serves; BackendError if it cannot be used. Cancelling it leaves nothing behind."""
+        backend = self.backend
+        try:
+            info = await (backend.check() if isinstance(backend, Checkable) else backend.connect())
+            return _Model(info, tuple(await backend.encode(_SAMPLE)))
+        except BackendError:
+            raise
+        except Exception as error:
+            _LOG.exception("%s failed", self.name)
+            unexpected = BackendError(f"{type(error).__name__}: {error}")
+            unexpected.retryable = True
+            raise unexpected from error
 
 
 class RoutedBackend:
@@ -79,11 +149,12 @@ class RoutedBackend:
         if not members:
             raise InvalidRequestError("no backend was named")
         self.members: tuple[Member, ...] = tuple(Member(*one) for one in members.items())
+        self._by_name = {member.name: member for member in self.members}
         self._clock = clock
         self._placement = Placement()
         self._probes: set[asyncio.Task[None]] = set()
-        self._connecting = SingleFlight[Model]()
-        self._model: Model | None = None
+        self._connecting = SingleFlight[_Model]()
+        self._model: _Model | None = None
         self._closed = False
 
     async def connect(self) -> ModelInfo:
@@ -98,14 +169,14 @@ class RoutedBackend:
         """
         return (self._model or await self._connecting.run(self._start)).info
 
-    async def _start(self) -> Model:
+    async def _start(self) -> _Model:
         self._model = await self._learn()
         for member in self.members:
             if member.error:
                 self._probe(member)
         return self._model
 
-    async def _learn(self) -> Model:
+    async def _learn(self) -> _Model:
         """Ask every member what it serves: those that do not tell in time stay out."""
         tasks = {member: asyncio.create_task(member.learn()) for member in self.members}
         try:
@@ -119,7 +190,7 @@ class RoutedBackend:
             for task in tasks.values():
                 task.cancel()
             await asyncio.wait(tasks.values())
-        models: dict[str, Model] = {}
+        models: dict[str, _Model] = {}
         for member, task in tasks.items():
             try:
                 models[member.name], member.error = task.result(), None
@@ -153,7 +224,7 @@ class RoutedBackend:
             try:
                 return await work(member.backend)
             except BackendError as error:
-                if not is_gone(error):
+                if not _is_gone(error):
                     raise
                 self._take_out(member, error)
 
@@ -168,7 +239,7 @@ class RoutedBackend:
             BackendError: The member failed otherwise.
         """
         await self.connect()
-        member = self._placement.place(request.answer, request.ids, self._live())
+        member = self._by_name[self._placement.place(request.answer, request.ids, self._loads())]
         with self._watched(member, request.answer):
             async with aclosing(member.backend.decode(request)) as pieces:
                 async for piece in pieces:
@@ -186,7 +257,7 @@ class RoutedBackend:
         """
         await self.connect()
         asked = json.dumps([body.get("tools"), body.get("messages", body.get("prompt"))]).encode()
-        member = self._placement.choose(asked, self._live())
+        member = self._by_name[self._placement.choose(asked, self._loads())]
         if not isinstance(member.backend, PassThrough):
             raise InvalidRequestError(f"{member.name} has no OpenAI endpoint of its own")
         with self._watched(member, asked.hex()):
@@ -197,15 +268,15 @@ class RoutedBackend:
     @contextmanager
     def _watched(self, member: Member, answer: str) -> Generator[None]:
         """Count a request of this member, and take the member out if it turns out to be gone."""
-        epoch = member.epoch
+        losses = member.losses
         member.open_requests += 1
         try:
             yield
             member.malformed.clear()
         except BackendError as error:
-            if not (is_gone(error) or self._is_garbling(member, answer, error)):
+            if not (_is_gone(error) or self._is_garbling(member, answer, error)):
                 raise
-            if member.epoch == epoch:  # else another of its requests was quicker to tell
+            if member.losses == losses:  # else another of its requests was quicker to tell
                 self._take_out(member, error)
             raise BackendLostError(f"{member.name} was lost: {error}") from error
         finally:
@@ -237,15 +308,18 @@ class RoutedBackend:
             raise self._nobody()
         return live
 
+    def _loads(self) -> dict[str, int]:
+        return {member.name: member.open_requests for member in self._live()}
+
     def _nobody(self) -> BackendConnectError:
         why = "".join(f"\n  {member.name}: {member.error}" for member in self.members)
         return BackendConnectError(f"none of the {len(self.members)} backends can be used:{why}")
 
     def _take_out(self, member: Member, error: BackendError) -> None:
         if member.error is None:
-            member.error, member.epoch = error, member.epoch + 1
+            member.error, member.losses = error, member.losses + 1
             member.malformed.clear()
-            self._placement.forget(member)
+            self._placement.forget(member.name)
             _LOG.warning("%s is taken out: %s", member.name, error)
             self._probe(member)
 
@@ -264,7 +338,11 @@ class RoutedBackend:
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PROBE_SECONDS)
             try:
-                await within(self._clock, PROBE_TIMEOUT, member.relearn(self._model))
+                found = await within(self._clock, PROBE_TIMEOUT, member.learn())
+                if difference := _shortfall(self._model, found):
+                    raise UnsupportedModelError(
+                        f"{member.name} came back with another model than the rest: {difference}"
+                    )
                 member.error = None
             except TimeoutError:
                 continue
@@ -275,7 +353,7 @@ class RoutedBackend:
         _LOG.warning("%s is back in", member.name)
 
 
-def _common(models: Mapping[str, Model]) -> Model:
+def _common(models: Mapping[str, _Model]) -> _Model:
     """The one model that all serve, and what every one of them can do."""
     (name, first), *others = models.items()
     for other, model in others:
@@ -289,5 +367,26 @@ def _common(models: Mapping[str, Model]) -> Model:
         first.info,
         context_length=min(info.context_length for info in infos),
         honours_seeds=all(info.honours_seeds for info in infos),
+        prefill_ahead=all(info.prefill_ahead for info in infos),
     )
-    return Model(info, first.sample)
+    return _Model(info, first.sample)
+
+
+def _shortfall(promised: _Model, found: _Model) -> str:
+    """What a member that comes back does not give of what was promised; empty if nothing."""
+    mine, common = found.info, promised.info
+    if mine.context_length < common.context_length:
+        return f"context_length {common.context_length} and {mine.context_length}"
+    if common.honours_seeds and not mine.honours_seeds:
+        return "seeds that are honoured and not"
+    return promised.difference(found)
+
+
+def _is_gone(error: BackendError) -> bool:
+    """Whether an error is about the server, not the request: the connection broke off, or never came up.
+
+    A 502 and a 504 are a proxy's, which says so of the server behind it; a 503 is a full queue.
+    """
+    if isinstance(error, BackendStatusError):
+        return error.status in _BAD_GATEWAY
+    return isinstance(error, BackendTransportError)

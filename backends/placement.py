@@ -8,9 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pasta_async.backends.routed.member import Member
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["BLOCK", "Placement", "Prefixes"]
 
@@ -28,44 +26,43 @@ ANSWERS = 65_536
 
 
 class Placement:
-    """Remembers where answers are, and chooses for new ones by the rule that `RoutedBackend` tells."""
+    """Remembers where answers are, and chooses for new ones by the rule that `RoutedBackend` tells.
+
+    Members have names here; `loads` are the open requests of those that can be used, at least one.
+    """
 
     def __init__(self) -> None:
         self._prefixes = Prefixes()
-        self._places: OrderedDict[str, tuple[Member, int]] = OrderedDict()
+        self._places: OrderedDict[str, str] = OrderedDict()
 
-    def place(self, answer: str, ids: Sequence[int], live: Sequence[Member]) -> Member:
-        """The member that has the answer, if it was never out since it got it; else one for it.
-
-        Args:
-            answer: The answer's name.
-            ids: The prompt of its first request, or of this one.
-            live: The members that can be used, at least one.
-        """
-        member, epoch = self._places.get(answer, (None, 0))
-        if member is None or member not in live or member.epoch != epoch:
-            member = self.choose(ids, live)
-        self._places[answer] = member, member.epoch
+    def place(self, answer: str, ids: Sequence[int], loads: Mapping[str, int]) -> str:
+        """The member that has the answer; else one for it, by the prompt of its first request."""
+        name = self._places.get(answer)
+        if name is None or name not in loads:
+            name = self.choose(ids, loads)
+        self._places[answer] = name
         self._places.move_to_end(answer)
         if len(self._places) > ANSWERS:
             self._places.popitem(last=False)
-        return member
+        return name
 
-    def choose(self, ids: Sequence[int], live: Sequence[Member]) -> Member:
+    def choose(self, ids: Sequence[int], loads: Mapping[str, int]) -> str:
         """The member for a new prompt, which is remembered."""
-        bound = EXCESS * sum(member.open_requests for member in live) / len(live) + SLACK
+        bound = EXCESS * sum(loads.values()) / len(loads) + SLACK
         known = self._prefixes.known(ids)
 
-        def rank(member: Member) -> tuple[int, int, bytes]:
-            return -known.get(member.name, 0), member.open_requests, _rendezvous_hash(ids, member.name)
+        def rank(name: str) -> tuple[int, int, bytes]:
+            return -known.get(name, 0), loads[name], _rendezvous_hash(ids, name)
 
-        chosen = min((member for member in live if member.open_requests <= bound), key=rank)
-        self._prefixes.note(ids, chosen.name)
+        chosen = min((name for name in loads if loads[name] <= bound), key=rank)
+        self._prefixes.note(ids, chosen)
         return chosen
 
-    def forget(self, member: Member) -> None:
-        """Forget what a member has cached: it is out."""
-        self._prefixes.forget(member.name)
+    def forget(self, name: str) -> None:
+        """A member was lost, and with it the answers that it had and what it cached."""
+        self._prefixes.forget(name)
+        for answer in [answer for answer, place in self._places.items() if place == name]:
+            del self._places[answer]
 
 
 def _rendezvous_hash(ids: Sequence[int], name: str) -> bytes:

@@ -1,1 +1,0 @@
-"""AlpacaEval: how often a judge prefers the parallel answer to the sequential one."""

@@ -1,0 +1,233 @@
+"""Have pairs of answers judged as AlpacaEval does it, with its own package.
+
+AlpacaEval writes the prompts and flips the order of the answers, reads the log-probabilities, and fits its
+length-controlled model. The requests are the project's own, so that judgements are kept one by one. The file
+that the length-controlled model fetches from a hub is made of the difficulties that are given.
+"""
+
+# AlpacaEval, pandas and numpy leave their types open, and may be missing where this is checked.
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import logging
+import math
+import os
+import platform
+import warnings
+from importlib.metadata import version
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import Field
+
+from pasta_async.errors import PastaError
+from pasta_async.jobs import Journal
+from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping, Sequence
+
+__all__ = ["BOOTSTRAP_SEED", "JudgeFailedError", "JudgementSettings", "Pair", "judge", "length_model"]
+
+BOOTSTRAP_SEED = 0
+_CONFIG = "weighted_alpaca_eval_gpt4_turbo"
+"""AlpacaEval 2's own way to ask: one token, the probabilities of the two names."""
+_FIELDS = ("max_tokens", "temperature", "logprobs", "top_logprobs")
+_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "patsy", "scipy")
+
+
+class JudgeFailedError(PastaError):
+    """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
+
+
+class JudgementSettings(EndpointSettings):
+    """Who judges, and how."""
+
+    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
+    judge: str | None = Field(
+        default=None, description="base URL of an OpenAI-compatible server; without it, only answers"
+    )
+    judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
+    allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
+    bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
+    seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
+
+
+class Pair(NamedTuple):
+    """A prompt and the two answers to it."""
+
+    instruction: str
+    parallel: str
+    baseline: str
+
+
+def length_model(difficulty: Sequence[float] | None) -> str:
+    """The name of AlpacaEval's length-controlled model, with difficulties or without."""
+    return "length_controlled_minimal" if difficulty is None else "length_controlled_noreg"
+
+
+def judge(
+    pairs: Sequence[Pair], settings: JudgementSettings, difficulty: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Judge the parallel answers against the baseline's; judgements in `out` are not asked for again.
+
+    Args:
+        pairs: Prompts and answers.
+        settings: Who judges. The key is read from the environment, and never written down.
+        difficulty: Of each prompt, in order. None: lengths are controlled without difficulties.
+
+    Returns:
+        The preference for parallel (0 to 1, None where it is missing) for each prompt, AlpacaEval's win
+        rates, its length-controlled model's, versions.
+
+    Raises:
+        JudgeFailedError: More pairs than `allow_missing` were not judged.
+        PastaError: The judge cannot be used at all.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with _alpaca_eval(settings.out / "judge.log"):
+        prompts, config = _prompts(pairs, settings.seed)
+    replies, reasons = asyncio.run(_ask(prompts, config, settings))
+    missing = len(prompts) - len(replies)
+    if missing > settings.allow_missing or (missing and not replies):
+        raise JudgeFailedError(
+            f"{settings.judge_model} at {settings.judge} left {missing} of {len(pairs)} pairs unjudged: "
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
+        )
+    with _alpaca_eval(settings.out / "judge.log"):
+        found = _judged(pairs, settings, replies, difficulty)
+    return {**found, "judge_config": config, "missing": missing}
+
+
+@contextlib.contextmanager
+def _alpaca_eval(log: Path) -> Generator[None]:
+    """Import AlpacaEval without that it reads `.env` or sets the root logger; what it says goes to a file."""
+    os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
+    os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
+    root = logging.getLogger()
+    level = root.level
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import alpaca_eval.annotators  # noqa: F401
+
+        root.setLevel(level)
+        yield
+
+
+async def _ask(
+    prompts: Mapping[str, Any], config: dict[str, Any], settings: JudgementSettings
+) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
+    """The log-probabilities of the judge's replies by prompt, and why others are missing."""
+    fields = {name: config["completions_kwargs"][name] for name in _FIELDS}
+    with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
+        async with Endpoint(settings.judge or "", settings.judge_model, settings, **fields) as endpoint:
+            comparer = Comparer(endpoint, journal)
+            return await collect(prompts, lambda one: comparer.logprobs(prompts[one]), settings.in_flight)
+
+
+def _annotate(pairs: Sequence[Pair], seed: int, complete: Callable[..., Any]) -> tuple[Any, list[Any]]:
+    """AlpacaEval's annotator, and the pairs with its preferences, in the order of the prompts."""
+    from alpaca_eval.annotators import PairwiseAnnotator
+
+    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=seed, caching_path=None)
+    for one in annotator.annotators.values():
+        one.fn_completions = complete
+
+    def outputs(name: str) -> list[dict[str, str]]:
+        return [
+            {"instruction": one.instruction, "output": getattr(one, name), "generator": name} for one in pairs
+        ]
+
+    rows: list[Any] = []
+    with contextlib.suppress(_PromptsOnly):
+        rows = annotator.annotate_head2head(outputs("baseline"), outputs("parallel"), chunksize=None)
+        if [row["instruction"] for row in rows] != [one.instruction for one in pairs]:
+            raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
+    return annotator, rows
+
+
+class _PromptsOnly(Exception):
+    """No completions yet."""
+
+
+def _prompts(pairs: Sequence[Pair], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The messages of each prompt, and AlpacaEval's configuration. Equal answers, a draw, have no prompt."""
+    from alpaca_eval import utils
+
+    messages: dict[str, Any] = {}
+
+    def note(prompts: list[str], **_: Any) -> None:
+        messages.update({prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts})
+        raise _PromptsOnly
+
+    annotator, _ = _annotate(pairs, seed, note)
+    (config,) = utils.load_configs(annotator.annotators_config).values()
+    (one,) = annotator.annotators.values()
+    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
+    return messages, {**config, "prompt_template_sha256": template}
+
+
+def _judged(
+    pairs: Sequence[Pair],
+    settings: JudgementSettings,
+    replies: Mapping[str, Mapping[str, float]],
+    difficulty: Sequence[float] | None,
+) -> dict[str, Any]:
+    """What AlpacaEval makes of the replies."""
+    import pandas as pd
+
+    def complete(prompts: list[str], **_: Any) -> dict[str, list[Any]]:
+        found = [_completion(replies.get(prompt)) for prompt in prompts]
+        return {"completions": [one["text"] for one in found], "completions_all": found}
+
+    _, rows = _annotate(pairs, settings.seed, complete)
+    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
+    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
+    figures = _metrics(pd.DataFrame(rows), settings.bootstrap, difficulty)
+    return {"preferences": preferences, "versions": versions, **figures}
+
+
+def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
+    """A reply as AlpacaEval's own client would return it."""
+    tokens = [{"token": token, "logprob": value} for token, value in (logprobs or {}).items()]
+    return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
+
+
+def _metrics(annotations: Any, bootstrap: int, difficulty: Sequence[float] | None) -> dict[str, Any]:
+    """AlpacaEval's figures, and those of its length-controlled model on prompts drawn with replacement."""
+    import numpy as np
+    import pandas as pd
+    from alpaca_eval import metrics
+    from alpaca_eval.metrics import glm_winrate
+
+    annotations["preference"] = annotations["preference"].astype(float)
+    found = {"winrate": {name: float(value) for name, value in metrics.get_winrate(annotations).items()}}
+    lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
+    if len(annotations) < 5 or not lengths.std() > 0:
+        return {**found, "no_length_control": "it takes five prompts, and answers of different lengths"}
+    values = difficulty or [0.0] * len(annotations)
+    columns = {"model": "none", "index": range(len(values)), "instruction_difficulty": values}
+    hub_file = pd.DataFrame(columns).to_csv(index=False)
+    glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
+
+    def fit(some: Any) -> dict[str, float]:  # rows keep their label, by which difficulties join
+        fitted = glm_winrate.get_length_controlled_winrate(
+            some,
+            glm_name=length_model(difficulty),
+            save_weights_dir=None,
+            is_add_glm_preference_inplace=False,
+            is_warn_extreme_changes=False,
+        )
+        return {name: float(fitted[name]) for name in ("length_controlled_winrate", "lc_standard_error")}
+
+    draw = np.random.default_rng(BOOTSTRAP_SEED)
+    draws: list[float] = []
+    for _ in range(bootstrap):
+        some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
+        with contextlib.suppress(ValueError):  # a draw whose answers are all of one length
+            draws.append(fit(some)["length_controlled_winrate"])
+    return {**found, "length_controlled": fit(annotations), "length_controlled_draws": draws}

@@ -1,0 +1,239 @@
+"""Sampled answers and their scores, as they are stored (JSON lines), and the pairs that stage 2 learns from.
+
+A pair is the best and the worst answer to a prompt, by the value of their scores. The objective's derivation
+needs one order of all samples: a malformed answer is below every well-formed one, and a seed decides between
+equals.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.training.corpus.records import Prompt, StrictModel, read_lines
+from pasta_async.training.packing import Trie
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "Malformed",
+    "Pair",
+    "Plain",
+    "Sample",
+    "SampledPrompt",
+    "Score",
+    "choose_pairs",
+    "read_samples",
+    "read_scores",
+    "value",
+]
+
+Malformed = Literal["last", "out"]
+"""Where malformed answers stand: below all others, or not in the order at all."""
+
+
+class Plain(StrictModel):
+    """The baseline's answer: greedy, without tags."""
+
+    text: str
+    tokens: int = Field(ge=0)
+    """Generated, the end-of-text counted."""
+
+
+class Sample(StrictModel):
+    """One answer that was drawn, and the tokens it was drawn as."""
+
+    number: int = Field(ge=0)
+    """Its place among the answers to its prompt."""
+    seed: int | None
+    """Of the answer (`Sampling.seed`); None where the backend honours none."""
+    text: str = ""
+    """What a reader sees."""
+    written: str = ""
+    """With the tags."""
+    finish_reason: FinishReason
+    error: str = ""
+    """What ended it, if an error did: the rest is what there was by then."""
+    well_formed: bool = False
+    """Whether it ended by itself, without a diagnostic."""
+    tokens: int = Field(default=0, ge=0)
+    """Generated, tags counted."""
+    critical_path: int = Field(default=0, ge=0)
+    """Tokens that had to be decoded one after another, tags counted."""
+    threads: tuple[ThreadRecord, ...] = ()
+    ids: tuple[NonNegativeInt, ...] = ()
+    """The tokens that were sent and that came back, as a trie in topological order."""
+    parents: tuple[int, ...] = ()
+    """The index of each token's parent; -1 for the first one."""
+    targets: tuple[int, ...] = ()
+    """Indexes of the tokens that were sampled, ascending; all others are prompt, or were forced."""
+    exact: bool = False
+    """Whether the targets are the `tokens` of the answer and nothing else; others are never trained on."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        size = len(self.ids)
+        if len(self.parents) != size or any(not -1 <= p < i for i, p in enumerate(self.parents)):
+            raise ValueError("parents must name an earlier token for each token, or -1")
+        if any(not 0 <= target < size or self.parents[target] < 0 for target in self.targets):
+            raise ValueError("a target is no index of a token that has a parent")
+        return self
+
+    @property
+    def trie(self) -> Trie:
+        """The tokens as the trainer packs them."""
+        return Trie(list(self.ids), list(self.parents), list(self.targets))
+
+
+class SampledPrompt(StrictModel):
+    """A prompt, its answers, and the baseline's answer."""
+
+    id: str = Field(min_length=1)
+    """Of the record that the prompt is from."""
+    messages: Prompt
+    samples: tuple[Sample, ...]
+    baseline: Plain
+
+
+class Score(StrictModel):
+    """What was measured of one sample."""
+
+    id: str
+    """Of its prompt."""
+    number: int
+    speedup: float = Field(ge=0)
+    """Theoretical: tokens of the baseline's answer / critical path."""
+    quality: float = Field(ge=0, le=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The best and the worst of n answers to the prompt `id`."""
+
+    id: str
+    best: Sample
+    worst: Sample
+    n: int
+
+
+def value(score: Score, weight: float) -> float:
+    """Speed-up + weight * quality (lambda, paper section 4); quality alone if the weight is infinite."""
+    return score.quality if math.isinf(weight) else score.speedup + weight * score.quality
+
+
+def read_samples(path: Path | str) -> list[SampledPrompt]:
+    """Read a file of sampled answers.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
+    """
+    return [prompt for _, prompt in read_lines(path, SampledPrompt)]
+
+
+def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
+    """Read a file of scores, by prompt and number. Samples that ended in an error have none.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or a line is something else; with its number.
+    """
+    return {(score.id, score.number): score for _, score in read_lines(path, Score)}
+
+
+def choose_pairs(
+    prompts: Sequence[SampledPrompt],
+    scores: Mapping[tuple[str, int], Score],
+    weight: float,
+    seed: int = 0,
+    malformed: Malformed = "last",
+) -> tuple[list[Pair], Counter[str]]:
+    """Choose the best and the worst of each prompt's samples.
+
+    Samples that failed, are not exact or have no score take no part. Those that tie at the top, or at the
+    bottom, are drawn for; a prompt whose best ties with its worst is left out.
+
+    Args:
+        prompts: With their samples.
+        scores: By prompt and number of the sample.
+        weight: Of quality against speed-up; infinite for quality alone.
+        seed: Of the draws among equals.
+        malformed: Where malformed samples stand.
+
+    Returns:
+        The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
+        prompts that give a pair (pairs), or have fewer than two usable samples (few), no well-formed one
+        (no_best), or a best that ties with the worst (ties).
+
+    Raises:
+        InvalidRequestError: Samples and scores do not match, or no pair is left.
+    """
+    _check(prompts, scores)
+    pairs: list[Pair] = []
+    counts: Counter[str] = Counter()
+    for prompt in prompts:
+        counts.update(_count(prompt, scores))
+        usable = [
+            ((one.well_formed, round(value(scores[prompt.id, one.number], weight), 9)), one)
+            for one in prompt.samples
+            if one.exact and one.targets and (prompt.id, one.number) in scores
+            if one.well_formed or malformed == "last"
+        ]
+        pair = _pair(prompt.id, usable, random.Random(f"{seed}/{prompt.id}"))
+        counts[pair if isinstance(pair, str) else "pairs"] += 1
+        pairs += [pair] if isinstance(pair, Pair) else []
+    if not pairs:
+        raise InvalidRequestError(f"there is nothing to prefer: 0 pairs of {dict(counts)}")
+    return pairs, counts
+
+
+def _pair(
+    prompt: str, usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random
+) -> Pair | str:
+    """The pair of a prompt, or why there is none; each sample stands behind what decides its place."""
+    if len(usable) < 2:
+        return "few"
+    places = [place for place, _ in usable]
+    high, low = max(places), min(places)
+    if not high[0]:
+        return "no_best"
+    best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
+    if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
+        return "ties"
+    return Pair(prompt, best, worst, len(usable))
+
+
+def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
+    finished = [sample for sample in prompt.samples if not sample.error]
+    return {
+        "prompts": 1,
+        "samples": len(prompt.samples),
+        "failed": len(prompt.samples) - len(finished),
+        "unscored": sum((prompt.id, sample.number) not in scores for sample in finished),
+        "inexact": sum(not sample.exact for sample in finished),
+        "malformed": sum(not sample.well_formed for sample in finished),
+    }
+
+
+def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Score]) -> None:
+    """Every prompt occurs once, every score is of a sample, and most finished samples have one."""
+    name, repeated = Counter(prompt.id for prompt in prompts).most_common(1)[0] if prompts else ("", 0)
+    if repeated > 1:
+        raise InvalidRequestError(f"the prompt {name!r} occurs more than once among the samples")
+    samples = {(prompt.id, one.number): one for prompt in prompts for one in prompt.samples}
+    finished = {place for place, sample in samples.items() if not sample.error}
+    unknown, missing = scores.keys() - samples.keys(), finished - scores.keys()
+    if unknown or 2 * len(missing) > len(finished):
+        places, what = (unknown, "scores have no sample") if unknown else (missing, "samples have no score")
+        raise InvalidRequestError(
+            f"samples and scores do not match: {len(places)} {what}, such as {min(places)}: "
+            "score these samples with pasta_async.training.score"
+        )
