@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) ->
 
     refused("examples do not fit rows of 64.*--drop-long", row_tokens=64)
     refused("has no CUDA|no CUDA device", device="cuda")
-    refused("no backward pass on cpu", attention="flex_attention")
+    refused("flex_attention.* on cpu", attention="flex_attention")
     refused("missing", UnsupportedModelError, model=tmp_path / "nowhere")
     refused("cannot be read", data=[tmp_path / "nowhere.jsonl"])
     refused("cannot be read", chat_template=tmp_path / "nowhere.jinja")
