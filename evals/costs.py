@@ -357,8 +357,8 @@ def _packing(settings: PackingSettings) -> list[list[Row]]:
 
 def _trees(settings: PackingSettings) -> tuple[list[Trie], list[Trie]]:
     """The trees of all documents, and those of all views."""
-    from pasta_async.training.corpus.tokens import encode_views
     from pasta_async.training.packing import Trie, pack_views
+    from pasta_async.training.tokens import encode_views
 
     words = WordTokenizer()
 
