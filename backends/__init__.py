@@ -47,6 +47,8 @@ class BackendOptions(TypedDict, total=False):
     """`local:`: threads that decode in one batch."""
     max_prefill_tokens: int
     """`local:`: prompt tokens in one step."""
+    prefill_ahead: bool
+    """`local:` (True) and `http:` (False): joins are prefilled while main waits for them."""
     threads: int | None
     """`local:`: processor threads."""
     server_args: Mapping[str, Any]
@@ -54,13 +56,16 @@ class BackendOptions(TypedDict, total=False):
 
 
 _OPTIONS = {
-    "local": {"device", "dtype", "slots", "context_length", "max_running", "max_prefill_tokens", "threads"},
-    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"},
+    "local": {
+        *("device", "dtype", "slots", "context_length"),
+        *("max_running", "max_prefill_tokens", "prefill_ahead", "threads"),
+    },
+    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size", "prefill_ahead"},
     "sglang": {"device", "server_args"},
 }
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
-  local:/path/to/model    the embedded engine with a model folder
+  local:/path/to/model    the embedded engine with a model folder or a GGUF file
   http://host:30000       an SGLang server (https as well)
   sglang:/path/to/model   SGLang inside this process
 

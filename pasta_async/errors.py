@@ -17,7 +17,7 @@
         ├── BackendStatusError          the server refused or failed (4xx, 5xx)
         ├── BackendProtocolError        the server's reply was malformed or incomplete
         ├── BackendLostError            the server that had an answer is gone; others may take the answer
-        └── UnsupportedModelError       the model folder cannot be used, and why
+        └── UnsupportedModelError       the model cannot be used, and why
 
 Every error that ends an answer carries what was generated so far in ``partial``.
 """
@@ -61,6 +61,11 @@ class InvalidRequestError(PastaError, ValueError):
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt has more tokens than the model's context, or `Limits.prompt_tokens`, takes."""
+
+    def __init__(self, message: str, *, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """Tokens that a prompt may have."""
 
 
 class InvalidStateError(PastaError, RuntimeError):
