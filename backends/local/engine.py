@@ -45,7 +45,8 @@ class Output(NamedTuple):
     """A token that a job decoded in a step."""
 
     job: Job
-    token: int
+    token: int | None
+    """None if it decodes nothing, and its context is computed."""
     finish_reason: FinishReason | None
 
 
@@ -114,14 +115,20 @@ class Engine:
         logits = self._model.forward(batch, self._cache)
         for job, count in tasks:
             job.filled += count
-        ready = [i for i, (job, _) in enumerate(tasks) if not job.missing]
+        outputs = [self._end(job) for job, _ in tasks if job.decodes_nothing and not job.missing]
+        ready = [i for i, (job, _) in enumerate(tasks) if not job.missing and not job.decodes_nothing]
         if not ready:
-            return []
+            return outputs
         if len(ready) < len(tasks):
             logits = logits[ready]
         jobs = [tasks[i].job for i in ready]
         tokens = sample(logits, [job.sampler for job in jobs], [job.length for job in jobs])
-        return [self._advance(job, token) for job, token in zip(jobs, tokens, strict=True)]
+        return [*outputs, *(self._advance(job, token) for job, token in zip(jobs, tokens, strict=True))]
+
+    def _end(self, job: Job) -> Output:
+        """The context of a job that decodes nothing is computed."""
+        self.scheduler.remove(job)
+        return Output(job, None, "length")
 
     def _advance(self, job: Job, token: int) -> Output:
         if job.length == job.prompt:

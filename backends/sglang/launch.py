@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import shlex
+import signal
+import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
-from pasta_async.errors import BackendError
+import httpx
+
+from pasta_async.errors import BackendConnectError, BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
-__all__ = ["CPU_ENVIRONMENT", "Device", "ServerCommand", "engine_arguments", "find_device", "server_command"]
+__all__ = [
+    "CPU_ENVIRONMENT",
+    "Device",
+    "ServerCommand",
+    "engine_arguments",
+    "find_device",
+    "running_server",
+    "server_command",
+]
 
 Device = Literal["cuda", "cpu"]
 
@@ -99,3 +115,61 @@ def find_device(wanted: Device | None = None) -> Device:
 
 def _settings(device: Device) -> _Settings:
     return _COMMON | (_CUDA if device == "cuda" else _CPU)
+
+
+@contextmanager
+def running_server(
+    argv: Sequence[str],
+    ready: str,
+    *,
+    timeout: float,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[None]:
+    """A server, from when it is ready; it and all that it started is stopped in the end.
+
+    Args:
+        argv: Its command.
+        ready: URL that it answers with success when it is ready.
+        timeout: Seconds that it may take until then.
+        output: Where it writes to (None: where this process does).
+        environment: Variables beside those of this process.
+
+    Raises:
+        BackendConnectError: Something answers there already, or the server ended, or was not ready in time.
+    """
+    if _answers(ready):
+        raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, **(environment or {})},
+    )
+    deadline = time.monotonic() + timeout
+    try:
+        while not _answers(ready):
+            if process.poll() is not None or time.monotonic() > deadline:
+                ended = process.returncode is not None
+                why = (
+                    f"ended with status {process.returncode}"
+                    if ended
+                    else f"is not ready after {timeout:g} s"
+                )
+                raise BackendConnectError(f"{shlex.join(argv)} {why}")
+            time.sleep(0.5)
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(30)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10).is_success
+    except httpx.HTTPError:
+        return False

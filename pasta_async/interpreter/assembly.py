@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.visible import Visible
     from pasta_async.lang import Diagnostic, Node
     from pasta_async.protocol import FinishReason
-    from pasta_async.results import Span
+    from pasta_async.results import RequestRecord, Span
 
 __all__ = ["Answer", "diagnostics_since"]
 
@@ -45,6 +45,8 @@ class Answer:
         self.threads: list[Thread] = [main]
         """Main, then that of each promise."""
         self.spans: list[Span] = []
+        self.prefills: list[RequestRecord] = []
+        """Requests that were sent ahead of a join."""
         self.finish_reason: FinishReason = "abort"  # until it is over
         self.truncated: bool = False
         """Whether what stands behind the answer's last token was left out."""
@@ -115,7 +117,7 @@ class Answer:
         document, threads = self.document(), self.threads
         texts = [*_texts(document.nodes), *("" for _ in threads)]
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
-        requests = [request for record in records for request in record.requests]
+        requests = [*(request for record in records for request in record.requests), *self.prefills]
         completion = sum(record.tokens for record in records)
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
@@ -142,6 +144,7 @@ class Answer:
             matched_stop=self._visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),
+            prefills=tuple(self.prefills),
             parallel=self._parallel,
             notes=self._notes,
         )

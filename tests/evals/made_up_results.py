@@ -32,7 +32,6 @@ def alpaca(win_rate: float, speedup: float) -> dict[str, Any]:
         "prompts": {"sha256": "0", "official": False, "count": 60},
         "judge": {"model": "made-up judge"},
         "length_control": "length_controlled_noreg",
-        "why_this_length_control": "told <here>",
         "versions": {"alpaca_eval": "0.6.6"},
         "environment": ENVIRONMENT,
         "win_rate": estimate(win_rate + 1, 3),

@@ -354,7 +354,7 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"prompts": "nowhere.jsonl"}, "cannot be read"), ({"backend": "ftp:x"}, "names no backend")],
+    [({"prompts": "nowhere.jsonl"}, "nowhere.jsonl"), ({"backend": "ftp:x"}, "ftp:x")],
 )
 def test_bad_input_ends_it_before_anything_is_drawn(
     given: dict[str, str], message: str, tmp_path: Path
@@ -367,5 +367,5 @@ def test_bad_input_ends_it_before_anything_is_drawn(
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
-    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: .*the user's"):
+    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: "):
         read_samples(path)
