@@ -32,9 +32,9 @@ CPU = torch.device("cpu")
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
     base = base_folder(folder / "base", kind, **changes)
-    added = write_tokenizer(base, folder / "tokenizer")
+    write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    return BaseModel(base, tuple(added), codec.tag_ids, "sdpa").loaded(), codec
+    return BaseModel(base, codec.tag_ids, "sdpa").loaded(), codec
 
 
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
