@@ -1,7 +1,7 @@
 """The embedded engine beside llama.cpp and transformers, on the same weights, in one run.
 
-    python -m pasta_async.evals.engine MODEL --out results/engine.jsonl
-    python -m pasta_async.evals.engine MODEL --documents documents.jsonl --answers 40 --out results/engine.jsonl
+    python -m pasta_async.evals.engine MODEL --out engine.jsonl
+    python -m pasta_async.evals.engine MODEL --documents documents.jsonl --answers 40 --out engine.jsonl
 
 MODEL is a Hugging Face folder or a GGUF file. llama.cpp gets its weights as Q8_0 (about the quality of int8)
 and Q4_0 (half the bytes, less quality), and is asked through its own low-level API. Every engine runs in a

@@ -345,7 +345,7 @@ def _serve(connection: Connection, peer: Peer, threads: int) -> None:
     except EOFError:
         return
     except (PastaError, ImportError, OSError, ValueError) as error:
-        connection.send(f"{peer.name}: {error}")
+        connection.send(f"{peer.name}: {type(error).__name__}: {error}")
 
 
 def _import(peer: Peer) -> None:
@@ -392,11 +392,11 @@ def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str
 def _write_gguf(model: Path, target: Path) -> None:
     """A Hugging Face folder's weights as a GGUF file in float32, without a tokenizer: ids are all it gets."""
     import gguf
-    import torch
 
-    from pasta_async.backends.local.checkpoint import load_weights, read_config
+    from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 
-    config = read_config(model)
+    checkpoint = CheckpointFolder(model)
+    config = checkpoint.config
     family = {"LlamaForCausalLM": "LLAMA", "Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
     architecture = gguf.MODEL_ARCH[family[config.architecture]]
     writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture])
@@ -414,7 +414,8 @@ def _write_gguf(model: Path, target: Path) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config.vocab_size)
     names = gguf.get_tensor_name_map(architecture, config.layers)
-    for name, tensor in load_weights(model, config, device=torch.device("cpu"), dtype=torch.float32).items():
+    for name in expected_shapes(config):
+        tensor = checkpoint.tensor(name).float()
         if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
             pairs = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
             tensor = pairs.transpose(1, 2).reshape(tensor.shape)  # llama.cpp rotates neighbours
