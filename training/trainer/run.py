@@ -70,13 +70,11 @@ def train(
     with open_processes(settings.device) as processes:
         attention = choose_attention(settings.attention, processes.device)
         tokenizer = settings.out / "tokenizer"
-        added: list[int] = []
         if processes.first:
-            added = write_tokenizer(folder, tokenizer, template and _template_text(template), both)
-        added = processes.share(added)
+            write_tokenizer(folder, tokenizer, template and _template_text(template), both)
+        processes.wait()
         codec = ModelCodec(tokenizer, template_kwargs)
-        adapters = (settings.lora_rank, settings.lora_alpha)
-        base = BaseModel(folder, tuple(added), codec.tag_ids, attention, *adapters)
+        base = BaseModel(folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha)
         positions = read_config(folder, REFUSAL).positions
         task = make_task(codec)
         sizes = {} if task.stream else _usable(task, settings, positions, processes)
