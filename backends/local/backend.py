@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+_ONE_AT_A_TIME = threading.Lock()  # what sets the number of threads of the process
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -335,9 +336,10 @@ def _use_threads(count: int, others: int | None = None) -> int:
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
-    restorer.start()
-    restorer.join()
+    with _ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
+        restorer.start()
+        restorer.join()
     return before

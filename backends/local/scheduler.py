@@ -57,6 +57,8 @@ class Job:
         """Tokens that have keys and values."""
         self.shared = 0
         """Tokens of these whose slots the radix tree owns; the other slots are this job's own."""
+        self.last_slot: int | None = None
+        """That it was given, since it was admitted."""
         self.node: Node | None = None
         """Where it stands in the tree, locked; None while it waits."""
         self.cached: int | None = None
@@ -133,7 +135,9 @@ class Scheduler:
                 budget -= tasks[-1].tokens
         tasks = self._make_room(tasks)
         for job, count in tasks:
-            job.slots[job.filled : job.filled + count] = self.pool.take(count)
+            taken = self.pool.take(count, job.last_slot)
+            job.slots[job.filled : job.filled + count] = taken
+            job.last_slot = int(taken[-1])
         return tasks
 
     def publish(self, job: Job) -> None:
@@ -199,7 +203,7 @@ class Scheduler:
         assert job.node is not None
         self.radix.unlock(job.node)
         self.running.remove(job)
-        job.node, job.filled, job.shared = None, 0, 0
+        job.node, job.filled, job.shared, job.last_slot = None, 0, 0, None
 
     def _preempt(self, job: Job) -> None:
         self._leave(job)
