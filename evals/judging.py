@@ -145,7 +145,7 @@ def _annotations(
     rows: list[Any] = annotator.annotate_head2head(baseline, parallel, chunksize=None)
     if [row["instruction"] for row in rows] != [pair.instruction for pair in pairs]:
         raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
-    (config,) = utils.load_configs(annotator.annotators_config).values()
+    (config,) = utils.load_configs(str(annotator.annotators_config)).values()
     template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
     return rows, {**config, "prompt_template_sha256": template}
 
