@@ -18,8 +18,7 @@ from pydantic import BaseModel, Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import Record, read_records, write_records
-from pasta_async.training.corpus.records import read_lines
+from pasta_async.training.corpus import Record, read_lines, read_records, write_records
 from pasta_async.training.synthetic import Example, sample, score
 
 if TYPE_CHECKING:

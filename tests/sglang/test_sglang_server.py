@@ -136,6 +136,15 @@ async def test_output_keeps_special_tokens_and_adds_no_spaces(
     assert (pieces[-1].finish_reason, pieces[-1].prompt_tokens) == (expected[-1].finish_reason, len(prompt))
 
 
+async def test_a_request_of_no_tokens_fills_the_prefix_cache(backend: SGLangBackend) -> None:
+    prompt = await chat(backend, "Once more, from the very beginning: " + PROMPT)
+    [first] = await read(backend, request(prompt, tokens=0))
+    assert (first.ids, first.text, first.finish_reason) == ((), "", "length")
+    [*_, last] = await read(backend, request([*prompt, *prompt], tokens=2))
+    assert last.cached_tokens is not None and last.cached_tokens >= len(prompt) - 1
+    assert (await backend.connect()).prefill_ahead is False
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: SGLangBackend, stream: bool) -> None:
     tags = await tags_of(backend)

@@ -198,9 +198,9 @@ def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> Non
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_adapters_compute_what_they_did(tied: bool, tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
-    added = write_tokenizer(folder, tmp_path / "tokenizer")
+    write_tokenizer(folder, tmp_path / "tokenizer")
     codec = ModelCodec(tmp_path / "tokenizer")
-    base = BaseModel(folder, tuple(added), codec.tag_ids, "sdpa", lora_rank=2)
+    base = BaseModel(folder, codec.tag_ids, "sdpa", lora_rank=2)
     model = base.loaded()
     trained = [param for param in model.parameters() if param.requires_grad]
     for param in trained:

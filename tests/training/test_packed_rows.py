@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import parse
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
+from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import (
     block_mask,
@@ -32,9 +32,9 @@ CPU = torch.device("cpu")
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
     base = base_folder(folder / "base", kind, **changes)
-    added = write_tokenizer(base, folder / "tokenizer")
+    write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    return BaseModel(base, tuple(added), codec.tag_ids, "sdpa").loaded(), codec
+    return BaseModel(base, codec.tag_ids, "sdpa").loaded(), codec
 
 
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Pat
     alpha = 0.3
     task = BonBon(pairs, alpha)
     task.reference = known
-    model = BaseModel(base, (), codec.tag_ids, "sdpa").loaded()
+    model = BaseModel(base, codec.tag_ids, "sdpa").loaded()
     examples = [task.example(number) for number in range(2)]
     row = pack_row([tree for example in examples for tree in example.trees], 1024, codec.end)
     ours, reported = task.loss(log_probabilities(model, row).split([2, 2]), examples)
@@ -122,7 +122,7 @@ def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, 
     task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, kept=[samples[1].trie])
     task.reference = {0: (-150.0, -61.5)}
     keeping.reference = {0: (-150.0, -61.5, -80.0)}
-    model = BaseModel(base, (), codec.tag_ids, "sdpa").loaded()
+    model = BaseModel(base, codec.tag_ids, "sdpa").loaded()
     row = pack_row(list(keeping.example(0).trees), 1024, codec.end)
     ours = log_probabilities(model, row)
     plain, _ = task.loss([ours[:2]], [task.example(0)])
