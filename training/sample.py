@@ -23,7 +23,7 @@ from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
+from pasta_async.training.corpus import StrictModel, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
     from pasta_async.results import Generation
-    from pasta_async.training.corpus.records import Record
+    from pasta_async.training.corpus import Record
 
 __all__ = [
     "Drawing",

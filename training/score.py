@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
-from pasta_async.training.corpus.records import Record, write_records
+from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.endpoint import (
     NAMES,
     Comparer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -50,6 +51,7 @@ class SGLangBackend(SGLangProtocol):
         tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
+        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SGLangBackend(SGLangProtocol):
         max_connections: int = 256,
         tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
+        prefill_ahead: bool = False,
     ) -> None:
         if max_connections < 1:
             raise InvalidRequestError(f"max_connections must be at least 1, not {max_connections}")
@@ -70,7 +73,7 @@ class SGLangBackend(SGLangProtocol):
         )
         self._server = Server(url, self._connections)
         self._folder = tokenizer
-        self._vocab_size = vocab_size
+        self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
         self._model: ServedModel | None = None
@@ -97,7 +100,8 @@ class SGLangBackend(SGLangProtocol):
 
     async def _learn(self) -> ServedModel:
         self._engines = await engines(self._server)
-        self._model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
         return self._model
 
     async def _tokenize(self, work: Callable[[AsyncTextCodec | RemoteTokenizer], Awaitable[_T]]) -> _T:

@@ -129,6 +129,8 @@ class SGLangProtocol(ABC):
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
                     call.over = call.over or piece.finish_reason is not None
+                    if not request.max_tokens:  # SGLang answers with one all the same
+                        piece = piece._replace(ids=(), text="")
                     yield piece
             if not call.over:
                 raise BackendProtocolError(f"{model.info.name}: the stream ended without a finish reason")
