@@ -173,10 +173,14 @@ def _quiet_llama_cpp() -> Any:
         api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    _keep = api.llama_log_callback(lambda _level, _text, _data: None)
+    _keep = api.llama_log_callback(_ignore)
     api.llama_log_set(_keep, None)
     api.llama_backend_init()
     return api
+
+
+def _ignore(*_: Any) -> None:
+    pass
 
 
 _keep: Any = None  # C calls it as long as the process lives
