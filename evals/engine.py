@@ -60,7 +60,7 @@ class EngineSettings(CommandSettings):
     rounds: Count = Field(default=5, description="how often everything is measured")
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
     documents: Path | None = Field(default=None, description="annotated answers to be written under force")
-    answers: Count = Field(default=40, description="how many of them, drawn at random")
+    answers: Count = Field(default=40, description="how many of those with promises, drawn at random")
     text: Path | None = Field(default=None, description="a text; how well its tokens are foretold is told")
     tokens: Count = Field(default=20_000, description="how many of them, in windows of 256")
     gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
@@ -110,7 +110,8 @@ def _measure_answers(
     note: Callable[[dict[str, Any]], None],
 ) -> None:
     assert settings.documents is not None
-    documents = read_documents(settings.documents)
+    written = read_documents(settings.documents)
+    documents = {prompt: document for prompt, document in written.items() if document.promises}
     draw = random.Random(0)
     chosen = draw.sample([*documents], min(settings.answers, len(documents)))
     local = _local(engines)
