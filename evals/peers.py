@@ -16,7 +16,6 @@ import resource
 import sys
 import time
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pasta_async.errors import PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
     from multiprocessing.connection import Connection
 
     import torch
@@ -142,10 +141,10 @@ class _LlamaCpp:
         likeliest: list[int] = []
         for window in windows:
             self._api.llama_memory_clear(self._memory, False)
-            for at, (token, following) in enumerate(pairwise(window)):
-                self._decode([(token, at, 0)])
+            self._compute([(token, at, 0) for at, token in enumerate(window[:-1])], range(len(window) - 1))
+            for at, following in enumerate(window[1:]):
                 row = np.ctypeslib.as_array(
-                    self._api.llama_get_logits_ith(self._context, -1), (self.vocabulary(),)
+                    self._api.llama_get_logits_ith(self._context, at), (self.vocabulary(),)
                 )
                 bits.append(-float(log_softmax(row)[following]) / math.log(2))
                 likeliest.append(int(row.argmax()))
@@ -156,14 +155,19 @@ class _LlamaCpp:
 
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
         """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
-        batch, last = self._batch, {sequence: i for i, (_, _, sequence) in enumerate(entries)}
+        last = {sequence: i for i, (_, _, sequence) in enumerate(entries)}.values()
+        self._compute(entries, last)
+        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
+
+    def _compute(self, entries: Sequence[tuple[int, int, int]], wanted: Collection[int]) -> None:
+        """Compute tokens, with the logits behind the wanted ones of them."""
+        batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence) in enumerate(entries):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
-            batch.seq_id[i][0], batch.logits[i] = sequence, i == last[sequence]
+            batch.seq_id[i][0], batch.logits[i] = sequence, i in wanted
         if status := self._api.llama_decode(self._context, batch):
             raise PastaError(f"llama_decode returned {status}")
-        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last.values()]
 
 
 def _quiet_llama_cpp() -> Any:
