@@ -117,7 +117,9 @@ class Answer:
         document, threads = self.document(), self.threads
         texts = [*_texts(document.nodes), *("" for _ in threads)]
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
-        requests = [*(request for record in records for request in record.requests), *self.prefills]
+        requests = [request for record in records for request in record.requests]
+        # one that was aborted computed no more than what the next request found
+        computed = [*requests, *(one for one in self.prefills if one.cached_tokens is not None)]
         completion = sum(record.tokens for record in records)
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
@@ -134,9 +136,9 @@ class Answer:
                 prompt_tokens=requests[0].prompt_tokens if requests else 0,
                 completion_tokens=completion,
                 discarded_tokens=discarded,
-                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
-                prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
-                requests=len(requests),
+                cached_tokens=sum(one.cached_tokens or 0 for one in computed),
+                prefilled_tokens=sum(one.prompt_tokens - (one.cached_tokens or 0) for one in computed),
+                requests=len(requests) + len(self.prefills),
             ),
             critical_path=self._budget.critical_path,
             text_tokens=text_tokens,

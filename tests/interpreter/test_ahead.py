@@ -144,6 +144,7 @@ async def test_one_that_fails_or_hangs_is_no_error_of_the_answer(kind: Any) -> N
     generation = await answer(backend, limits=ROOMY)
     assert (generation.text, generation.elapsed) == (expected.text, expected.elapsed)
     assert generation.usage.completion_tokens == expected.usage.completion_tokens
+    assert generation.usage.prefilled_tokens <= expected.usage.prefilled_tokens
     [record] = generation.prefills  # and no further one is sent
     assert record.finish_reason == ("abort" if kind == "stall" else "error")
     nothing_is_left(backend)

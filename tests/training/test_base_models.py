@@ -15,7 +15,7 @@ from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.lang.views import views
-from pasta_async.training.corpus.tokens import align, encode_views
+from pasta_async.training.tokens import align, encode_views
 from pasta_async.training.trainer.model import ROW_MULTIPLE, BaseModel
 from pasta_async.training.trainer.vocabulary import PLAIN, ModelCodec, write_tokenizer
 

@@ -19,21 +19,17 @@ from pasta_async.testing import ScriptedBackend, WordTokenizer
 from pasta_async.training.corpus import (
     LeakageFilter,
     Record,
-    critical_path,
+    main,
     plain_record,
     read_prompts,
     read_records,
     read_source,
-    recount,
-    rough_tokens,
-    text_speedup,
     write_records,
 )
-from pasta_async.training.corpus.__main__ import main
-from pasta_async.training.corpus.tokens import token_counter
 from pasta_async.training.synthetic import score
-from pasta_async.training.synthetic.__main__ import main as export
 from pasta_async.training.synthetic.records import example_of
+from pasta_async.training.synthetic.records import main as export
+from pasta_async.training.tokens import critical_path, recount, rough_tokens, text_speedup, token_counter
 
 SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 CHAT = {

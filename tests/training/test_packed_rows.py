@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import create_mask
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import parse
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
+from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import (
     block_mask,

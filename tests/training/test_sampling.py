@@ -27,11 +27,11 @@ from pasta_async.lang import parse, views
 from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.preference import read_samples
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
+from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec

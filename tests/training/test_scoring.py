@@ -24,7 +24,7 @@ from judge_server import (
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
-from pasta_async.training.corpus.records import write_records
+from pasta_async.training.corpus import write_records
 from pasta_async.training.preference import (
     Plain,
     Sample,
