@@ -60,7 +60,7 @@ _OPTIONS = {
 }
 
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
-  local:/path/to/model    the embedded engine with a model folder
+  local:/path/to/model    the embedded engine with a model folder or a GGUF file
   http://host:30000       an SGLang server (https as well)
   sglang:/path/to/model   an SGLang server of this program's own
 

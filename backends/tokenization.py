@@ -16,7 +16,7 @@ import anyio
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from pasta_async.backends.guard import (
     EDGE,
@@ -79,8 +79,10 @@ class TextCodec:
             if not entry["special"] and entry["content"].replace(_SPACE, " ").isspace()
         ]
         self._full = _build(tokenizer)
-        self._inner = _build(_without_prefix(tokenizer))  # for what is not the beginning of a text
-        self._data = _build(_without_prefix({**tokenizer, "added_tokens": spacing}, lossless=True))
+        inner = _without_prefix(tokenizer)  # for what is not the beginning of a text
+        self._inner = self._full if inner == tokenizer else _build(inner)
+        data = _without_prefix({**tokenizer, "added_tokens": spacing}, lossless=True)
+        self._data = _with_model(self._full, data)
         self._piece = _piece_reader(tokenizer)
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
@@ -331,6 +333,23 @@ def _build(raw: dict[str, Any]) -> Tokenizer:
         return Tokenizer.from_str(json.dumps({**raw, "truncation": None, "padding": None}))
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(str(error)) from error
+
+
+def _with_model(full: Tokenizer, raw: dict[str, Any]) -> Tokenizer:
+    """A tokenizer by its JSON with the model of another one, which may take seconds to parse."""
+    empty: dict[str, Any] = {"type": "BPE", "vocab": {}, "merges": []}
+    steps = _build({**raw, "model": empty, "added_tokens": [], "post_processor": None})
+    built: Any = Tokenizer(full.model)
+    if steps.normalizer is not None:
+        built.normalizer = steps.normalizer
+    if steps.pre_tokenizer is not None:
+        built.pre_tokenizer = steps.pre_tokenizer
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    tokens = [
+        AddedToken(token["content"], **{key: token[key] for key in flags}) for token in raw["added_tokens"]
+    ]
+    built.add_tokens(tokens)
+    return built
 
 
 def _without_prefix(raw: dict[str, Any], *, lossless: bool = False) -> dict[str, Any]:

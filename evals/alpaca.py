@@ -44,11 +44,6 @@ __all__ = ["OFFICIAL", "AlpacaSettings", "main", "read_difficulty", "read_questi
 OFFICIAL = "bfe8c45991f635de0b1f94abeeb1335ef665d58eddd87ddf6fa71b7b0c2ce7a5"
 """The SHA-256 of AlpacaEval's 805 prompts in the official order (`_fingerprint`)."""
 
-_WHY = (
-    "AlpacaEval's default, length_controlled_v1, pulls the fit towards how GPT-4 judged two gamed models "
-    "against GPT-4's own answers: another judge and another reference than here"
-)
-
 
 class AlpacaSettings(JudgementSettings):
     """What is answered, and who judges."""
@@ -136,7 +131,6 @@ def _measure(settings: AlpacaSettings) -> str:
         "model": model,
         "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
         "length_control": length_model(difficulty),
-        "why_this_length_control": _WHY,
         "seeds": {"alpaca_eval": settings.seed, "bootstrap": BOOTSTRAP_SEED},
         "versions": judged["versions"],
         "difficulty_sha256": settings.difficulty and sha256(settings.difficulty.read_bytes()).hexdigest(),

@@ -1,48 +1,103 @@
-"""Answer prompts in both forms, so that an interruption loses only what was under way."""
+"""Answers and what they took: many at a time to judge them, or one at a time, in turns, to compare speed."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from statistics import fmean, geometric_mean
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pasta_async.errors import PromptTooLongError
-from pasta_async.evals.statistics import estimate
+from pasta_async.evals.records import measurements
+from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Client, Generation, Sampling
     from pasta_async.evals.statistics import Estimate
     from pasta_async.jobs import Journal
 
-__all__ = ["FORMS", "Answer", "Form", "answer_all", "of_form", "theoretical"]
+__all__ = [
+    "FORMS",
+    "Answer",
+    "Comparison",
+    "Form",
+    "answer_all",
+    "compare",
+    "describe_costs",
+    "describe_speedup",
+    "of_form",
+    "take_turns",
+    "theoretical",
+]
 
 Form = Literal["baseline", "parallel"]
 """The model's answer without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
 
+Name = TypeVar("Name", bound=str)
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer."""
+    """One answer: a row of the results."""
 
     prompt: int
     """Its prompt's place in the list."""
-    form: Form
-    text: str
-    written: str
+    method: str
+    """How it was written: a `Form`, or one of `methods.METHODS`."""
+    number: int = 0
+    """The pass, from 0."""
+    seconds: float = 0.0
+    """From the call to the finished answer; beside other answers no measure of speed."""
+    first_token: float = 0.0
+    """Seconds until the first token of whatever is decoded first, an outline for instance."""
+    tokens: int = 0
+    """Decoded: text, tags, outlines."""
+    critical_path: int = 0
+    """Tokens that had to be decoded one after another."""
+    requests: int = 0
+    cached_tokens: int = 0
+    """Context tokens that the prefix cache had, over all requests."""
+    prefilled_tokens: int = 0
+    """Context tokens that were computed."""
+    family: str = ""
+    """What its prompt belongs to."""
+    text: str = ""
+    written: str = ""
     """With the tags."""
-    tokens: int
-    """Generated, tags counted."""
-    critical_path: int
-    promises: int
-    seconds: float
-    """Beside other answers: no measure of speed."""
-    well_formed: bool
-    """Whether it ended by itself, with nothing to complain about."""
     text_tokens: int = 0
     """Of the visible text."""
+    promises: int = 0
+    well_formed: bool = True
+    """Whether it ended by itself, with nothing to complain about."""
+
+    @classmethod
+    def of(
+        cls, generation: Generation, prompt: int, method: str, number: int = 0, family: str = ""
+    ) -> Answer:
+        """What the library answered."""
+        usage = generation.usage
+        return cls(
+            prompt=prompt,
+            method=method,
+            number=number,
+            seconds=generation.elapsed,
+            first_token=generation.threads[0].first_token or generation.elapsed,
+            tokens=usage.completion_tokens,
+            critical_path=generation.critical_path,
+            requests=usage.requests,
+            cached_tokens=usage.cached_tokens,
+            prefilled_tokens=usage.prefilled_tokens,
+            family=family,
+            text=generation.text,
+            written=generation.document.format(),
+            text_tokens=generation.text_tokens,
+            promises=len(generation.threads) - 1,
+            well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+        )
 
 
 async def answer_all(
@@ -68,7 +123,7 @@ async def answer_all(
 
     Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
     """
-    found = {(row["prompt"], row["form"]): Answer(**row) for row in journal.rows}
+    found = {(row["prompt"], row["method"]): Answer(**row) for row in journal.rows}
     everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in forms]
     due = [one for one in everything if one not in found]
 
@@ -76,9 +131,9 @@ async def answer_all(
         index, form = one
         try:
             generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
-            found[one] = _answer(index, form, generation)
+            found[one] = Answer.of(generation, index, form)
         except PromptTooLongError:
-            found[one] = Answer(index, form, "", "", 0, 0, 0, 0.0, well_formed=False)
+            found[one] = Answer(index, form, well_formed=False)
         journal.append(asdict(found[one]))
         done()
 
@@ -96,19 +151,107 @@ def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estima
 
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
     """The answers in one form, in order of the prompts."""
-    return [answer for answer in answers if answer.form == form]
+    return [answer for answer in answers if answer.method == form]
 
 
-def _answer(index: int, form: Form, generation: Generation) -> Answer:
-    return Answer(
-        prompt=index,
-        form=form,
-        text=generation.text,
-        written=generation.document.format(),
-        tokens=generation.usage.completion_tokens,
-        critical_path=generation.critical_path,
-        promises=len(generation.threads) - 1,
-        seconds=generation.elapsed,
-        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
-        text_tokens=generation.text_tokens,
-    )
+async def take_turns(
+    opened: Callable[[], AbstractAsyncContextManager[Callable[[int, Name, int], Awaitable[Answer]]]],
+    prompts: int,
+    methods: Sequence[Name],
+    *,
+    passes: int = 1,
+    journal: Journal | None = None,
+) -> list[Answer]:
+    """Have every prompt answered by every method, `passes` times.
+
+    The methods take turns: each prompt, and each pass, begins with the next one (two of them go A B B A).
+
+    Args:
+        opened: Opens what answers, with a cold prefix cache and warmed up; called for each pass that is not
+            in the journal. It gives a function that has an answer written and timed: of a prompt by its
+            place, by a method, in a pass.
+        prompts: How many there are.
+        methods: Their names.
+        passes: How often all of it is done.
+        journal: Keeps every row as it comes; those that it has already are not taken again.
+
+    Cancelling it cancels the answer under way and closes what was opened.
+    """
+    rows = (Answer(**row) for row in measurements(journal))
+    found = {(row.number, row.prompt, row.method): row for row in rows}
+    order = [
+        (number, prompt, methods[(number + prompt + turn) % len(methods)])
+        for number in range(passes)
+        for prompt in range(prompts)
+        for turn in range(len(methods))
+    ]
+    with progress(len(order), "answers", done=len(found)) as done:
+        for number in range(passes):
+            due = [one for one in order if one[0] == number and one not in found]
+            if not due:
+                continue
+            async with opened() as answer:
+                for one in due:
+                    found[one] = await answer(one[1], one[2], number)
+                    if journal:
+                        journal.append(asdict(found[one]))
+                    done()
+    return [found[one] for one in order]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two methods at one prompt: geometric means over all passes."""
+
+    prompt: int
+    speedup: float
+    """Seconds of the base / seconds of the method."""
+    theoretical: float
+    """Critical path of the base (for an answer in sequence, its tokens) / that of the method."""
+
+
+def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
+    """Put two methods side by side, in order of the prompts.
+
+    Raises:
+        ValueError: One of them is missing somewhere.
+    """
+    found = {(row.method, row.prompt, row.number): row for row in rows if row.method in (method, base)}
+    pairs: dict[int, list[tuple[Answer, Answer]]] = {}
+    for _, prompt, number in sorted(found):
+        one, other = found.get((method, prompt, number)), found.get((base, prompt, number))
+        if one is None or other is None:
+            raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
+        pairs.setdefault(prompt, []).append((one, other))
+    return [
+        Comparison(
+            prompt,
+            geometric_mean([other.seconds / one.seconds for one, other in both]),
+            geometric_mean([other.critical_path / one.critical_path for one, other in both]),
+        )
+        for prompt, both in sorted(pairs.items())
+    ]
+
+
+def describe_speedup(found: Sequence[Comparison]) -> dict[str, Any]:
+    """Columns of a table: how many prompts, and the geometric means over them, with a 95% interval."""
+    return {
+        "prompts": len(found),
+        "speed-up": format_estimate(estimate([one.speedup for one in found]), ".2f"),
+        "theoretical": geometric_mean([one.theoretical for one in found]),
+        "realised": geometric_mean([one.speedup / one.theoretical for one in found]),
+    }
+
+
+def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Columns of a table: what some answers took on average."""
+    cached, prefilled = fmean(row.cached_tokens for row in rows), fmean(row.prefilled_tokens for row in rows)
+    return {
+        "seconds": fmean(row.seconds for row in rows),
+        "first token ms": 1000 * fmean(row.first_token for row in rows),
+        "tokens": fmean(row.tokens for row in rows),
+        "critical path": fmean(row.critical_path for row in rows),
+        "requests": fmean(row.requests for row in rows),
+        "prefilled": prefilled,
+        "cached": format_share(cached, cached + prefilled),
+    }

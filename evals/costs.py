@@ -2,7 +2,6 @@
 
     python -m pasta_async.evals.costs interpreter       CPU for a streamed token, memory for an open thread
     python -m pasta_async.evals.costs server            an answer through the server, many streams at once
-    python -m pasta_async.evals.costs packing           training on packed views against one by one
 
 `interpreter` runs on a scripted backend that takes no time. `server` compares, with an SGLang server as its
 backend, with that server's own OpenAI endpoint too.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import multiprocessing
 import os
 import socket
@@ -22,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import typer
@@ -33,16 +30,13 @@ from pydantic import Field
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import CommandSettings, Count, Positive, as_command, ending
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.random_model import SHAPES, describe_model
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.lang import TAG_TOKENS, parse
-from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
+from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from pasta_async.observers import Observer
-    from pasta_async.training.packing import Trie
 
     Row = dict[str, Any]
     Work = Callable[[], Awaitable[object]]
@@ -151,21 +145,21 @@ def _thread_memory(answers: int, prompt_words: int) -> Row:
     held = asyncio.run(_hold_open(answers, prompt)) - before
     tracemalloc.stop()
     threads = answers * _CHUNKS
-    return {
-        "open threads": threads,
-        "answers": answers,
-        "prompt words": prompt_words,
-        "KB a thread": held / threads / 1000,
-    }
+    return {"open threads": threads, "prompt words": prompt_words, "KB a thread": held / threads / 1000}
 
 
 async def _hold_open(answers: int, prompt: str) -> int:
     """Bytes in use while all threads of so many answers are open, on a backend whose chunks stall."""
     faults = [Fault(k, _WRITTEN, "stall", times=answers) for k in range(1, _CHUNKS + 1)]
     backend = ScriptedBackend(_script(_CHUNKS, 10 * _WRITTEN), faults=faults, record=False)
+
+    async def read() -> None:
+        async with client.stream(prompt, sampling=_UNLIMITED) as stream:
+            async for _ in stream:
+                pass
+
     async with Client(backend, limits=_limits((_CHUNKS + 1) * answers)) as client:
-        work = [client.generate(prompt, sampling=_UNLIMITED) for _ in range(answers)]
-        tasks = [asyncio.create_task(one) for one in work]
+        tasks = [asyncio.create_task(read()) for _ in range(answers)]
         while sum(len(play.ids) == _WRITTEN for play in backend.open) < answers * _CHUNKS:
             await asyncio.sleep(0.05)
             if broken := [task for task in tasks if task.done()]:
@@ -198,9 +192,9 @@ class ServerSettings(CostSettings):
     latency: Positive = Field(default=1.0, description="seconds that a token takes there")
 
 
-async def _server(settings: ServerSettings) -> list[list[Row]]:
-    tables = [await _answer_rows(settings.backend, settings.rounds)]
-    return [*tables, [await _many_streams(settings)]] if settings.streams else tables
+def _server(settings: ServerSettings) -> list[list[Row]]:
+    tables = [asyncio.run(_answer_rows(settings.backend, settings.rounds))]
+    return [*tables, [asyncio.run(_many_streams(settings))]] if settings.streams else tables
 
 
 async def _answer_rows(backend: str, rounds: int) -> list[Row]:
@@ -302,93 +296,9 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     asyncio.run(server.serve(sockets=[listener]))
 
 
-# Training on packed views -------------------------------------------------------------------------
-
-
-class PackingSettings(CostSettings):
-    """What is trained on: documents of chunks, a sync, and text."""
-
-    shape: Literal["tiny", "small", "medium", "1b", "8b"] = Field(default="tiny", description="of the model")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="of weights and computation")
-    row_tokens: int = Field(default=1024, ge=128, description="tokens of a row")
-    documents: int = Field(default=4, ge=1, description="documents of a step")
-    chunks: int = Field(default=6, ge=1, description="chunks of a document")
-    chunk_tokens: int = Field(default=40, ge=1, description="tokens of a chunk")
-    repeats: int = Field(default=5, ge=1, description="steps of either kind, taken in turns, after a warm-up")
-
-
-def _packing(settings: PackingSettings) -> list[list[Row]]:
-    """Time updates on packed views and on the same views one by one, on a GPU if there is one."""
-    torch: Any = importlib.import_module("torch")
-    transformers: Any = importlib.import_module("transformers")
-    from pasta_async.training.trainer import rows
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size = describe_model(SHAPES[settings.shape], 1024, settings.row_tokens)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size))
-    model = model.to(device, getattr(torch, settings.dtype)).train()
-    model.set_attn_implementation(rows.choose_attention("auto", device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def step(trees: Sequence[Trie]) -> float:
-        packed: list[Any] = []
-        for row in rows.deal_rows([len(tree) for tree in trees], settings.row_tokens, world=1):
-            tokens = sum(len(trees[place]) for place in row)
-            length = rows.row_length(tokens, settings.row_tokens, device.type == "cuda")
-            packed.append(rows.pack_row([trees[place] for place in row], length, 0, device))
-        began = perf_counter()
-        loss: Any = 0.0
-        for row in packed:
-            loss = -rows.log_probabilities(model, row).sum()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()  # waits for a GPU
-        return perf_counter() - began
-
-    packed, alone = _trees(settings)
-    taken = [(step(packed), step(alone)) for _ in range(1 + settings.repeats)][1:]
-    seconds = [min(one) for one in zip(*taken, strict=True)]
-    row: Row = {"device": device.type, "tokens of views": sum(map(len, alone))}
-    row |= {"sharing": sum(map(len, alone)) / sum(map(len, packed))}
-    row |= {"s, packed": seconds[0], "s, one by one": seconds[1], "packed is faster": seconds[1] / seconds[0]}
-    return [[row]]
-
-
-def _trees(settings: PackingSettings) -> tuple[list[Trie], list[Trie]]:
-    """The trees of all documents, and those of all views."""
-    from pasta_async.training.corpus.tokens import encode_views
-    from pasta_async.training.packing import Trie, pack_views
-
-    words = WordTokenizer()
-
-    def token_bytes(token: int) -> bytes:
-        return words.decode([token]).encode()
-
-    tags = dict(zip(TAG_TOKENS, words.tags or (), strict=True))
-    codec: Any = SimpleNamespace(end=words.end_id, tags=tags, encode=words.encode, token_bytes=token_bytes)
-    prompt = words.encode("word " * 60)
-    document = parse(_script(settings.chunks, settings.chunk_tokens))
-    alone: list[Trie] = []
-    for view in encode_views(codec, document):
-        trie = Trie()
-        trie.extend(trie.extend(-1, [*prompt, *view.context]), view.target, target=True)
-        alone.append(trie)
-    return [pack_views(codec, prompt, document)] * settings.documents, alone * settings.documents
-
-
-# The commands -------------------------------------------------------------------------------------
-
-_COMMANDS: dict[str, tuple[type[CostSettings], Callable[[Any], list[list[Row]]]]] = {
-    "interpreter": (InterpreterSettings, _interpreter),
-    "server": (ServerSettings, lambda settings: asyncio.run(_server(settings))),
-    "packing": (PackingSettings, _packing),
-}
-
-
-def _run(name: str, settings: CostSettings) -> None:
-    where = {"benchmark": name, **settings.model_dump(mode="json"), **environment()}
-    tables = _COMMANDS[name][1](settings)
+def _run(work: Callable[[Any], list[list[Row]]], settings: CostSettings, _: object) -> None:
+    where = {"settings": settings.model_dump(mode="json"), **environment()}
+    tables = work(settings)
     print("\n\n".join(map(markdown_table, tables)))
     if settings.out:
         write_rows(settings.out, [where, *(row for table in tables for row in table)])
@@ -397,9 +307,8 @@ def _run(name: str, settings: CostSettings) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the micro-benchmark that the first argument names."""
     app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
-    for name, (settings, _) in _COMMANDS.items():
-        run = partial(_run, name)
-        app.command(name)(as_command(settings, lambda given, _, run=run: run(given), ending))
+    for settings, work in ((InterpreterSettings, _interpreter), (ServerSettings, _server)):
+        app.command(work.__name__[1:])(as_command(settings, partial(_run, work), ending))
     app(args=None if arguments is None else [*arguments], prog_name="costs")
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WARM_UP_SEED",
     "DocumentSettings",
+    "ForcedSettings",
     "Prompt",
     "digest",
     "documents_digest",
@@ -144,6 +145,15 @@ class DocumentSettings(CommandSettings):
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
     first: int | None = Field(default=None, ge=1, description="take so many of them only")
+
+
+class ForcedSettings(DocumentSettings):
+    """Settings of a command that has them written on an engine, timed."""
+
+    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
+    out: Path | None = Field(
+        default=None, description="file for the raw figures; one that was broken off is gone on with"
+    )
 
 
 class JoinSettings(CommandSettings):

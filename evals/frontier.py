@@ -14,39 +14,41 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async import Sampling
+from pasta_async import Client, Sampling
+from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, theoretical
+from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, theoretical
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
 from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.speed import open_forms
 from pasta_async.evals.statistics import estimate, format_estimate, share
-from pasta_async.evals.timing import compare
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
+from pasta_async.training.packing import without_chunks
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.timing import Timed
+    from pasta_async.protocol import DecodeRequest, Piece
 
-__all__ = ["FrontierSettings", "main", "measure", "outcome", "row", "table"]
+__all__ = ["FrontierSettings", "HiddenChunks", "main", "measure", "outcome", "row", "table"]
 
 
 class FrontierSettings(JudgeSettings):
@@ -56,6 +58,7 @@ class FrontierSettings(JudgeSettings):
     baseline: Path | None = Field(
         default=None, description="folder of a sequential model's result; without it, it is the model itself"
     )
+    hide_chunks: bool = Field(default=False, description="an ablation: main sees no chunk behind a sync")
     sequential: bool = Field(
         default=False, description="the model writes no tags: others are compared with it"
     )
@@ -106,8 +109,11 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         other, plain = _read_baseline(settings.baseline, asked)
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
     identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
+    identity |= {"hide_chunks": True} if settings.hide_chunks else {}
     result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": environment()}
     async with cold_client(settings.backend) as client:
+        if settings.hide_chunks:
+            client = Client(HiddenChunks(client.backend), limits=client.limits)
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
                 client,
@@ -130,6 +136,20 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
             result["wall_clock"] = _wall_clock(runs, answers, plain)
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
+
+
+class HiddenChunks(WrappingBackend):
+    """A backend on which main goes on behind a sync without seeing what the chunks say."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """As the inner backend, main's context without its chunks. Cancelling it ends the inner request."""
+        tags = (await self.connect()).tags
+        if request.thread == 0 and tags is not None:
+            ids = without_chunks(request.ids, tags.open_async, tags.close_async)
+            request = replace(request, ids=ids)
+        async with aclosing(self.inner.decode(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answer]]:
@@ -184,7 +204,7 @@ async def _grade(
 
 async def _time(
     settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
-) -> list[Timed]:
+) -> list[Answer]:
     """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
     sampling = Sampling(max_tokens=settings.max_tokens)
@@ -206,7 +226,7 @@ def outcome(
     grades: Sequence[float],
     baseline: tuple[Sequence[Answer], Sequence[float]] | None = None,
 ) -> dict[str, Any]:
-    """The figures of a model: of all prompts, of each family, and of what was unseen in them.
+    """The figures of a model: of all prompts, of each family, and both for what was unseen in a prompt.
 
     Args:
         prompts: What was asked.
@@ -214,35 +234,47 @@ def outcome(
         grades: How good each of them is, from 0 to 1.
         baseline: Sequential answers and their grades; None: these are sequential themselves.
     """
-    places = range(len(prompts))
+    rows = [_Graded(*one) for one in zip(prompts, answers, grades, *(baseline or ()), strict=True)]
+    splits = _grouped(rows, lambda one: one.prompt.example and f"unseen {one.prompt.example.split}")
+    return {**_families(rows), "by_split": {name: _families(own) for name, own in splits.items()}}
 
-    def grouped(names: Sequence[str | None]) -> dict[str, Any]:
-        return {
-            name: figures([place for place in places if names[place] == name])
-            for name in dict.fromkeys(names)
-            if name is not None
-        }
 
-    def figures(chosen: Sequence[int]) -> dict[str, Any]:
-        answered, graded = [answers[i] for i in chosen], [grades[i] for i in chosen]
-        own = _figures(answered, graded)
-        if baseline is None:
-            return own
-        plain, plain_graded = [baseline[0][i] for i in chosen], [baseline[1][i] for i in chosen]
-        # One more token ends the answer, as in what the baseline generated.
-        matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one in answered]
-        return {
-            **own,
-            "theoretical_speedup": theoretical(answered, plain),
-            "length_matched_speedup": estimate(matched),
-            "difference": estimate([100 * (a - b) for a, b in zip(graded, plain_graded, strict=True)], fmean),
-            "baseline": _figures(plain, plain_graded),
-        }
+def _families(rows: Sequence[_Graded]) -> dict[str, Any]:
+    families = _grouped(rows, lambda one: one.prompt.family)
+    return {"all": _compared(rows), "by_family": {name: _compared(own) for name, own in families.items()}}
 
+
+def _grouped(rows: Sequence[_Graded], key: Callable[[_Graded], str | None]) -> dict[str, list[_Graded]]:
+    groups: dict[str, list[_Graded]] = {}
+    for row in rows:
+        if name := key(row):
+            groups.setdefault(name, []).append(row)
+    return groups
+
+
+class _Graded(NamedTuple):
+    """An answer with its grade, and the sequential answer with its own."""
+
+    prompt: Prompt
+    answer: Answer
+    grade: float
+    plain: Answer | None = None
+    plain_grade: float = 0.0
+
+
+def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
+    answers, plain = [one.answer for one in rows], [one.plain for one in rows if one.plain]
+    own = _figures(answers, [one.grade for one in rows])
+    if not plain:
+        return own
+    # One more token ends the answer, as in what the baseline generated.
+    matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one in answers]
     return {
-        "all": figures(places),
-        "by_family": grouped([prompt.family for prompt in prompts]),
-        "by_split": grouped([prompt.example and f"unseen {prompt.example.split}" for prompt in prompts]),
+        **own,
+        "theoretical_speedup": theoretical(answers, plain),
+        "length_matched_speedup": estimate(matched),
+        "difference": estimate([100 * (one.grade - one.plain_grade) for one in rows], fmean),
+        "baseline": _figures(plain, [one.plain_grade for one in rows]),
     }
 
 
@@ -262,7 +294,7 @@ def _figures(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, An
     }
 
 
-def _wall_clock(runs: Sequence[Timed], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
+def _wall_clock(runs: Sequence[Answer], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
     """The realised speed-ups of answers that were timed alone, over passes and prompts.
 
     Length-matched: the baseline's seconds, scaled to the length of the model's own text.
@@ -300,7 +332,8 @@ def row(label: str, own: dict[str, Any], **more: str) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The result as rows: each family, what was unseen, and all; the baseline below."""
-    groups = {**result["by_family"], **result["by_split"], "all": result["all"]}
+    splits = {name: own["all"] for name, own in result["by_split"].items()}
+    groups = {**result["by_family"], **splits, "all": result["all"]}
     rows = [row(name, own) for name, own in groups.items()]
     plain = {name: own["baseline"] for name, own in groups.items() if "baseline" in own}
     return [*rows, *(row(f"{name}, baseline", own) for name, own in plain.items())]

@@ -17,21 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import signal
-import subprocess
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import httpx
 from pydantic import Field, model_validator
 
-from pasta_async.backends.sglang.launch import server_command
+from pasta_async.backends.sglang.launch import running_server, server_command
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.errors import BackendError
 from pasta_async.evals import load
 from pasta_async.evals.documents import DocumentSettings, read_documents
 from pasta_async.evals.engines import cold_backend
@@ -42,7 +36,7 @@ from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.simulator import take_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
     from typing import Self
 
     from pasta_async import Backend
@@ -51,43 +45,6 @@ __all__ = ["HardwareSettings", "Traffic", "copy_bandwidth", "decode_steps", "mai
 
 FLAGS = ("--enable-custom-logit-processor", "--enable-cache-report", "--skip-server-warmup")
 """What forced decoding needs, what `by hand` needs, and no request that was not asked for."""
-
-
-@contextmanager
-def _started_server(model: Path, log: Path, port: int, extra: Sequence[str]) -> Generator[str]:
-    """SGLang's own server, from when it is ready; its URL. It and all that it started is stopped in the end.
-
-    Raises:
-        BackendError: SGLang is not installed, ended, or was not ready in 15 minutes.
-    """
-    command = server_command(str(model), port=port, extra=(*FLAGS, *extra))
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command.argv,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **command.environment},
-        )
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 900
-    try:
-        while not _is_ready(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise BackendError(f"SGLang ended (status {process.poll()}) or was not ready: see {log}")
-            time.sleep(0.5)
-        yield url
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(15)
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/model_info", timeout=5).is_success
-    except httpx.TransportError:
-        return False
 
 
 class Traffic(NamedTuple):
@@ -199,7 +156,14 @@ def _server(settings: HardwareSettings, device: str) -> Generator[tuple[str, Pat
         make_model(folder, texts, shape=settings.shape, vocabulary=settings.vocabulary, weights=False)
     extra = ["--load-format", "dummy", *(["--dtype", "bfloat16"] if device == "cuda" else [])]
     extra += settings.server_arguments.split()
-    with _started_server(folder, settings.out / "sglang.log", settings.port, extra) as url:
+    server = server_command(str(folder), port=settings.port, extra=(*FLAGS, *extra))
+    url = f"http://127.0.0.1:{settings.port}"
+    with (
+        (settings.out / "sglang.log").open("wb") as log,
+        running_server(
+            server.argv, f"{url}/model_info", timeout=900, output=log, environment=server.environment
+        ),
+    ):
         yield url, folder
 
 

@@ -1,9 +1,8 @@
 """Have pairs of answers judged as AlpacaEval does it, with its own package.
 
 AlpacaEval writes the prompts and flips the order of the answers, reads the log-probabilities, and fits its
-length-controlled model: in a process of its own, which keeps to itself what it does on import (it reads
-`.env` and sets the root logger). The requests are sent from here, so that judgements are kept one by one.
-The file that the length-controlled model fetches from a hub is made of the difficulties that are given.
+length-controlled model. The requests are the project's own, so that judgements are kept one by one. The file
+that the length-controlled model fetches from a hub is made of the difficulties that are given.
 """
 
 # AlpacaEval, pandas and numpy leave their types open, and may be missing where this is checked.
@@ -16,12 +15,9 @@ import hashlib
 import io
 import logging
 import math
-import multiprocessing
 import os
 import platform
-import sys
-import threading
-from concurrent.futures import ProcessPoolExecutor
+import warnings
 from importlib.metadata import version
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +29,7 @@ from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
 __all__ = ["BOOTSTRAP_SEED", "JudgeFailedError", "JudgementSettings", "Pair", "judge", "length_model"]
 
@@ -93,59 +89,50 @@ def judge(
         PastaError: The judge cannot be used at all.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, _prepare, (settings.out / "judge.log",)) as process:
-        asked = process.submit(_prompts, list(pairs), settings.seed).result()
-        replies, reasons = asyncio.run(_ask(asked, settings))
-        missing = len(asked["prompts"]) - len(replies)
-        if missing > settings.allow_missing or (missing and not replies):
-            raise JudgeFailedError(
-                f"{settings.judge_model} at {settings.judge} left {missing} of {len(pairs)} pairs unjudged: "
-                f"{'; '.join(reasons)}. The same command asks for these alone"
-            )
-        arguments = (list(pairs), settings.seed, replies, settings.bootstrap, difficulty)
-        found = process.submit(_judged, *arguments).result()
-    return {**found, "judge_config": asked["config"], "missing": missing}
+    with _alpaca_eval(settings.out / "judge.log"):
+        prompts, config = _prompts(pairs, settings.seed)
+    replies, reasons = asyncio.run(_ask(prompts, config, settings))
+    missing = len(prompts) - len(replies)
+    if missing > settings.allow_missing or (missing and not replies):
+        raise JudgeFailedError(
+            f"{settings.judge_model} at {settings.judge} left {missing} of {len(pairs)} pairs unjudged: "
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
+        )
+    with _alpaca_eval(settings.out / "judge.log"):
+        found = _judged(pairs, settings, replies, difficulty)
+    return {**found, "judge_config": config, "missing": missing}
+
+
+@contextlib.contextmanager
+def _alpaca_eval(log: Path) -> Generator[None]:
+    """Import AlpacaEval without that it reads `.env` or sets the root logger; what it says goes to a file."""
+    os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
+    os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
+    root = logging.getLogger()
+    level = root.level
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import alpaca_eval.annotators  # noqa: F401
+
+        root.setLevel(level)
+        yield
 
 
 async def _ask(
-    asked: dict[str, Any], settings: JudgementSettings
-) -> tuple[dict[str, Mapping[str, float]], list[str]]:
+    prompts: Mapping[str, Any], config: dict[str, Any], settings: JudgementSettings
+) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
     """The log-probabilities of the judge's replies by prompt, and why others are missing."""
-    fields = {name: asked["config"]["completions_kwargs"][name] for name in _FIELDS}
+    fields = {name: config["completions_kwargs"][name] for name in _FIELDS}
     with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
         async with Endpoint(settings.judge or "", settings.judge_model, settings, **fields) as endpoint:
             comparer = Comparer(endpoint, journal)
-
-            def logprobs(prompt: str) -> Awaitable[Mapping[str, float]]:
-                return comparer.logprobs(asked["prompts"][prompt])
-
-            replies, reasons = await collect(asked["prompts"], logprobs, settings.in_flight)
-    return replies, list(reasons)
-
-
-# In the process that AlpacaEval has to itself
-
-
-def _prepare(log: Path) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
-    os.environ |= {"PYTHON_DOTENV_DISABLED": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-    os.environ.pop("IS_ALPACA_EVAL_2", None)
-    sys.stderr = log.open("w", buffering=1, encoding="utf-8")
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-        os._exit(1)  # it was killed: nobody would end this process
+            return await collect(prompts, lambda one: comparer.logprobs(prompts[one]), settings.in_flight)
 
 
 def _annotate(pairs: Sequence[Pair], seed: int, complete: Callable[..., Any]) -> tuple[Any, list[Any]]:
     """AlpacaEval's annotator, and the pairs with its preferences, in the order of the prompts."""
     from alpaca_eval.annotators import PairwiseAnnotator
 
-    logging.getLogger().setLevel(logging.WARNING)
     annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=seed, caching_path=None)
     for one in annotator.annotators.values():
         one.fn_completions = complete
@@ -167,7 +154,7 @@ class _PromptsOnly(Exception):
     """No completions yet."""
 
 
-def _prompts(pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
+def _prompts(pairs: Sequence[Pair], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The messages of each prompt, and AlpacaEval's configuration. Equal answers, a draw, have no prompt."""
     from alpaca_eval import utils
 
@@ -181,14 +168,13 @@ def _prompts(pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
     (config,) = utils.load_configs(annotator.annotators_config).values()
     (one,) = annotator.annotators.values()
     template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
-    return {"prompts": messages, "config": {**config, "prompt_template_sha256": template}}
+    return messages, {**config, "prompt_template_sha256": template}
 
 
 def _judged(
     pairs: Sequence[Pair],
-    seed: int,
+    settings: JudgementSettings,
     replies: Mapping[str, Mapping[str, float]],
-    bootstrap: int,
     difficulty: Sequence[float] | None,
 ) -> dict[str, Any]:
     """What AlpacaEval makes of the replies."""
@@ -198,10 +184,10 @@ def _judged(
         found = [_completion(replies.get(prompt)) for prompt in prompts]
         return {"completions": [one["text"] for one in found], "completions_all": found}
 
-    _, rows = _annotate(pairs, seed, complete)
+    _, rows = _annotate(pairs, settings.seed, complete)
     preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
     versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
-    figures = _metrics(pd.DataFrame(rows), bootstrap, difficulty)
+    figures = _metrics(pd.DataFrame(rows), settings.bootstrap, difficulty)
     return {"preferences": preferences, "versions": versions, **figures}
 
 

@@ -17,7 +17,7 @@ import random
 from collections import defaultdict
 from dataclasses import asdict
 from itertools import accumulate, cycle, islice, takewhile
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from operator import itemgetter
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,9 +26,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
-from pasta_async.evals.documents import DocumentSettings, documents_digest, read_documents
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, Track, cases_of, open_engine, play
+from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import for_each, progress
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
 
 __all__ = [
-    "Answered",
     "Block",
     "Figures",
     "LoadSettings",
@@ -62,22 +62,6 @@ UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One answer under load. Times are in seconds."""
-
-    prompt: int
-    """Its case's place in the list."""
-    arrived: float
-    """When it was asked for, since the block began."""
-    seconds: float
-    """From then until it was complete."""
-    first_token: float
-    """From then until its first token."""
-    tokens: int
-    """Decoded, tags and outlines counted."""
-
-
-@dataclass(frozen=True)
 class Block:
     """Answers by one method at one load: a line of the results, as JSON."""
 
@@ -87,8 +71,10 @@ class Block:
     method: str
     seconds: float
     """From the first arrival until the last answer was complete."""
-    answers: tuple[Answered, ...]
-    """In order of arrival."""
+    arrived: tuple[float, ...]
+    """Seconds from its beginning until each answer was asked for."""
+    answers: tuple[Answer, ...]
+    """In the same order."""
 
 
 async def drive(
@@ -112,22 +98,20 @@ async def drive(
     work = [await method.prepare(engine, case.fresh()) for case in cases]
     draw, clock = random.Random(seed), engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
-    answers = list[Answered]()
+    answers = list[tuple[float, Answer]]()
     began = clock.time()
 
     async def one(number: int) -> None:
         if mode == "open":
             await clock.sleep(began + times[number] - clock.time())
-        track = Track(engine)
-        await work[number](track)
-        seconds = clock.time() - track.began
-        first = seconds if track.first_token is None else track.first_token
-        answers.append(Answered(cases[number].index, track.began - began, seconds, first, track.tokens))
+        arrived = clock.time() - began
+        answers.append((arrived, await time_work(engine, method, cases[number], work[number])))
 
     await for_each(range(len(cases)), one, int(level) if mode == "closed" else len(cases))
-    answers.sort(key=lambda answer: answer.arrived)
-    ended = max(answer.arrived + answer.seconds for answer in answers)
-    return Block(mode, level, method.name, ended - answers[0].arrived, tuple(answers))
+    answers.sort(key=itemgetter(0))
+    seconds = max(arrived + answer.seconds for arrived, answer in answers) - answers[0][0]
+    arrived, timed = zip(*answers, strict=True)
+    return Block(mode, level, method.name, seconds, arrived, timed)
 
 
 async def measure(
@@ -240,22 +224,9 @@ def default_target(blocks: Sequence[Block]) -> float:
 
 def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
     """The figures as rows of a table."""
-    return [
-        {
-            "load": f"{one.level:g} {UNITS[one.mode]}",
-            "method": one.method,
-            "answers": one.answers,
-            "p50 s": one.p50,
-            "p90 s": one.p90,
-            "p99 s": one.p99,
-            "first token s": one.first_token,
-            "answers/s": one.throughput,
-            "goodput/s": one.goodput,
-            "tokens/s": one.tokens,
-            "sooner than in sequence": "-" if one.speedup is None else f"{one.speedup:.2f}",
-        }
-        for one in found
-    ]
+    rows = [{"load": f"{one.level:g} {UNITS[one.mode]}", **asdict(one)} for one in found]
+    names = [name for name in rows[0] if name not in ("mode", "level")]
+    return [{name.replace("_", " "): row[name] for name in names} for row in rows]
 
 
 def describe_break_even(found: Sequence[Figures], method: str) -> str:
@@ -271,10 +242,9 @@ def describe_break_even(found: Sequence[Figures], method: str) -> str:
     return f"{method}: {', '.join(parts)}"
 
 
-class LoadSettings(DocumentSettings):
+class LoadSettings(ForcedSettings):
     """Which loads, by which methods."""
 
-    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
     methods: tuple[str, ...] = Field(default=(BASE, "pasta"), description="what is compared")
     at_once: tuple[Count, ...] = Field(
         default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
@@ -283,9 +253,6 @@ class LoadSettings(DocumentSettings):
     answers: int = Field(default=32, ge=1, description="for each load and method, at least")
     target: float | None = Field(
         default=None, gt=0, description="in seconds; default: twice the unloaded median"
-    )
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
 
     @property
@@ -319,7 +286,8 @@ def run(settings: LoadSettings) -> str:
     target = settings.target or default_target(blocks)
     found = figures(blocks, target)
     ends = "\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE)
-    return f"latency target {target:.3g} s\n\n{markdown_table(summarise(found))}\n\n{ends}"
+    head = f"seconds, rates a second; latency target {target:.3g} s"
+    return "\n\n".join([head, markdown_table(summarise(found)), ends])
 
 
 main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)

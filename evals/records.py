@@ -72,7 +72,9 @@ def measurements(journal: Journal | None) -> list[dict[str, Any]]:
 
 
 def cell(value: object) -> str:
-    """A value of a table: floats with three significant digits, whole numbers in groups of three."""
+    """A value of a table: a float with three significant digits, an integer in groups, None as a dash."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)

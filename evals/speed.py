@@ -25,12 +25,11 @@ from pydantic import Field
 
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.evals.answers import FORMS
+from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.evals.statistics import format_share
-from pasta_async.evals.timing import Timed, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ async def measure(
     passes: int = 2,
     sampling: Sampling = GREEDY,
     journal: Journal | None = None,
-) -> list[Timed]:
+) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns`.
 
     Args:
@@ -70,13 +69,13 @@ async def measure(
     """
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, Form, int], Awaitable[Timed]]]:
+    async def warmed_up() -> AsyncGenerator[Callable[[int, Form, int], Awaitable[Answer]]]:
         async with opened() as clients:
 
-            async def ask(prompt: Prompt, form: Form, index: int, number: int) -> Timed:
+            async def ask(prompt: Prompt, form: Form, index: int, number: int) -> Answer:
                 plain = form == "baseline"
                 found = await clients[form].generate(prompt.text, sampling=sampling, baseline=plain)
-                return Timed.of(found, index, form, number, prompt.family)
+                return Answer.of(found, index, form, number, prompt.family)
 
             for prompt in warm:
                 for form in FORMS:
@@ -95,14 +94,14 @@ async def open_forms(backend: str, *, baseline: str | None = None) -> AsyncGener
         yield {"parallel": client, "baseline": plain}
 
 
-def summarise(rows: Sequence[Timed]) -> list[dict[str, Any]]:
+def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row of figures for each family, and one over all; intervals are 95%, over prompts."""
     families = list(dict.fromkeys(row.family for row in rows))
     table = [_row(family, [row for row in rows if row.family == family]) for family in families]
     return table if len(families) == 1 else [*table, _row("all", rows)]
 
 
-def _row(name: str, rows: Sequence[Timed]) -> dict[str, Any]:
+def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
     plain, parallel = ([row for row in rows if row.method == form] for form in FORMS)
     return {
         "family": name,

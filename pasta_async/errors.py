@@ -17,7 +17,7 @@
         ├── BackendStatusError          the server refused or failed (4xx, 5xx)
         ├── BackendProtocolError        the server's reply was malformed or incomplete
         ├── BackendLostError            the server that had an answer is gone; others may take the answer
-        └── UnsupportedModelError       the model folder cannot be used, and why
+        └── UnsupportedModelError       the model cannot be used, and why
 
 Every error that ends an answer carries what was generated so far in ``partial``.
 """

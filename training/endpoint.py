@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
@@ -191,19 +190,20 @@ R = TypeVar("R")
 
 async def collect(
     items: Collection[T], work: Callable[[T], Awaitable[R]], in_flight: int
-) -> tuple[dict[T, R], Counter[str]]:
+) -> tuple[dict[T, R], dict[T, str]]:
     """Ask for something about each item, `in_flight` at a time, with a progress bar.
 
     Cancelling it ends the requests under way.
 
     Returns:
-        What there is for each item, and how often the others failed for which reason.
+        What there is for each item, and why the others failed.
 
     Raises:
         PastaError: No item can be worked on, or a failure that the others share (`FailureBudget`).
     """
     found: dict[T, R] = {}
-    failures, budget = Counter[str](), FailureBudget(proven=False)
+    failures: dict[T, str] = {}
+    budget = FailureBudget(proven=False)
     with progress(len(items), "answers") as advance:
 
         async def collect_one(item: T) -> None:
@@ -212,7 +212,7 @@ async def collect(
                 budget.succeeded()
             except BackendError as error:
                 budget.failed(error)
-                failures[f"{type(error).__name__}: {error}"] += 1
+                failures[item] = f"{type(error).__name__}: {error}"
             advance()
 
         await for_each(items, collect_one, in_flight)

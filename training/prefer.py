@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["BonBon", "PreferSettings", "best_of_n_target", "main", "prefer"]
 
 _LOOKED_AT = 20
-"""Prompts that are compared with what the samples' ids say."""
+"""Prompts that are compared with what the ids of their samples say."""
 
 
 class PreferSettings(TrainerSettings):
@@ -159,8 +159,7 @@ def prefer(settings: PreferSettings) -> bool:
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
     def make_task(codec: ModelCodec) -> BonBon:
-        _check_ids(pairs, read_config(settings.model, REFUSAL).vocab_size)
-        _check_prompts(prompts, codec)
+        _check_samples(pairs, prompts, codec, read_config(settings.model, REFUSAL).vocab_size)
         kept = _plain_answers(pairs, prompts, codec) if settings.keep_plain else None
         return BonBon(pairs, settings.alpha, settings.beta, kept)
 
@@ -176,27 +175,19 @@ def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], code
     ]
 
 
-def _check_ids(pairs: Sequence[Pair], rows: int) -> None:
-    for pair in pairs:
-        for sample in (pair.best, pair.worst):
-            if not 0 <= min(sample.ids) <= max(sample.ids) < rows:
-                raise InvalidRequestError(
-                    f"sample {sample.number} of {pair.id!r} has ids that the model lacks (it has {rows}): "
-                    "another model has drawn it; train the one that did"
-                )
-
-
-def _check_prompts(prompts: Sequence[SampledPrompt], codec: ModelCodec) -> None:
-    """Refuse samples whose contexts say none of their prompts: they are another tokenizer's."""
-    firsts = [
-        (str(prompt.messages[-1]["content"]).strip(), exact[0])
-        for prompt in prompts
-        if (exact := [sample for sample in prompt.samples if sample.exact and sample.targets])
-    ][:_LOOKED_AT]
-    if not any(text in codec.detokenize(one.ids[: one.targets[0]]) for text, one in firsts):
+def _check_samples(
+    pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec, rows: int
+) -> None:
+    """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
+    largest = max(max(sample.ids) for pair in pairs for sample in (pair.best, pair.worst))
+    asked = {prompt.id: str(prompt.messages[-1]["content"]).strip() for prompt in prompts}
+    known = (
+        asked[pair.id] in codec.detokenize(pair.best.ids[: pair.best.targets[0]])
+        for pair in pairs[:_LOOKED_AT]
+    )
+    if largest >= rows or not any(known):
         raise InvalidRequestError(
-            f"none of {len(firsts)} samples holds its prompt in the model's tokens: "
-            "another model has drawn them; train the one that did"
+            "the samples are not in this model's tokens: another model has drawn them: train that one"
         )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
@@ -71,7 +71,7 @@ class Sample(StrictModel):
     critical_path: int = Field(default=0, ge=0)
     """Tokens that had to be decoded one after another, tags counted."""
     threads: tuple[ThreadRecord, ...] = ()
-    ids: tuple[int, ...] = ()
+    ids: tuple[NonNegativeInt, ...] = ()
     """The tokens that were sent and that came back, as a trie in topological order."""
     parents: tuple[int, ...] = ()
     """The index of each token's parent; -1 for the first one."""
@@ -182,14 +182,12 @@ def choose_pairs(
     for prompt in prompts:
         counts.update(_count(prompt, scores))
         usable = [
-            sample
-            for sample in prompt.samples
-            if sample.exact and sample.targets and (prompt.id, sample.number) in scores
-            if sample.well_formed or malformed == "last"
+            ((one.well_formed, round(value(scores[prompt.id, one.number], weight), 9)), one)
+            for one in prompt.samples
+            if one.exact and one.targets and (prompt.id, one.number) in scores
+            if one.well_formed or malformed == "last"
         ]
-        values = (round(value(scores[prompt.id, one.number], weight), 9) for one in usable)
-        order = {one.number: (one.well_formed, worth) for one, worth in zip(usable, values, strict=True)}
-        pair = _pair(prompt.id, usable, order, random.Random(f"{seed}/{prompt.id}"))
+        pair = _pair(prompt.id, usable, random.Random(f"{seed}/{prompt.id}"))
         counts[pair if isinstance(pair, str) else "pairs"] += 1
         pairs += [pair] if isinstance(pair, Pair) else []
     if not pairs:
@@ -198,16 +196,16 @@ def choose_pairs(
 
 
 def _pair(
-    prompt: str, usable: Sequence[Sample], order: Mapping[int, tuple[bool, float]], draw: random.Random
+    prompt: str, usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random
 ) -> Pair | str:
-    """The pair of a prompt, or why there is none."""
+    """The pair of a prompt, or why there is none; each sample stands behind what decides its place."""
     if len(usable) < 2:
         return "few"
-    high, low = max(order.values()), min(order.values())
+    places = [place for place, _ in usable]
+    high, low = max(places), min(places)
     if not high[0]:
         return "no_best"
-    best = draw.choice([sample for sample in usable if order[sample.number] == high])
-    worst = draw.choice([sample for sample in usable if order[sample.number] == low])
+    best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
     return Pair(prompt, best, worst, len(usable))

@@ -127,10 +127,8 @@ def write_new_model(settings: PretrainSettings, folder: Path) -> None:
     """Write a Llama with fresh weights, and its tokenizer."""
     tokenizer = build_tokenizer()
     save_tokenizer(tokenizer, folder, settings.context)
-    special: dict[str, Any] = {
-        f"{name}_token_id": SPECIAL.index(token)
-        for name, token in (("bos", BEGIN), ("eos", END), ("pad", PAD))
-    }
+    special: dict[str, Any] = {"bos_token_id": SPECIAL.index(BEGIN), "eos_token_id": SPECIAL.index(END)}
+    special["pad_token_id"] = SPECIAL.index(PAD)
     shape = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=settings.hidden,

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 
+from pasta_async.backends.sglang.launch import running_server
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import BackendConnectError, InvalidRequestError, TrainingError
+from pasta_async.errors import InvalidRequestError, TrainingError
 from pasta_async.training.corpus.records import StrictModel, explain
 from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
@@ -48,9 +48,6 @@ _FREE = {
 
 _LONGEST_PATH = 255
 """Characters; a longer option names no file."""
-
-_SERVER_STOP = 30.0
-"""Seconds that a server has to end in."""
 
 
 class RunSettings(StrictModel):
@@ -368,37 +365,12 @@ def _write(record: Path, state: Mapping[str, Any]) -> None:
 @contextmanager
 def _server(model: str, number: int, serving: Serving) -> Generator[str]:
     """The address of a server of a model; the number says which port and GPUs it has."""
-    port, deadline = serving.port + number, time.monotonic() + serving.start_timeout
-    url = f"http://127.0.0.1:{port}"
-    if _healthy(url):
-        raise BackendConnectError(f"{url} is taken already: end that server, or set serving.port")
+    port = serving.port + number
     places = {"model": model.removeprefix(SERVED), "port": port, "gpu": number * serving.gpus}
     words = [part.format(**places) for part in shlex.split(serving.command)]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-    try:
-        while not _healthy(url):
-            if process.poll() is not None:
-                raise BackendConnectError(f"{shlex.join(words)} ended with status {process.returncode}")
-            if time.monotonic() > deadline:
-                raise BackendConnectError(
-                    f"{shlex.join(words)} is not ready after {serving.start_timeout:g} s"
-                )
-            time.sleep(1)
+    url = f"http://127.0.0.1:{port}"
+    with running_server(words, f"{url}/health", timeout=serving.start_timeout):
         yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(_SERVER_STOP)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=10).is_success
-    except httpx.HTTPError:
-        return False
 
 
 main: Command = command(

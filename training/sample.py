@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, Json
 
-from pasta_async import Client, Sampling
+from pasta_async import Client
 from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
@@ -228,13 +228,9 @@ class Drawing:
     ) -> None:
         self._settings, self._client, self._recording = settings, client, recording
         self._baseline, self._journal = baseline, journal
-        self._samples: dict[tuple[str, int], Sample] = {}
-        self._plain: dict[str, Plain] = {}
-        for row in journal.rows:
-            if row["number"] is None:
-                self._plain[row["prompt"]] = Plain.model_validate(row["answer"])
-            else:
-                self._samples[row["prompt"], row["number"]] = Sample.model_validate(row["answer"])
+        self._found: dict[tuple[str, int | None], Any] = {
+            (row["prompt"], row["number"]): row["answer"] for row in journal.rows
+        }
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
@@ -249,79 +245,65 @@ class Drawing:
         Raises:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
-        info = await self._client.connect()
+        info, numbers = await self._client.connect(), range(self._settings.n)
         # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        numbers = range(self._settings.n)
-        due = [
-            *((one, None) for one in records if _key(one) not in self._plain),
-            *((one, k) for one in records for k in numbers if (_key(one), k) not in self._samples),
-        ]
-        self.totals["resumed"] = len(records) * (self._settings.n + 1) - len(due)
+        wanted = [*((one, None) for one in records), *((one, k) for one in records for k in numbers)]
+        due = [(one, number) for one, number in wanted if (_key(one), number) not in self._found]
+        self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
 
         async def draw(one: tuple[Record, int | None]) -> None:
-            record, number = one
-            await (self._draw_plain(record) if number is None else self._draw(record, number, info))
+            await self._draw(*one, info)
             self.totals["answers"] += 1
             advance()
 
         await for_each(due, draw, self._settings.together)
         return [
-            SampledPrompt(
-                id=record.id,
-                messages=record.messages,
-                samples=tuple(self._samples[_key(record), number] for number in numbers),
-                baseline=self._plain[_key(record)],
+            SampledPrompt.model_validate(
+                {
+                    "id": record.id,
+                    "messages": record.messages,
+                    "samples": [self._found[_key(record), number] for number in numbers],
+                    "baseline": self._found[_key(record), None],
+                }
             )
             for record in records
-            if _key(record) in self._plain
+            if (_key(record), None) in self._found
         ]
 
-    async def _draw(self, record: Record, number: int, info: ModelInfo) -> None:
-        seed = answer_seed(self._settings.seed, record.id, number) if info.honours_seeds else None
-        error = ""
+    async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
+        """Draw a sample, or the baseline's answer if it has no number."""
+        plain, error = number is None, ""
+        seed = None
+        if number is not None and info.honours_seeds:
+            seed = answer_seed(self._settings.seed, record.id, number)
         with self._recording.recorded() as exchanges:
             try:
-                generation = await self._client.generate(
+                generation = await (self._baseline if plain else self._client).generate(
                     record.messages,
-                    sampling=Sampling(temperature=1.0, max_tokens=self._settings.max_tokens, seed=seed),
+                    temperature=0.0 if plain else 1.0,
+                    max_tokens=self._settings.max_tokens,
+                    seed=seed,
+                    baseline=plain,
                     chat_template_kwargs=self._settings.template_kwargs,
                     whole_chunks=True,  # nothing is streamed
                 )
+                self._budget.succeeded()
             except PastaError as failure:
-                error, generation = self._failed(failure), failure.partial
-        sample = _sample(number, seed, generation, exchanges, error, info.tags is not None)
-        self._samples[_key(record), number] = sample
-        self.totals["tokens"] += sample.tokens
-        if not error:
-            self._keep(record, number, sample)
-
-    async def _draw_plain(self, record: Record) -> None:
-        try:
-            generation = await self._baseline.generate(
-                record.messages,
-                sampling=Sampling(temperature=0.0, max_tokens=self._settings.max_tokens),
-                baseline=True,
-                chat_template_kwargs=self._settings.template_kwargs,
-            )
-        except PastaError as error:
-            self._failed(error)
+                self._budget.failed(failure)
+                error, generation = f"{type(failure).__name__}: {failure}", failure.partial
+                self.failures.append(error)
+        if number is not None:
+            answer = _sample(number, seed, generation, exchanges, error, info.tags is not None)
+        elif generation and not error:
+            answer = Plain(text=generation.text, tokens=generation.usage.completion_tokens)
+        else:
             return
-        plain = Plain(text=generation.text, tokens=generation.usage.completion_tokens)
-        self._plain[_key(record)] = plain
-        self.totals["tokens"] += plain.tokens
-        self._keep(record, None, plain)
-
-    def _keep(self, record: Record, number: int | None, answer: Sample | Plain) -> None:
-        self._budget.succeeded()
+        self.totals["tokens"] += answer.tokens
         row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
-        self._journal.append(row)
-
-    def _failed(self, error: PastaError) -> str:
-        """Note the reason; raises the error if the backend fails for all answers."""
-        self._budget.failed(error)
-        self.failures.append(f"{type(error).__name__}: {error}")
-        return self.failures[-1]
+        self._found[_key(record), number] = row["answer"]
+        if not error:
+            self._journal.append(row)
 
 
 def _key(record: Record) -> str:

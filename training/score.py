@@ -14,7 +14,7 @@ import hashlib
 import math
 import pkgutil
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean, geometric_mean
@@ -123,7 +123,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         if not sample.error and (prompt.id, sample.text) in qualities
     ]
     write_records(settings.out, scores)
-    summary = {**_summary(prompts, scores), "failures": dict(failures.most_common())}
+    summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
     if isinstance(judge, PairwiseJudge):
         asked = judge.comparer
         summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}

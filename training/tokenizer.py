@@ -54,11 +54,10 @@ def build_tokenizer(samples: int = 300) -> Tokenizer:
     syllables = [form for s in SYLLABLES for form in (s, s.capitalize())]
     numbers = [f"{space}{n}" for space in ("", "Ġ") for n in range(10, 100)] + [f"Ġ{n}" for n in range(10)]
     words = [word.replace(" ", "Ġ") for word in _task_words(samples)]
-    tokens = list(dict.fromkeys([*alphabet, *numbers, *syllables, *words]))
-    vocabulary = {token: index for index, token in enumerate(tokens, start=len(SPECIAL) + len(TAG_TOKENS))}
-    specials = {text: index for index, text in enumerate((*SPECIAL, *TAG_TOKENS))}
+    tokens = dict.fromkeys([*SPECIAL, *TAG_TOKENS, *alphabet, *numbers, *syllables, *words])
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     model = models.WordPiece(
-        {**specials, **vocabulary}, unk_token=PAD, max_input_chars_per_word=200, continuing_subword_prefix=""
+        vocabulary, unk_token=PAD, max_input_chars_per_word=200, continuing_subword_prefix=""
     )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

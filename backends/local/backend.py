@@ -44,8 +44,8 @@ class LocalBackend:
     could never fit are refused at once. One event loop at a time; another may follow.
 
     Args:
-        path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json); None for
-            the model that ships with pasta_async.
+        path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), or a GGUF
+            file; None for the model that ships with pasta_async.
         device: ``"cpu"``, ``"cuda"``, ...; None for CUDA where there is one.
         dtype: Number format to compute in, whatever the files hold: ``"float32"`` (exact), ``"int8"``
             (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, a loss of
@@ -87,7 +87,7 @@ class LocalBackend:
             device=device,
             dtype=dtype,
         )
-        self._folder = _shipped() if path is None else _checked_path(path)
+        self._path = _shipped() if path is None else _checked_path(path)
         self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
         self._threads = threads
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
@@ -104,7 +104,8 @@ class LocalBackend:
         """Load the model, once. Cancelling it leaves the loading to the engine's thread.
 
         Raises:
-            UnsupportedModelError: The folder is missing or cannot be used; the message says why.
+            UnsupportedModelError: The model is missing, cannot be used or does not fit in memory; the message
+                says why.
             BackendError: torch and the rest of the `local` extra are not installed, or the backend is closed.
         """
         return (await self._connected()).info
@@ -174,7 +175,7 @@ class LocalBackend:
         session, self._session, self._model = self._session, None, None
         try:
             if session is not None and session.busy:
-                error = BackendError(f"{self._folder.name}: the backend was closed")
+                error = BackendError(f"{self._path.name}: the backend was closed")
                 if session.loop is asyncio.get_running_loop():
                     await session.fail(error)
                 else:
@@ -184,18 +185,18 @@ class LocalBackend:
 
     async def _connected(self) -> _Model:
         if self._closed:
-            raise BackendError(f"{self._folder.name}: the backend is closed")
+            raise BackendError(f"{self._path.name}: the backend is closed")
         if self._model is None:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
         model = self._model
         if model is None:
-            raise BackendError(f"{self._folder.name}: the backend was closed while it loaded")
+            raise BackendError(f"{self._path.name}: the backend was closed while it loaded")
         return model
 
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
-            model = _Model(self._folder, self._options, self._threads)
+            model = _Model(self._path, self._options, self._threads)
             if not self._closed:
                 self._model = model
 
@@ -206,7 +207,7 @@ class LocalBackend:
         if session is not None and session.loop is loop:
             return session
         if session is not None and session.busy:
-            raise BackendError(f"{self._folder.name}: the backend is in use on another event loop")
+            raise BackendError(f"{self._path.name}: the backend is in use on another event loop")
         if session is not None and session.abandoned:
             model.engine_loop.submit(model.engine_loop.drop_abandoned)
         self._session = Session(model.engine_loop, self._executor)
@@ -216,31 +217,31 @@ class LocalBackend:
 class _Model:
     """What loading brings; imports torch."""
 
-    def __init__(self, folder: Path, options: tuple[Any, ...], threads: int | None) -> None:
-        if not folder.is_dir():
-            raise UnsupportedModelError(f"there is no model folder {folder}")
+    def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
         try:
-            from pasta_async.backends.local.engine import Engine, EngineOptions
+            from pasta_async.backends.local.engine import Engine, EngineOptions, open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
-            from pasta_async.backends.tokenization import AsyncTextCodec, TextCodec
+            from pasta_async.backends.tokenization import AsyncTextCodec
+
+            checkpoint = open_checkpoint(path)
         except ModuleNotFoundError as error:
             raise BackendError(
                 f"local: needs the module {error.name!r}, which is not installed; "
                 "pip install 'pasta_async[local]' brings it"
             ) from error
-        self.codec = TextCodec.from_folder(folder)
+        self.codec = checkpoint.codec()
         default = _use_threads(1)  # they would wait for each other at every small piece of loading
-        self.engine = Engine(folder, EngineOptions(*options))
+        self.engine = Engine(checkpoint, EngineOptions(*options))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
         _use_threads(threads or (1 if self.engine.weights < _SMALL else default), default)
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
             raise UnsupportedModelError(
-                f"{folder}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
+                f"{path}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
             )
         self.info = ModelInfo(
-            name=folder.name,
+            name=path.name,
             context_length=self.engine.context_length,
             vocab_size=config.vocab_size,
             end_ids=self.codec.end_ids,
@@ -248,7 +249,7 @@ class _Model:
             honours_seeds=True,
             dtype=self.engine.dtype,
         )
-        _LOG.info("%s: %d million weights, %s", folder.name, self.engine.weights // 10**6, self.engine.dtype)
+        _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)
 
     def stream(self, request: DecodeRequest) -> Stream:
         """A request as the engine takes it."""
@@ -267,7 +268,7 @@ def _shipped() -> Path:
     folder = Path(str(files("pasta_async") / "models" / _SHIPPED))
     if not folder.is_dir():
         raise UnsupportedModelError(
-            f"the model {_SHIPPED} is missing from this installation: name a folder, local:/path"
+            f"the model {_SHIPPED} is missing from this installation: name another, local:/path"
         )
     return folder
 

@@ -1,36 +1,37 @@
-"""Read a checkpoint folder (config.json, safetensors), and refuse what the embedded engine cannot compute."""
+"""The shape of a model, and its checkpoint folder; what the embedded engine cannot compute is refused."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safetensors import SafetensorError, safe_open
 
+from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import torch
 
-__all__ = ["Llama3Rope", "ModelConfig", "expected_shapes", "load_weights", "read_config", "read_json"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointFolder",
+    "ConfigReader",
+    "ModelConfig",
+    "compare_shapes",
+    "expected_shapes",
+    "read_config",
+    "read_json",
+]
 
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Rope:
-    """Llama 3.1's stretching of the low rotary frequencies."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_positions: int
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class ModelConfig:
     positions: int
     """Most positions the model was made for (`max_position_embeddings`)."""
     rope_theta: float
-    rope_scaling: Llama3Rope | None
+    rope_divisors: tuple[float, ...]
+    """What each rotary frequency is divided by; all 1 where nothing is stretched."""
     tied: bool
     """Whether the output layer is the embedding."""
     qkv_bias: bool
@@ -60,9 +62,62 @@ class ModelConfig:
 
     def inverse_frequencies(self) -> list[float]:
         """Rotary frequencies, one for each pair of a head's components."""
-        half = self.head_dim // 2
-        plain = [self.rope_theta ** (-i / half) for i in range(half)]
-        return plain if self.rope_scaling is None else [_stretch(f, self.rope_scaling) for f in plain]
+        plain = _frequencies(self.rope_theta, self.head_dim // 2)
+        return [frequency / by for frequency, by in zip(plain, self.rope_divisors, strict=True)]
+
+
+class Checkpoint(Protocol):
+    """What a model is loaded from. All of it is checked when it is opened, before memory is taken."""
+
+    path: Path
+    config: ModelConfig
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor by its Hugging Face name, of any floating type, on the CPU."""
+        ...
+
+    def codec(self) -> TextCodec:
+        """The tokenizer with the chat template.
+
+        Raises:
+            UnsupportedModelError: It is missing or malformed, or of a kind that is not supported.
+        """
+        ...
+
+
+class CheckpointFolder:
+    """A checkpoint in Hugging Face's layout: config.json, safetensors, and tokenizer.json for `codec`.
+
+    Args:
+        path: The folder.
+        refusal: How a message goes on about what is not supported.
+
+    Raises:
+        UnsupportedModelError: As `read_config` says; or no safetensors file, a broken one, or tensors that
+            are missing, unknown, of another shape than config.json says, or no floating numbers.
+    """
+
+    def __init__(self, path: Path, refusal: str = _REFUSAL) -> None:
+        self.path = path
+        self.config: ModelConfig = read_config(path, refusal)
+        self._files: dict[str, Any] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for file in map(_opened, _files(path)):
+            for name in file.keys():
+                part = file.get_slice(name)
+                if part.get_dtype() not in _FLOATS:
+                    raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {refusal}")
+                if not _superfluous(name, self.config):
+                    self._files[name], shapes[name] = file, tuple(part.get_shape())
+        compare_shapes(path, expected_shapes(self.config), shapes)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """See `Checkpoint`; the file's own pages, not a copy."""
+        return self._files[name].get_tensor(name)
+
+    def codec(self) -> TextCodec:
+        """See `Checkpoint`."""
+        return TextCodec.from_folder(self.path)
 
 
 def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
@@ -74,10 +129,11 @@ def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
 
     Raises:
         UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
-            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, plain or Llama 3
-            rotary positions.
+            than Llama, Qwen2 or Qwen3 with full attention, unquantised weights, and rotary positions that
+            are plain, divided by a factor, or Llama 3's.
     """
-    return _Reader(folder, read_json(folder / "config.json"), refusal).config()
+    path = folder / "config.json"
+    return ConfigReader(path, read_json(path), refusal).config()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,18 +155,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-class _Reader:
-    """Takes values out of a config, naming the file and the key when one is wrong."""
+class ConfigReader:
+    """Takes values out of a config, naming the file and the key when one is wrong.
 
-    def __init__(self, folder: Path, raw: dict[str, Any], refusal: str) -> None:
-        self.path = folder / "config.json"
-        self.raw = raw
-        self.refusal = refusal
+    Args:
+        path: The file.
+        raw: What a config.json holds.
+        refusal: How a message goes on about what is not supported.
+        keys: What keys of a config.json are called in this file, if they are called otherwise.
+    """
+
+    def __init__(
+        self, path: Path, raw: dict[str, Any], refusal: str = _REFUSAL, keys: Mapping[str, str] | None = None
+    ) -> None:
+        self.path, self.raw, self.refusal, self.keys = path, raw, refusal, keys or {}
 
     def refuse(self, why: str) -> UnsupportedModelError:
+        """The error that says why."""
         return UnsupportedModelError(f"{self.path}: {why}; {self.refusal}")
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
         value = self.raw.get(key)
         value = default if value is None else value
         if (
@@ -119,18 +184,22 @@ class _Reader:
             or not math.isfinite(value)
             or value <= 0
         ):
-            raise UnsupportedModelError(f"{self.path}: {key} must be a positive number, not {value!r}")
+            said = self.keys.get(key, key)
+            raise UnsupportedModelError(f"{self.path}: {said} must be a positive number, not {value!r}")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer."""
         value = self.number(key, default)
         if value != int(value):
-            raise UnsupportedModelError(f"{self.path}: {key} must be an integer, not {value!r}")
+            said = self.keys.get(key, key)
+            raise UnsupportedModelError(f"{self.path}: {said} must be an integer, not {value!r}")
         return int(value)
 
     def config(self) -> ModelConfig:
-        architecture = self.architecture()
-        self.refuse_extras()
+        """The shape of a model that the engine computes."""
+        architecture = self._architecture()
+        self._refuse_extras()
         heads = self.integer("num_attention_heads")
         hidden = self.integer("hidden_size")
         kv_heads = self.integer("num_key_value_heads", heads)
@@ -140,7 +209,7 @@ class _Reader:
         if head_dim % 2:
             raise self.refuse(f"head_dim {head_dim} is odd")
         llama, bias = architecture == "LlamaForCausalLM", bool(self.raw.get("attention_bias", False))
-        theta, scaling = self.rope()
+        theta, divisors = self._rope(head_dim // 2)
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.integer("vocab_size"),
@@ -153,7 +222,7 @@ class _Reader:
             norm_eps=self.number("rms_norm_eps", 1e-6),
             positions=self.integer("max_position_embeddings", 2048),
             rope_theta=theta,
-            rope_scaling=scaling,
+            rope_divisors=divisors,
             tied=bool(self.raw.get("tie_word_embeddings", False)),
             qkv_bias=bias or architecture == "Qwen2ForCausalLM",
             out_bias=bias and architecture != "Qwen2ForCausalLM",
@@ -161,13 +230,13 @@ class _Reader:
             qk_norm=architecture == "Qwen3ForCausalLM",
         )
 
-    def architecture(self) -> str:
+    def _architecture(self) -> str:
         names: list[str] = self.raw.get("architectures") or []
         if len(names) != 1 or names[0] not in ARCHITECTURES:
             raise self.refuse(f"architectures is {names}, not one of {', '.join(ARCHITECTURES)}")
         return names[0]
 
-    def refuse_extras(self) -> None:
+    def _refuse_extras(self) -> None:
         raw = self.raw
         if raw.get("quantization_config"):
             raise self.refuse("the weights are quantised (quantization_config)")
@@ -179,56 +248,36 @@ class _Reader:
         if raw.get("hidden_act", "silu") != "silu":
             raise self.refuse(f"hidden_act is {raw['hidden_act']!r}, not 'silu'")
 
-    def rope(self) -> tuple[float, Llama3Rope | None]:
+    def _rope(self, half: int) -> tuple[float, tuple[float, ...]]:
         """Both spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
         nested: dict[str, Any] = self.raw.get("rope_parameters") or {}
         scaling: dict[str, Any] = nested or self.raw.get("rope_scaling") or {}
-        reader = _Reader(self.path.parent, {**self.raw, **scaling}, self.refusal)
+        reader = ConfigReader(self.path, {**self.raw, **scaling}, self.refusal, self.keys)
         theta = reader.number("rope_theta", 10000.0)
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if reader.raw.get("partial_rotary_factor", 1.0) != 1.0:
             raise self.refuse("it rotates a part of each head only (partial_rotary_factor)")
-        if kind == "default":
-            return theta, None
-        if kind != "llama3":
-            raise self.refuse(f"rope_scaling is of type {kind!r}, not 'default' or 'llama3'")
-        return theta, Llama3Rope(
-            factor=reader.number("factor"),
-            low_freq_factor=reader.number("low_freq_factor"),
-            high_freq_factor=reader.number("high_freq_factor"),
-            original_positions=reader.integer("original_max_position_embeddings"),
-        )
+        match kind:
+            case "default":
+                return theta, (1.0,) * half
+            case "linear":
+                return theta, (reader.number("factor"),) * half
+            case "llama3":
+                return theta, tuple(reader._llama3_divisor(f) for f in _frequencies(theta, half))
+            case _:
+                raise self.refuse(f"rope_scaling is of type {kind!r}, not 'default', 'linear' or 'llama3'")
+
+    def _llama3_divisor(self, frequency: float) -> float:
+        """The factor for low frequencies, 1 for high ones, blended between (as transformers does)."""
+        factor, original = self.number("factor"), self.integer("original_max_position_embeddings")
+        low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
+        blend = (original * frequency / (2 * math.pi) - low) / (high - low)
+        blend = min(max(blend, 0.0), 1.0)
+        return 1 / ((1 - blend) / factor + blend)
 
 
-def _stretch(frequency: float, rope: Llama3Rope) -> float:
-    """Divide low frequencies by the factor, keep high ones, blend between (as transformers does)."""
-    wavelength = 2 * math.pi / frequency
-    if wavelength < rope.original_positions / rope.high_freq_factor:
-        return frequency
-    if wavelength > rope.original_positions / rope.low_freq_factor:
-        return frequency / rope.factor
-    span = rope.high_freq_factor - rope.low_freq_factor
-    blend = (rope.original_positions / wavelength - rope.low_freq_factor) / span
-    return (1 - blend) * frequency / rope.factor + blend * frequency
-
-
-def load_weights(
-    folder: Path, config: ModelConfig, *, device: torch.device, dtype: torch.dtype | None = None
-) -> dict[str, torch.Tensor]:
-    """Every tensor of the model by its Hugging Face name, on `device`, as `dtype` (None: as it is stored).
-
-    Raises:
-        UnsupportedModelError: No safetensors file, a broken one, or tensors that are missing, unknown or of
-            another shape than `config.json` says; the message names them.
-    """
-    shapes = expected_shapes(config)
-    weights: dict[str, torch.Tensor] = {}
-    for path in _files(folder):
-        for name, tensor in _read(path):
-            if not _superfluous(name, config):
-                weights[name] = tensor.to(device=device, dtype=dtype)
-    _compare(folder, shapes, weights)
-    return weights
+def _frequencies(theta: float, half: int) -> list[float]:
+    return [theta ** (-i / half) for i in range(half)]
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -283,12 +332,10 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _read(path: Path) -> Iterable[tuple[str, torch.Tensor]]:
+def _opened(path: Path) -> Any:
+    open_file: Callable[..., Any] = safe_open
     try:
-        opened: Any = safe_open(path, framework="pt", device="cpu")
-        with opened as file:
-            for name in file.keys():
-                yield name, file.get_tensor(name)
+        return open_file(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
 
@@ -298,21 +345,24 @@ def _superfluous(name: str, config: ModelConfig) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
 
 
-def _compare(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, torch.Tensor]
+def compare_shapes(
+    path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
 ) -> None:
+    """Refuse a file's tensors if some are missing, unknown or of a wrong shape.
+
+    Raises:
+        UnsupportedModelError: So it is; the message names them.
+    """
     wrong = [
-        f"{name} is {list(weights[name].shape)}, not {list(shape)}"
-        for name, shape in shapes.items()
-        if name in weights and tuple(weights[name].shape) != shape
+        f"{name} is {list(found[name])}, not {list(shape)}"
+        for name, shape in expected.items()
+        if found.get(name, shape) != shape
     ]
     for title, names in (
-        ("missing tensors", [name for name in shapes if name not in weights]),
-        ("unknown tensors", [name for name in weights if name not in shapes]),
+        ("missing tensors", [name for name in expected if name not in found]),
+        ("unknown tensors", [name for name in found if name not in expected]),
         ("tensors of a wrong shape", wrong),
     ):
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise UnsupportedModelError(
-                f"{folder}: {title} for its config.json: {', '.join(names[:5])}{more}"
-            )
+            raise UnsupportedModelError(f"{path}: {title} for its config: {', '.join(names[:5])}{more}")

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import KVCache
-from pasta_async.backends.local.checkpoint import expected_shapes, load_weights, read_config
+from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.local.linear import choose_dtype, storage_dtype
+from pasta_async.backends.local.memory import affordable_slots
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import ModelConfig
+    from pasta_async.backends.local.checkpoint import Checkpoint
     from pasta_async.backends.local.linear import DType
     from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
 
-__all__ = ["Engine", "EngineOptions", "Output"]
+__all__ = ["Engine", "EngineOptions", "Output", "open_checkpoint"]
 
-_CACHE_BYTES = 2**30
-_MOST_SLOTS = 32768
+_LARGE = 10**9  # weights; how far the loading of such a model is gets shown
 
 
 class EngineOptions(NamedTuple):
@@ -53,26 +53,34 @@ class Engine:
     """Model, cache and scheduler. Not thread-safe: one thread at a time.
 
     Args:
-        folder: A checkpoint in Hugging Face's layout.
+        model: A checkpoint in Hugging Face's layout or a GGUF file, opened or not.
         options: Where and how to run it.
 
     Raises:
-        UnsupportedModelError: The checkpoint cannot be used.
+        UnsupportedModelError: The checkpoint cannot be used, or needs more memory than there is.
         InvalidRequestError: torch cannot use the device.
     """
 
-    def __init__(self, folder: Path, options: EngineOptions) -> None:
-        config = read_config(folder)
-        self.config: ModelConfig = config
+    def __init__(self, model: Path | Checkpoint, options: EngineOptions) -> None:
+        checkpoint = open_checkpoint(model) if isinstance(model, Path) else model
+        config = self.config = checkpoint.config
         self._device = _usable_device(options.device)
-        self.weights: int = sum(math.prod(shape) for shape in expected_shapes(config).values())
+        shapes = expected_shapes(config)
+        self.weights: int = sum(map(math.prod, shapes.values()))
         self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
         self._dtype = storage_dtype(self.dtype)
         self._options = options
-        self.slots: int = options.slots or _default_slots(config, self._dtype)
+        self.slots: int = affordable_slots(checkpoint, self.dtype, options.slots, self._device)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
-        weights = load_weights(folder, config, device=self._device)
-        self._model = CausalLM(config, weights, self.context_length, self.dtype)
+        with progress(
+            len(shapes), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
+        ) as advance:
+
+            def read(name: str) -> torch.Tensor:
+                advance()
+                return checkpoint.tensor(name).to(self._device)
+
+            self._model = CausalLM(config, read, self.context_length, self.dtype)
         self.reset()
 
     def reset(self) -> None:
@@ -141,7 +149,17 @@ def _usable_device(name: str | None) -> torch.device:
     return device
 
 
-def _default_slots(config: ModelConfig, dtype: torch.dtype) -> int:
-    """As many as a gibibyte holds, within reason."""
-    token = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
-    return max(min(_CACHE_BYTES // token, _MOST_SLOTS), 256)
+def open_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint folder, or a GGUF file.
+
+    Raises:
+        UnsupportedModelError: There is none, or the engine cannot compute the model.
+        ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
+    """
+    if path.is_dir():
+        return CheckpointFolder(path)
+    if not path.is_file():
+        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
+    from pasta_async.backends.local.gguf import GGUFFile
+
+    return GGUFFile(path)

@@ -174,8 +174,10 @@ def _blocks(
     """The matrices below each other, a few rows at a time in float32, and which rows they are."""
     start = 0
     for matrix in matrices:
-        for rows in matrix.split(max(_BLOCK // matrix.shape[1], 1)):
-            yield slice(start, start + len(rows)), rows.float() if scale is None else rows.float() * scale
+        count = max(_BLOCK // matrix.shape[1], 1)
+        for first in range(0, len(matrix), count):
+            rows = matrix[first : first + count].float()
+            yield slice(start, start + len(rows)), rows if scale is None else rows * scale
             start += len(rows)
 
 

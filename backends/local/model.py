@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable
 
     from pasta_async.backends.local.batch import Batch, Block
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.linear import DType
 
-    Weights = MutableMapping[str, torch.Tensor]
+    Read = Callable[[str], torch.Tensor]
 
 __all__ = ["CausalLM"]
 
@@ -37,19 +37,19 @@ class CausalLM:
 
     Args:
         config: Its shape.
-        weights: Tensors of any floating type by their Hugging Face names; emptied, so that no weight is kept
-            twice.
+        read: Gives a tensor, of any floating type, for its Hugging Face name; asked for one after another, so
+            that the model is not in memory twice.
         positions: Rotary tables are made for this many.
         dtype: The number format to compute in.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, positions: int, dtype: DType) -> None:
+    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType) -> None:
         self.config = config
         self._dtype: DType = dtype
-        self._layers = [_Layer(config, weights, f"model.layers.{i}.", dtype) for i in range(config.layers)]
-        table = weights.pop("model.embed_tokens.weight")
-        head = table if config.tied else weights.pop("lm_head.weight")
-        self._head = linear([head], [], dtype, _norm_scale(weights.pop("model.norm.weight")))
+        self._layers = [_Layer(config, read, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+        table = read("model.embed_tokens.weight")
+        head = table if config.tied else read("lm_head.weight")
+        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")))
         self._embedding = Embedding(table, dtype)
         self._rotation = _rotations(config, positions, table.device)
         self._epsilon = _epsilon(config, table.device)
@@ -76,21 +76,22 @@ class CausalLM:
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, prefix: str, dtype: DType) -> None:
+    def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: DType) -> None:
         c = self.config = config
-        norm1 = _norm_scale(weights.pop(prefix + "input_layernorm.weight"))
-        norm2 = _norm_scale(weights.pop(prefix + "post_attention_layernorm.weight"))
-        attention = prefix + "self_attn."
-        qk = _taken(weights, attention, ("q_proj", "k_proj"))
-        qk = [[_rotary_order(part, c.head_dim) for part in parts] for parts in qk]
-        v = _taken(weights, attention, ("v_proj",))
-        self._qkv = linear(qk[0] + v[0], qk[1] + v[1], dtype, norm1)
-        self._out = linear(*_taken(weights, attention, ("o_proj",)), dtype)
-        self._gate_up = linear(*_taken(weights, prefix + "mlp.", ("gate_proj", "up_proj")), dtype, norm2)
-        self._down = linear(*_taken(weights, prefix + "mlp.", ("down_proj",)), dtype)
+        norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
+        norm2 = _norm_scale(read(prefix + "post_attention_layernorm.weight"))
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        qkv = [read(f"{attention}{name}_proj.weight") for name in "qkv"]
+        biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
+        for parts in (qkv, biases):
+            parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
+        self._qkv = linear(qkv, biases, dtype, norm1)
+        self._out = linear(*_taken(read, [attention + "o_proj"], c.out_bias), dtype)
+        self._gate_up = linear(*_taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias), dtype, norm2)
+        self._down = linear(*_taken(read, [mlp + "down_proj"], c.mlp_bias), dtype)
         self._qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
-            q, k = (_rotary_order(weights.pop(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
+            q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
             self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     def forward(
@@ -156,18 +157,15 @@ def _norm_scale(norm: torch.Tensor) -> torch.Tensor:
     return norm.float() * math.sqrt(len(norm))
 
 
-def _taken(
-    weights: Weights, prefix: str, names: tuple[str, ...]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _taken(read: Read, names: list[str], bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Matrices, and their biases if they have any."""
-    matrices = [weights.pop(f"{prefix}{name}.weight") for name in names]
-    biases = [weights.pop(f"{prefix}{name}.bias") for name in names if f"{prefix}{name}.bias" in weights]
-    return matrices, biases
+    return [read(name + ".weight") for name in names], [read(name + ".bias") for name in names if bias]
 
 
 def _rotary_order(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows `[heads * head_dim, ...]` with those that are rotated together next to each other in each head."""
-    return rows.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).reshape(rows.shape)
+    halves = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def _rotations(config: ModelConfig, positions: int, device: torch.device) -> torch.Tensor:

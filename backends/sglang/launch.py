@@ -8,33 +8,30 @@ import importlib
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 import anyio
+import httpx
 
 from pasta_async.backends.sglang.backend import SGLangBackend
-from pasta_async.errors import (
-    BackendError,
-    BackendProtocolError,
-    BackendStatusError,
-    BackendTransportError,
-    UnsupportedModelError,
-)
+from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from pasta_async.backends.sglang.handshake import ServedModel
     from pasta_async.protocol import ModelInfo
 
-__all__ = ["Device", "LaunchedBackend", "ServerCommand", "server_command"]
+__all__ = ["Device", "LaunchedBackend", "ServerCommand", "running_server", "server_command"]
 
 Device = Literal["cuda", "cpu"]
 
@@ -45,11 +42,11 @@ _END_WITH_PARENT = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[2], sys.argv[2:])
 """
 """Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
 
-_POLL_SECONDS, _STOP_SECONDS = 0.25, 10.0
+_POLL_SECONDS, _STOP_SECONDS = 0.25, 30.0
 """Between two looks whether a server is ready; and how long it may take to end before it is killed."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
@@ -154,9 +151,9 @@ class LaunchedBackend(SGLangBackend):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         if self._process is None:
             command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
-            self._process = _start(command)
+            self._process = _start(command.argv, command.environment, 2)  # standard output is the program's
             atexit.register(self._stop)
-        while not await self._is_ready():
+        while not await asyncio.to_thread(_answers, f"{self._server.url}/model_info"):
             if (status := self._process.poll()) is not None:
                 self._stop()
                 raise BackendError(
@@ -165,13 +162,6 @@ class LaunchedBackend(SGLangBackend):
                 )
             await asyncio.sleep(_POLL_SECONDS)
         return await super()._learn()
-
-    async def _is_ready(self) -> bool:
-        try:
-            await self._server.get("/model_info")
-        except (BackendTransportError, BackendStatusError, BackendProtocolError):
-            return False
-        return True
 
     async def aclose(self) -> None:
         """End open requests with an error, and the server. Cancelling it does not stop the ending."""
@@ -184,24 +174,80 @@ class LaunchedBackend(SGLangBackend):
         process, self._process = self._process, None
         if process:
             atexit.unregister(self._stop)
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_SECONDS)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _stop(process)
 
 
-def _start(command: ServerCommand) -> subprocess.Popen[bytes]:
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int | None
+) -> subprocess.Popen[bytes]:
     """Start a server in a process group of its own, which ends if this program is killed."""
     guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
     return subprocess.Popen(
-        [*guard, *command.argv],
-        env={**os.environ, **command.environment},
+        [*guard, *argv],
+        env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
-        stdout=2,  # standard output is the program's
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
         start_new_session=True,
     )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and all that it started, by force where that does not end by itself."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextmanager
+def running_server(
+    argv: Sequence[str],
+    ready: str,
+    *,
+    timeout: float,
+    output: IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[None]:
+    """A server, from when it is ready; it and all that it started is stopped in the end.
+
+    Args:
+        argv: Its command.
+        ready: URL that it answers with success when it is ready.
+        timeout: Seconds that it may take until then.
+        output: Where it writes to (None: where this process does).
+        environment: Variables beside those of this process.
+
+    Raises:
+        BackendConnectError: Something answers there already, or the server ended, or was not ready in time.
+    """
+    if _answers(ready):
+        raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
+    process = _start(argv, environment or {}, output)
+    deadline = time.monotonic() + timeout
+    try:
+        while not _answers(ready):
+            if process.poll() is not None or time.monotonic() > deadline:
+                ended = process.returncode is not None
+                why = (
+                    f"ended with status {process.returncode}"
+                    if ended
+                    else f"is not ready after {timeout:g} s"
+                )
+                raise BackendConnectError(f"{shlex.join(argv)} {why}")
+            time.sleep(0.5)
+        yield
+    finally:
+        _stop(process)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=10).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:

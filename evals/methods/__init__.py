@@ -7,6 +7,15 @@ those that talk to an SGLang server by themselves, in `at_server`.
 from __future__ import annotations
 
 from pasta_async.evals.methods.strategies import METHODS
-from pasta_async.evals.methods.track import Case, Engine, Method, Track, cases_of, open_engine, play, rounds
+from pasta_async.evals.methods.track import (
+    Case,
+    Engine,
+    Method,
+    cases_of,
+    open_engine,
+    play,
+    rounds,
+    time_work,
+)
 
-__all__ = ["METHODS", "Case", "Engine", "Method", "Track", "cases_of", "open_engine", "play", "rounds"]
+__all__ = ["METHODS", "Case", "Engine", "Method", "cases_of", "open_engine", "play", "rounds", "time_work"]

@@ -16,18 +16,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.documents import DocumentSettings, documents_digest, read_documents
+from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
+from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play
 from pasta_async.evals.records import markdown_table, opened_journal
-from pasta_async.evals.timing import Timed, compare, describe_costs, describe_speedup, take_turns
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -49,7 +48,7 @@ async def measure(
     url: str = "",
     passes: int = 1,
     journal: Journal | None = None,
-) -> list[Timed]:
+) -> list[Answer]:
     """Write every answer by every method, `passes` times; see `take_turns`.
 
     Args:
@@ -65,7 +64,7 @@ async def measure(
     cases, by_name = cases_of(documents), {method.name: method for method in methods}
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Timed]]]:
+    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
         async with opened() as backend, open_engine(backend, documents, url=url) as engine:
             for method in methods:
                 await play(engine, method, cases[0])
@@ -74,7 +73,7 @@ async def measure(
     return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
 
 
-def summarise(rows: Sequence[Timed]) -> list[dict[str, Any]]:
+def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row for each method; speed-ups are against `sequential`, intervals 95% over prompts."""
     return [
         {
@@ -100,17 +99,13 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
     return [METHODS[name] for name in dict.fromkeys(["sequential", *wanted])]
 
 
-class MethodSettings(DocumentSettings):
+class MethodSettings(ForcedSettings):
     """What is compared, and where."""
 
-    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
     methods: tuple[str, ...] = Field(
         default=(), description="default: all that can run there, but `pasta, cut`"
     )
     passes: int = Field(default=1, ge=1, description="how often all of it is done")
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
-    )
 
 
 def run(settings: MethodSettings) -> str:

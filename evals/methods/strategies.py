@@ -13,26 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.evals.forcing import FORCED_SAMPLING
 from pasta_async.evals.methods.at_server import by_hand, sglang_frontend
-from pasta_async.evals.methods.track import Method, decode_together, outline, rounds, stretches
+from pasta_async.evals.methods.track import Method, outline, rounds, stretches
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
-    from pasta_async.lang import Node
 
 
 __all__ = ["METHODS"]
-
-
-async def _sequential(engine: Engine, case: Case) -> Work:
-    """The answer without tags, in one request."""
-    ids = await engine.ask_library(case, plain=True)
-
-    async def work(track: Track) -> int:
-        generation = await engine.client.generate(ids, sampling=FORCED_SAMPLING, baseline=True)
-        return track.take(generation)
-
-    return work
 
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
@@ -42,7 +32,7 @@ async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     decodes on computes again what main decoded since its request began. `fork="cut"` ends main's request at
     each promise and sends it again: that saves this, for a round trip more and a pause of main.
     """
-    ids = await engine.ask_library(case, plain=False)
+    ids = await engine.ask_library(case, plain="baseline" in options)
 
     async def work(track: Track) -> int:
         return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
@@ -50,14 +40,27 @@ async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     return work
 
 
+_sequential = partial(_pasta, baseline=True)
+
+
+def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
+    """Decode the target behind each context of a round at the same time, one round after another."""
+
+    async def work(track: Track) -> int:
+        for one in planned:
+            async with asyncio.TaskGroup() as tasks:
+                for number, (context, target) in enumerate(one, int(len(one) > 1)):
+                    tasks.create_task(track.decode(context, target, thread=number))
+        return sum(max((len(target) for _, target in one), default=0) for one in planned)
+
+    return work
+
+
 async def _skeleton(engine: Engine, case: Case) -> Work:
     """An outline first, then every point of it at once, each from a prompt of its own.
 
-    As in the authors' code (`outline_batch_scheduler.py` of imagination-research/sot): each of the two
-    prompts begins with its instruction; a point's has the question and the outline, not the other points, and
-    its answer is begun for the model with the point's line of the outline. An answer without parts is decoded
-    in sequence, as their router would have it, which costs nothing here. Points are as many, and as long, as
-    the document has: theirs are three to ten, of one or two sentences.
+    As in the authors' code (`outline_batch_scheduler.py` of imagination-research/sot). An answer without
+    parts is decoded in sequence, as their router would have it, which costs nothing here.
     """
     parts = [part for one in rounds(case.document) for part in one]
     if len(parts) < 2:
@@ -77,24 +80,15 @@ async def _skeleton(engine: Engine, case: Case) -> Work:
         )
         points.append((context + await engine.encode(line), await engine.encode(part.text) + engine.end))
 
-    async def work(track: Track) -> int:
-        await track.decode(asked, written)
-        await decode_together(track, points)
-        return len(written) + max(len(target) for _, target in points)
-
-    return work
+    return _in_rounds([[(asked, written)], points])
 
 
 async def _apar(engine: Engine, case: Case) -> Work:
     """A fork for each detail, by one control token, while the parent goes on; nothing is ever joined.
 
     As in the authors' code (THUDM/APAR: `fastchat/vs.py` decodes, `data/filter_structured.py` says what is a
-    detail): the parent writes `[Fork]` behind the head of a list's item, or the first sentence of a
-    paragraph, and goes on with what follows the detail; the child has the parent up to there and `[Child]`,
-    which is forced, writes the detail and ends. Where our rules for that (`annotate_by_structure`, cut
-    "details") find nothing, the answer is written in sequence. Theirs take three forks at least, and details
-    of ten characters, ours two and twenty tokens. Their child spends a step on `[Child]`; here it is part of
-    its context, as a server with a prefix cache would have it.
+    detail): the child has the parent up to its `[Fork]`, and `[Child]`. Where our rules for details
+    (`annotate_by_structure`) find none, the answer is written in sequence.
     """
     from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
 
@@ -131,33 +125,20 @@ async def _apar(engine: Engine, case: Case) -> Work:
 async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     """Main plans, stops, and waits behind a barrier until all threads are done; then it reads them all again.
 
-    Main's text between the promises belongs to the plan. A thread sees the whole plan and the name of its
-    part. Behind the barrier main's context is the plan and then all threads: what the cache does not have of
-    that, each thread's text but the first one's, is computed again.
+    A thread sees the whole plan (main's text between the promises, too) and the name of its part. Behind the
+    barrier main's context is the plan and all threads, of which the cache has the first one's text alone.
     """
     context = await engine.ask(case.prompt, plain=False)
-    planned: list[tuple[Ids, Ids, list[tuple[Ids, Ids]]]] = []  # context, plan, and the same of each thread
+    planned: list[list[tuple[Ids, Ids]]] = []
     for nodes in stretches(case.document.nodes):
-        plan = await engine.segments([part for node in nodes for part in _bare(node)])
+        bare = [(Segment(n.text),) if isinstance(n, Text) else segments(n.source) for n in nodes]
+        plan = await engine.segments([part for parts in bare for part in parts])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
         behind = (*context, *plan)
         end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
-        planned.append((context, plan + end, [(behind + start, body) for start, body in threads]))
+        planned += [[(context, plan + end)], [(behind + start, body) for start, body in threads]]
         context = (*behind, *(token for start, body in threads for token in (*start, *body)))
-
-    async def work(track: Track) -> int:
-        path = 0
-        for before, plan, threads in planned:
-            await track.decode(before, plan)
-            await decode_together(track, threads)
-            path += len(plan) + max((len(body) for _, body in threads), default=0)
-        return path
-
-    return work
-
-
-def _bare(node: Node) -> tuple[Segment, ...]:
-    return (Segment(node.text),) if isinstance(node, Text) else segments(node.source)
+    return _in_rounds(planned)
 
 
 async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:

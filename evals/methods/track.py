@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
+from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ from uuid import uuid4
 import httpx
 
 from pasta_async import Client, Sampling
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
 from pasta_async.evals.simulator import clock_of
-from pasta_async.evals.timing import Timed
 from pasta_async.lang import Document, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 
@@ -38,14 +38,15 @@ __all__ = [
     "Part",
     "Track",
     "cases_of",
-    "decode_together",
     "open_engine",
     "outline",
     "play",
     "rounds",
     "stretches",
+    "time_work",
 ]
 
+_NONE: Mapping[int, Callable[[], object]] = {}
 _NUMBERS = itertools.count(random.randrange(900**2))
 
 
@@ -176,31 +177,28 @@ async def open_engine(
 
 
 class Track:
-    """One answer under way: decodes, and counts."""
+    """One answer under way: decodes, and counts.
+
+    Attributes:
+        counts: `tokens` decoded, `requests`, context tokens that were `cached`, and `prefilled` ones.
+        first_token: Seconds until the first token; None before.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine: Engine = engine
         self.began: float = engine.clock.time()
         self.first_token: float | None = None
-        self.tokens: int = 0
-        self.requests: int = 0
-        self.cached_tokens: int = 0
-        self.prefilled_tokens: int = 0
+        self.counts: Counter[str] = Counter()
         self._answer = uuid4().hex
 
     async def decode(
-        self,
-        context: Ids,
-        target: Ids,
-        *,
-        thread: int = 0,
-        marks: Mapping[int, Callable[[], object]] | None = None,
+        self, context: Ids, target: Ids, *, thread: int = 0, marks: Mapping[int, Callable[[], object]] = _NONE
     ) -> None:
-        """Have the engine write `target` behind `context`.
+        """Have the engine write `target` behind `context`, and end the request.
 
         Args:
             context: The whole context.
-            target: What is written: it ends the request.
+            target: What is written.
             thread: A number of its own for each thread.
             marks: Called when so many tokens are there.
 
@@ -208,16 +206,16 @@ class Track:
         """
         backend = self.engine.backend
         request = DecodeRequest(self._answer, thread, context, len(target), Sampling())
-        count, cached = 0, 0
+        written = cached = 0
         async with aclosing(backend.decode(force(backend, request, target))) as pieces:
             async for piece in pieces:
-                for _ in piece.ids:
-                    count += 1
-                    if marks and (mark := marks.get(count)):
-                        mark()
                 self.note_token()
+                for _ in piece.ids:
+                    written += 1
+                    if written in marks:
+                        marks[written]()
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
-        self.count(tokens=count, cached=cached, prefilled=len(context) - cached)
+        self.count(tokens=written, cached=cached, prefilled=len(context) - cached)
 
     def note_token(self) -> None:
         """Note the time of the first token."""
@@ -226,29 +224,14 @@ class Track:
 
     def count(self, *, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
         """Count a request that is over."""
-        self.tokens += tokens
-        self.requests += requests
-        self.cached_tokens += cached
-        self.prefilled_tokens += prefilled
+        self.counts.update(tokens=tokens, cached=cached, prefilled=prefilled, requests=requests)
 
     def take(self, generation: Generation) -> int:
         """Count an answer of the library; its critical path."""
-        usage = generation.usage
-        self.first_token = generation.threads[0].first_token
-        self.count(
-            tokens=usage.completion_tokens,
-            cached=usage.cached_tokens,
-            prefilled=usage.prefilled_tokens,
-            requests=usage.requests,
-        )
+        usage, self.first_token = generation.usage, generation.threads[0].first_token
+        tokens, cached, prefilled = usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens
+        self.count(tokens=tokens, cached=cached, prefilled=prefilled, requests=usage.requests)
         return generation.critical_path
-
-
-async def decode_together(track: Track, threads: Sequence[tuple[Ids, Ids]]) -> None:
-    """Decode the target behind each context at the same time. Cancelling it cancels them all."""
-    async with asyncio.TaskGroup() as tasks:
-        for number, (context, target) in enumerate(threads, 1):
-            tasks.create_task(track.decode(context, target, thread=number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,24 +249,29 @@ class Method:
     """Whether it talks to an SGLang server by itself."""
 
 
-async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Timed:
+async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
     """Write a case's answer by a method, timed; what it encodes beforehand is not.
 
     Cancelling it aborts what is under way.
     """
-    work = await method.prepare(engine, case.fresh())
+    return await time_work(engine, method, case, await method.prepare(engine, case.fresh()), number)
+
+
+async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
+    """Do what a method has prepared. Cancelling it aborts what is under way."""
     track = Track(engine)
     path = await work(track)
-    seconds = engine.clock.time() - track.began
-    return Timed(
+    seconds, counts = engine.clock.time() - track.began, track.counts
+    return Answer(
         prompt=case.index,
         method=method.name,
         number=number,
         seconds=seconds,
         first_token=seconds if track.first_token is None else track.first_token,
-        tokens=track.tokens,
+        tokens=counts["tokens"],
         critical_path=path,
-        requests=track.requests,
-        cached_tokens=track.cached_tokens,
-        prefilled_tokens=track.prefilled_tokens,
+        requests=counts["requests"],
+        cached_tokens=counts["cached"],
+        prefilled_tokens=counts["prefilled"],
+        family="parallel" if case.document.promises else "sequential",
     )

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer, compare
 from pasta_async.evals.load import Block
 from pasta_async.evals.report.plots import Point, Spread
-from pasta_async.evals.timing import Timed, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pasta_async.evals.answers import Comparison
     from pasta_async.evals.statistics import Estimate
-    from pasta_async.evals.timing import Comparison
 
 __all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "spreads"]
 
 _KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = {
-    "speed": (lambda row: Timed(**row), ("prompt", "number", "method")),
-    "methods": (lambda row: Timed(**row), ("prompt", "number", "method")),
+    "speed": (lambda row: Answer(**row), ("prompt", "number", "method")),
+    "methods": (lambda row: Answer(**row), ("prompt", "number", "method")),
     "load": (lambda row: Block(**row), ("mode", "level", "method")),
 }
 """What a row is made into, and its keys: with the first two, the third has the same values everywhere."""

@@ -109,7 +109,9 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
         "prompted": options.prompted,
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
-    await client.connect()  # not part of anybody's time
+    info = await client.connect()  # not part of anybody's time
+    if info.dtype not in (None, "float32"):  # no exact computation: say so
+        sys.stderr.write(f"pasta-async: {info.name} is computed in {info.dtype}\n")
     if options.compare:
         await client.generate("Hello.", sampling=_WARM_UP, prompted=options.prompted)
     done: list[Generation] = []

@@ -63,17 +63,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         _weights(lambda t: t.update({"model.norm.weight": torch.zeros(3)})),
         r"model\.norm\.weight is \[3\], not \[64\]",
     ),
+    "whole numbers": (
+        _weights(lambda t: t.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)})),
+        r"model\.norm\.weight is of type I8",
+    ),
     "architecture": (
         _config(architectures=["MistralForCausalLM"]),
         "MistralForCausalLM.*not one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
     ),
     "rope": (
         _config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
-        "'yarn', not 'default' or 'llama3'",
+        "'yarn', not 'default', 'linear' or 'llama3'",
     ),
     "old rope": (
-        _config(rope_parameters=None, rope_scaling={"type": "linear", "factor": 2.0}),
-        "'linear', not",
+        _config(rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "'dynamic', not",
     ),
     "quantised": (_config(quantization_config={"bits": 4}), "quantised"),
     "sliding window": (_config(use_sliding_window=True), "sliding window"),
@@ -104,7 +108,7 @@ async def test_unusable_folders_are_refused_with_the_reason(
 
 async def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path / "nowhere")
-    with pytest.raises(UnsupportedModelError, match=r"no model folder .*nowhere"):
+    with pytest.raises(UnsupportedModelError, match=r"no model folder or GGUF file .*nowhere"):
         await backend.connect()
     await backend.aclose()
 

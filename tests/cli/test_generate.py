@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 
 from pasta_async import RealClock
+from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
@@ -131,6 +132,13 @@ def test_a_failure_leaves_the_json_so_far() -> None:
     answer = json.loads(result.stdout)
     assert answer["finish_reason"] == "error"
     assert answer["text"].startswith(INTRO)
+
+
+def test_a_computation_that_is_not_exact_is_told() -> None:
+    inexact = generate("x", "--max-tokens", "2", backend=LocalBackend(dtype="bfloat16", device="cpu"))
+    assert inexact.stderr == "pasta-async: pasta-tiny is computed in bfloat16\n"
+    exact = generate("x", "--max-tokens", "2", backend=LocalBackend(device="cpu"))
+    assert (exact.exit_code, exact.stderr) == (0, "")
 
 
 def test_a_seed_that_cannot_be_honoured_is_noted() -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.evals.answers import FORMS, Answer
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.frontier import outcome
-from pasta_async.evals.load import Answered, Block
-from pasta_async.evals.timing import Timed
+from pasta_async.evals.load import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +32,6 @@ def alpaca(win_rate: float, speedup: float) -> dict[str, Any]:
         "prompts": {"sha256": "0", "official": False, "count": 60},
         "judge": {"model": "made-up judge"},
         "length_control": "length_controlled_noreg",
-        "why_this_length_control": "told <here>",
         "versions": {"alpaca_eval": "0.6.6"},
         "environment": ENVIRONMENT,
         "win_rate": estimate(win_rate + 1, 3),
@@ -49,7 +47,7 @@ def frontier() -> dict[str, Any]:
     prompts = held_out(["describe", "chain"], 8)
     parallel, baseline = (
         [
-            Answer(n, form, "", "", 60, 42 + n, 2, 0.1, well_formed=True, text_tokens=50)
+            Answer(n, form, tokens=60, critical_path=42 + n, promises=2, text_tokens=50)
             for n in range(len(prompts))
         ]
         for form in ("parallel", "baseline")
@@ -59,13 +57,13 @@ def frontier() -> dict[str, Any]:
     return {**head, **outcome(prompts, parallel, grades, (baseline, [1.0] * len(prompts)))}
 
 
-def runs() -> Iterable[Timed]:
+def runs() -> Iterable[Answer]:
     draw = random.Random(0)
     for prompt in range(40):
         tokens, critical = draw.randrange(150, 400), draw.randrange(90, 150)
         for form, length, faster in zip(FORMS, (tokens, critical), (1.0, 0.88), strict=True):
             seconds = length / 100 / faster * draw.uniform(0.97, 1.05)
-            yield Timed(
+            yield Answer(
                 prompt=prompt,
                 family="describe",
                 method=form,
@@ -82,7 +80,7 @@ def runs() -> Iterable[Timed]:
             )
 
 
-def played() -> Iterable[Timed]:
+def played() -> Iterable[Answer]:
     draw = random.Random(1)
     methods = {
         "sequential": (1.0, 1.0),
@@ -94,7 +92,7 @@ def played() -> Iterable[Timed]:
         length = draw.randrange(200, 500)
         for name, (share, realised) in methods.items():
             path = round(length * share * draw.uniform(0.9, 1.1)) if share < 1 else length
-            yield Timed(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
+            yield Answer(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
 
 
 def blocks() -> Iterable[Block]:
@@ -105,10 +103,11 @@ def blocks() -> Iterable[Block]:
             for name, share, cost in (("sequential", 1.0, 1.0), ("pasta", 0.6, 1.5)):
                 seconds = 2 * share * (1 + cost * level / 24)
                 answers = tuple(
-                    Answered(n, n * seconds / level, seconds * draw.uniform(0.8, 1.4), 0.05, 200)
+                    Answer(n, name, seconds=seconds * draw.uniform(0.8, 1.4), first_token=0.05, tokens=200)
                     for n in range(16)
                 )
-                yield Block(mode, float(level), name, 16 * seconds / level, answers)
+                arrived = tuple(n * seconds / level for n in range(16))
+                yield Block(mode, float(level), name, 16 * seconds / level, arrived, answers)
 
 
 def write_results(folder: Path) -> dict[str, Path]:

@@ -157,7 +157,7 @@ def test_the_command_answers_once_and_judges_what_it_answered(
     run(main, "", *command)
     assert not (out / "result.json").exists()
     rows = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
-    texts = {(row["prompt"], row["form"]): row["text"] for row in rows}
+    texts = {(row["prompt"], row["method"]): row["text"] for row in rows}
     assert len(texts) == 6
 
     with judging(prefers({texts[n, "parallel"] for n in range(3)})) as (judge_, url):
@@ -184,7 +184,7 @@ def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(
     prompts = written(tmp_path / "p.jsonl", questions)
     run(main, "--max-tokens 5 --prompts", prompts, "--out", tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()[1:]]
-    assert {(row["prompt"], row["form"], bool(row["tokens"])) for row in rows} == {
+    assert {(row["prompt"], row["method"], bool(row["tokens"])) for row in rows} == {
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")
     }
 

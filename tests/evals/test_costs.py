@@ -37,7 +37,7 @@ def test_the_cost_of_a_token_is_near_its_aim(interpreter: list[dict[str, Any]]):
 
 def test_an_open_thread_needs_little_memory_and_its_prompts_ids(interpreter: list[dict[str, Any]]):
     short, long = interpreter[3:5]
-    assert (short["open threads"], short["answers"]) == (80, 10)
+    assert short["open threads"] == 80
     assert 1 < short["KB a thread"] < 50
     assert 8 <= long["KB a thread"] - short["KB a thread"] < 16
 
@@ -50,15 +50,6 @@ def test_the_server_is_compared_with_the_library_and_many_streams_come_to_their_
     assert all(way["answers"] == 1 and way["ms"] > 0 for way in ways)
     assert streams["streams"] == streams["complete"] == 20
     assert 0 < streams["first text s, p50"] <= streams["whole s, p50"]
-
-
-def test_packed_views_share_what_views_one_by_one_compute_again(tmp_path: Path):
-    out = tmp_path / "steps.jsonl"
-    small = "--documents 2 --chunk-tokens 12 --chunks 3 --row-tokens 256 --repeats 1"
-    run(main, f"packing {small} --out", out)
-    _, found = rows(out)
-    assert found["sharing"] > 1.5
-    assert found["packed is faster"] == found["s, one by one"] / found["s, packed"] > 0
 
 
 def test_an_unknown_benchmark_is_refused():

@@ -52,7 +52,8 @@ async def test_the_score_is_that_of_the_task(tmp_path: Path) -> None:
     assert 50 < low < 87.5 < high < 100
     groups = ["describe", "chain", "unseen names", "unseen templates", "all"]
     assert [row[""] for row in table(found)] == [*groups, *(f"{name}, baseline" for name in groups)]
-    assert found["by_split"]["unseen templates"]["right"]["value"] == 100
+    assert found["by_split"]["unseen templates"]["all"]["right"]["value"] == 100
+    assert found["by_split"]["unseen names"]["by_family"]["describe"]["right"]["value"] == 50
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from commands_run import run
 from recorder import Recorder
 
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.load import (
-    Answered,
     Block,
     default_target,
     describe_break_even,
@@ -63,8 +63,7 @@ async def test_a_closed_loop_keeps_so_many_answers_under_way():
     assert {answer.tokens for answer in one.answers} == {tokens}
     for answer in (*one.answers, *three.answers):
         assert answer.seconds == pytest.approx(tokens * LATENCY, rel=0.02)
-    arrived = [answer.arrived for answer in three.answers]
-    assert arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3, rel=0.02)
+    assert three.arrived == pytest.approx([0] * 3 + [tokens * LATENCY] * 3, rel=0.02)
 
 
 async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
@@ -73,7 +72,7 @@ async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_metho
             await drive(engine, method, CASES[:1] * 400, mode="open", level=20, seed=seed)
             for method, seed in ((BOTH[0], 1), (BOTH[1], 1), (BOTH[0], 2))
         ]
-    first, again, other = ([answer.arrived for answer in block.answers] for block in blocks)
+    first, again, other = (block.arrived for block in blocks)
     assert first == pytest.approx(again)
     assert first != pytest.approx(other)
     gaps = [b - a for a, b in pairwise(first)]
@@ -108,8 +107,8 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
 
 
 def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
-    answers = tuple(Answered(prompt, 0.0, value, 0.1, 50) for prompt, value in enumerate(seconds))
-    return Block(mode, level, method, over, answers)
+    timed = (Answer(n, method, seconds=each, first_token=0.1, tokens=50) for n, each in enumerate(seconds))
+    return Block(mode, level, method, over, (0.0,) * len(seconds), tuple(timed))
 
 
 def test_figures_of_known_blocks():
@@ -133,7 +132,7 @@ def test_figures_of_known_blocks():
     said = describe_break_even(found, "pasta")
     assert "with 4 at once (2 answers)" in said and "with 16 at once, where it no longer pays" in said
     assert "a second" not in said
-    assert summarise(found)[1]["sooner than in sequence"] == "2.00"
+    assert summarise(found)[1]["speedup"] == pytest.approx(2)
 
 
 def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,10 +9,10 @@ from commands_run import refused, run
 from recorder import Recorder
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.methods import METHODS, rounds
 from pasta_async.evals.methods.__main__ import main, measure, methods_for, summarise
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
-from pasta_async.evals.timing import Timed
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
 
@@ -149,8 +149,8 @@ def test_the_rounds_of_a_document_are_its_visible_text():
     assert second[0].text.endswith("The end.")
 
 
-def played(method: str, prompt: int, seconds: float, path: int) -> Timed:
-    return Timed(prompt, method, 0, seconds, 0.5, 100, path, 2, 30, 70)
+def played(method: str, prompt: int, seconds: float, path: int) -> Answer:
+    return Answer(prompt, method, 0, seconds, 0.5, 100, path, 2, 30, 70)
 
 
 def test_figures_of_known_rows():

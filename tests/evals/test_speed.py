@@ -13,11 +13,10 @@ from commands_run import run as run_command
 from pasta_async import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.answers import FORMS, Form
+from pasta_async.evals.answers import FORMS, Answer, Form, compare
 from pasta_async.evals.documents import Prompt, held_out, read_prompts
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import summarise
-from pasta_async.evals.timing import Timed, compare
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
 
@@ -100,8 +99,8 @@ async def test_the_summary_counts_what_is_malformed():
     assert row["realised"] == pytest.approx(1)
 
 
-def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Timed:
-    return Timed(prompt, form, number, seconds, 0.02, tokens, critical, 1, 30, 70, family="f")
+def run(prompt: int, form: Form, seconds: float, tokens: int, critical: int, number: int = 0) -> Answer:
+    return Answer(prompt, form, number, seconds, 0.02, tokens, critical, 1, 30, 70, family="f")
 
 
 def test_figures_of_known_runs():
@@ -169,7 +168,7 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     file, prompts = tmp_path / "runs.jsonl", [Prompt(name, "plain") for name in "abc"]
     scripts = dict.fromkeys("abc", "A word and another.")
 
-    async def go_on() -> tuple[list[Timed], float]:
+    async def go_on() -> tuple[list[Answer], float]:
         clock = VirtualClock()
         with Journal(file, {"benchmark": "speed"}) as journal:
             runs = await speed.measure(scripted(scripts, clock), prompts, passes=2, journal=journal)

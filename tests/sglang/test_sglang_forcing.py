@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from pasta_async import Client, Sampling
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.evals.methods import METHODS, Case, open_engine, play
-from pasta_async.evals.timing import Timed
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -85,7 +85,7 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
 ):
     methods = [method for method in METHODS.values() if not method.needs_server]
     case = Case(0, "Well?", LISTED)
-    found = list[list[Timed]]()
+    found = list[list[Answer]]()
     for inner, url in ((backend, server.url), (local, "local:")):
         async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
             found.append([await play(engine, method, case) for method in methods])

@@ -77,12 +77,12 @@ async def test_a_server_that_says_nothing_holds_nobody_for_long() -> None:
     """All that wait for the handshake share its end; only decoding may take minutes."""
     timeouts: dict[str, Any] = {}
 
-    class Timed(OddServer):
+    class Answer(OddServer):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
             timeouts[request.url.path] = request.extensions["timeout"]["read"]
             return await super().handle_async_request(request)
 
-    server = Timed({"/server_info": httpx.ReadTimeout("silent")})
+    server = Answer({"/server_info": httpx.ReadTimeout("silent")})
     made = backend(server)
     errors = await asyncio.gather(*(made.connect() for _ in range(5)), return_exceptions=True)
     assert all(isinstance(error, BackendTimeoutError) for error in errors)

@@ -228,9 +228,9 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
         write_records(tmp_path / "samples.jsonl", prompts)
 
     with_ids((3,) * 10 + (99999,) * 1000)
-    refused("has ids that the model lacks")
+    refused("another model has drawn them")
     with_ids(tuple(range(300)) * 10)
-    refused("none of 5 samples holds its prompt")
+    refused("another model has drawn them")
     (tmp_path / "scores.jsonl").write_text("")
     refused("25 samples have no score")
 

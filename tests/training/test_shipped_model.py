@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pasta_async
+from pasta_async import Client, Sampling
 from pasta_async.backends import open_backend
-from pasta_async.evals.answers import FORMS
-from pasta_async.evals.card import HiddenChunks, answered
-from pasta_async.evals.documents import Prompt
+from pasta_async.evals.answers import FORMS, Answer, answer_all
+from pasta_async.evals.frontier import HiddenChunks
 from pasta_async.evals.statistics import share
-from pasta_async.training.synthetic import FAMILIES, sample
+from pasta_async.jobs import Journal
+from pasta_async.training.synthetic import FAMILIES, sample, score
 
 if TYPE_CHECKING:
     from pasta_async import Backend
     from pasta_async.evals.answers import Form
-    from pasta_async.evals.card import Rows
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 PROMPTS = 48
@@ -31,30 +31,35 @@ def test_it_is_small_and_complete() -> None:
     assert sum(files.values()) < 12_000_000
 
 
-async def asked(backend: Backend, family: str, form: Form, count: int, folder: Path) -> Rows:
+async def asked(
+    backend: Backend, family: str, form: Form, count: int, folder: Path
+) -> tuple[list[Answer], list[bool]]:
+    """Answers to unseen names, and which of them are right."""
     examples = [sample(family, seed, "names") for seed in range(10_000, 10_000 + count)]
-    prompts = [Prompt(example.prompt, family, example) for example in examples]
-    return await answered(backend, prompts, folder / f"{form}.jsonl", forms=[form])
+    texts = [example.prompt for example in examples]
+    async with Client(backend) as client:
+        with Journal(folder / "answers.jsonl", {}) as journal:
+            sampling = Sampling(max_tokens=1024)
+            found = await answer_all(client, texts, journal, sampling=sampling, together=64, forms=[form])
+    return found, [score(example, one.text) for example, one in zip(examples, found, strict=True)]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path: Path) -> None:
-    rows = await asked(open_backend("local:"), family, form, PROMPTS, tmp_path)
-    assert share([row["right"] for row in rows])["high"] >= 95
-    assert sum(row["well-formed"] for row in rows) >= PROMPTS - 1
+    answers, right = await asked(open_backend("local:"), family, form, PROMPTS, tmp_path)
+    assert share(right)["high"] >= 95
+    assert sum(one.well_formed for one in answers) >= PROMPTS - 1
     parallel = family != "chain" and form == "parallel"
-    assert any(row["promises"] for row in rows) == parallel
+    assert any(one.promises for one in answers) == parallel
     if parallel:
-        assert sum(row["critical path"] for row in rows) < 0.75 * sum(row["tokens"] for row in rows)
+        assert sum(one.critical_path for one in answers) < 0.75 * sum(one.tokens for one in answers)
 
 
 async def test_chunks_hidden_behind_a_sync_cost_answers(tmp_path: Path) -> None:
     """Totals need what chunks computed; descriptions do not."""
-    backends = {"hidden": HiddenChunks(open_backend("local:")), "seen": open_backend("local:")}
-    right = {
-        name: [row["right"] for row in await asked(backend, "totals", "parallel", 6, tmp_path / name)]
-        for name, backend in backends.items()
-    }
-    assert share(right["hidden"])["high"] < 80
-    assert sum(right["seen"]) >= 5
+    hiding = HiddenChunks(open_backend("local:"))
+    _, hidden = await asked(hiding, "totals", "parallel", 6, tmp_path / "hidden")
+    _, seen = await asked(open_backend("local:"), "totals", "parallel", 6, tmp_path / "seen")
+    assert share(hidden)["high"] < 80
+    assert sum(seen) >= 5

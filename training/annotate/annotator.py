@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import BackendError
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
 from pasta_async.training.annotate.checks import check_reply
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
 from pasta_async.training.corpus.records import Record, StrictModel, digest, write_records
 from pasta_async.training.corpus.sources import SourceSettings
 from pasta_async.training.corpus.tokens import text_speedup, token_counter
-from pasta_async.training.endpoint import Completion, Endpoint, EndpointSettings, FailureBudget
+from pasta_async.training.endpoint import Completion, Endpoint, EndpointSettings, collect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -105,11 +104,13 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         totals, problems = annotator.totals, annotator.problems
     accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
-    fields = ("unasked", "unanswered", "requests", "resumed", "prompt_tokens", "completion_tokens")
+    unanswered = sum(not one.answered for one in rejected)
+    fields = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
     summary = {
         "annotator": settings.annotator,
         "accepted": len(accepted),
-        "rejected": len(rejected) - totals["unanswered"],
+        "rejected": len(rejected) - unanswered,
+        "unanswered": unanswered,
         "reasons": dict(problems.most_common()),
         **{field: totals[field] for field in fields},
         "seconds": round(time.monotonic() - started, 3),
@@ -151,21 +152,19 @@ def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
 async def _by_endpoint(
     settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
 ) -> tuple[list[Record | Rejected], Annotator]:
-    outcomes: dict[int, Record | Rejected] = {}
     prompt = hashlib.sha256(repr((_TEXTS["instructions"], EXAMPLES)).encode()).hexdigest()[:16]
     identity = {"model": settings.model, "prompt": prompt}
-    journal = Journal(settings.out / "journal.jsonl", identity, durable=True)
-    with journal, progress(len(records), "answers") as advance:
+    with Journal(settings.out / "journal.jsonl", identity, durable=True) as journal:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
             annotator = Annotator(endpoint, journal, settings, count)
-
-            async def work(numbered: tuple[int, Record]) -> None:
-                number, record = numbered
-                outcomes[number] = await annotator.annotate(record)
-                advance()
-
-            await for_each(enumerate(records), work, settings.in_flight)
-    return [outcomes[number] for number in range(len(records))], annotator
+            numbered = dict(enumerate(records))
+            found, failures = await collect(
+                numbered, lambda number: annotator.annotate(numbered[number]), settings.in_flight
+            )
+    for number, failure in failures.items():
+        reasons = (f"endpoint: {failure}",)
+        found[number] = Rejected(record=numbered[number], reasons=reasons, answered=False)
+    return [found[number] for number in numbered], annotator
 
 
 class Annotator:
@@ -183,15 +182,14 @@ class Annotator:
     ) -> None:
         self._endpoint, self._journal, self._settings, self._count = endpoint, journal, settings, count
         self.totals: Counter[str] = Counter()
-        """Records: unasked (too short), unanswered (the endpoint failed). Replies: requests (of this run),
-        resumed (from the journal), prompt_tokens and completion_tokens (of both)."""
+        """Records: unasked (too short). Replies: requests (of this run), resumed (from the journal),
+        prompt_tokens and completion_tokens (of both)."""
         self.problems: Counter[str] = Counter()
         """Replies that were not accepted, by the code of their first problem."""
         self._finished = partial(_annotated, settings, count)
         self._kept: defaultdict[str, list[Completion]] = defaultdict(list)
         for row in map(dict[str, Any], journal.rows):
             self._kept[row.pop("key")].append(Completion(**row))
-        self._failures = FailureBudget(proven=bool(journal.rows))
 
     async def annotate(self, record: Record) -> Record | Rejected:
         """Annotate a record: from the journal as far as it goes, then by requests.
@@ -199,7 +197,7 @@ class Annotator:
         A cancellation ends its request; replies that arrived are in the journal.
 
         Raises:
-            BackendError: The endpoint cannot be reached, or fails for all records.
+            BackendError: The endpoint failed.
         """
         text = record.document.text
         if self._count(text) < self._settings.ask_from:
@@ -209,12 +207,7 @@ class Annotator:
         messages, reasons, reply = opening, tuple[str, ...](), ""
         kept = iter(self._kept[key])
         for _ in range(self._settings.tries):
-            try:
-                completion = await self._reply(key, messages, next(kept, None))
-            except BackendError as error:
-                self._failures.failed(error)
-                self.totals["unanswered"] += 1
-                return Rejected(record=record, reasons=(f"endpoint: {error}",), answered=False)
+            completion = await self._reply(key, messages, next(kept, None))
             found = check_reply(text, completion.text, self._count)
             if isinstance(found, Document):
                 return self._finished(record, found)
@@ -230,7 +223,6 @@ class Annotator:
         completion = kept or await self._endpoint.complete(messages)
         if not kept:
             self._journal.append({"key": key, **completion._asdict()})
-            self._failures.succeeded()
         self.totals["prompt_tokens"] += completion.prompt_tokens
         self.totals["completion_tokens"] += completion.completion_tokens
         return completion

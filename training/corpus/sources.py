@@ -180,8 +180,7 @@ def _dataset(name: str, split: str) -> Iterable[Mapping[str, Any]]:
     path, library = Path(name), cast("Any", datasets)  # it leaves its types open
     if path.is_file():
         return library.load_dataset(path.suffix[1:], data_files=name, split="train", streaming=True)
-    if (path / "dataset_dict.json").is_file():
-        return library.load_from_disk(name)[split]
-    if (path / "state.json").is_file():
-        return library.load_from_disk(name)
+    if any((path / file).is_file() for file in ("dataset_dict.json", "state.json")):
+        saved: Any = library.load_from_disk(name)
+        return saved[split] if hasattr(saved, "keys") else saved
     return library.load_dataset(name, split=split, streaming=True)

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import math
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -233,17 +232,16 @@ def open_metrics(folder: Path, start: int, board: bool) -> Generator[Callable[[M
         board: Whether TensorBoard gets the same, where it is installed.
     """
     path = folder / "metrics.jsonl"
-    # Lines are of rising steps, so those behind the start, and one that a kill cut short, are at the end.
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= start]
-    path.write_text("".join(kept), encoding="utf-8")
+    path.write_text("".join(lines[:start]), encoding="utf-8")  # one for each update, from the first on
     with ExitStack() as stack:
         file = stack.enter_context(path.open("a", encoding="utf-8"))
         writer: Any = None
-        if board and importlib.util.find_spec("tensorboard"):
-            tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-            writer = tensorboard.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-            stack.callback(writer.close)
+        if board:
+            with suppress(ModuleNotFoundError):
+                tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+                writer = tensorboard.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
+                stack.callback(writer.close)
 
         def write(values: Mapping[str, float]) -> None:
             file.write(json.dumps(values) + "\n")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from pasta_async.backends.local.checkpoint import load_weights, read_config
+from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
 
@@ -62,8 +62,9 @@ class BaseModel:
         Raises:
             UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
         """
-        shape = read_config(self.folder, REFUSAL)
-        weights = load_weights(self.folder, shape, device=torch.device("cpu"), dtype=torch.float32)
+        checkpoint = CheckpointFolder(self.folder, REFUSAL)
+        shape = checkpoint.config
+        weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             if name in weights:
                 weights[name] = self._grown(weights[name])

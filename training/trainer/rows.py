@@ -13,7 +13,6 @@ attention takes no such mask at all.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import heapq
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +34,6 @@ __all__ = [
     "choose_attention",
     "deal_rows",
     "log_probabilities",
-    "mask_for",
     "pack_row",
     "row_length",
 ]
@@ -104,23 +102,16 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
     if max(sizes) > capacity:
         raise ValueError(f"an example of {max(sizes)} tokens is larger than a row of {capacity}")
     largest_first = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    rows = world * max(1, math.ceil(sum(sizes) / (capacity * world)))
-    while (dealt := _deal(largest_first, sizes, capacity, rows)) is None:
+    rows = world * math.ceil(sum(sizes) / (capacity * world))
+    while True:
+        dealt, used = [list[int]() for _ in range(rows)], [0] * rows
+        for index in largest_first:  # each to the row that is the least full
+            row = used.index(min(used))
+            dealt[row].append(index)
+            used[row] += sizes[index]
+        if max(used) <= capacity:
+            return dealt
         rows += world
-    return dealt
-
-
-def _deal(order: Sequence[int], sizes: Sequence[int], capacity: int, rows: int) -> list[list[int]] | None:
-    """Each example to the row that is the least full; None where one does not fit."""
-    dealt: list[list[int]] = [[] for _ in range(rows)]
-    heap = [(0, row) for row in range(rows)]
-    for index in order:
-        used, row = heapq.heappop(heap)
-        if used + sizes[index] > capacity:
-            return None
-        dealt[row].append(index)
-        heapq.heappush(heap, (used + sizes[index], row))
-    return dealt
 
 
 def row_length(used: int, capacity: int, few: bool) -> int:
@@ -170,17 +161,6 @@ def block_mask(row: Row) -> BlockMask:
     return create_block_mask(seen, None, None, length, length, device=str(ends.device))
 
 
-def mask_for(model: Any, row: Row) -> torch.Tensor | BlockMask:
-    """The mask of a row in the form that the model's attention reads.
-
-    Raises:
-        InvalidRequestError: The model's attention reads neither form.
-    """
-    kernel: str = model.config._attn_implementation  # transformers has no public name for it
-    choose_attention(kernel, row.ids.device)
-    return block_mask(row) if kernel == FLEX else row.mask()
-
-
 def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
 
@@ -190,9 +170,11 @@ def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     Raises:
         InvalidRequestError: The model's attention cannot read the row's mask.
     """
+    kernel: str = model.config._attn_implementation  # transformers has no public name for it
+    choose_attention(kernel, row.ids.device)
     logits = model(
         input_ids=row.ids,
-        attention_mask=mask_for(model, row),
+        attention_mask=block_mask(row) if kernel == FLEX else row.mask(),
         position_ids=row.positions,
         use_cache=False,
         logits_to_keep=row.predictors,

@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelCodec", "write_tokenizer"]
 
-_COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-)
+_COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
 
 PLAIN = "plain\n"
 """Stands behind a prompt that asks for the baseline (`pasta=false`), if the template knows no `pasta`."""
@@ -137,19 +128,24 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         UnsupportedModelError: A file is missing or malformed.
         InvalidRequestError: There is no chat template.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    raw = read_json(folder / "tokenizer.json")
-    for name in _COPIED:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, out / name)
-    config = (
-        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-    )
+    raw, file = read_json(folder / "tokenizer.json"), folder / "tokenizer_config.json"
+    config = read_json(file) if file.exists() else {}
+    template = template or find_template(folder, config)
+    if not template:
+        raise InvalidRequestError(
+            f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
+        )
+    if both and "pasta" not in template:
+        template += _SWITCH
     added = _add_tags(raw, config)
-    (out / "tokenizer.json").write_text(json.dumps(raw, ensure_ascii=False, indent=2), encoding="utf-8")
-    _set_template(folder, out, config, template, both)
-    text = json.dumps(config, ensure_ascii=False, indent=2) + "\n"
-    (out / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    config.pop("chat_template", None)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in filter(lambda name: (folder / name).is_file(), _COPIED):
+        shutil.copyfile(folder / name, out / name)
+    for name, content in (("tokenizer.json", raw), ("tokenizer_config.json", config)):
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        (out / name).write_text(text, encoding="utf-8")
+    (out / "chat_template.jinja").write_text(template, encoding="utf-8")
     return added
 
 
@@ -169,16 +165,3 @@ def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> list[int]:
             config["added_tokens_decoder"][str(tokenizer.token_to_id(tag))] = form
     raw["added_tokens"].sort(key=itemgetter("id"))
     return [tokenizer.token_to_id(tag) for tag in missing]
-
-
-def _set_template(folder: Path, out: Path, config: dict[str, Any], template: str | None, both: bool) -> None:
-    template = template or find_template(out, config)
-    if not template:
-        raise InvalidRequestError(
-            f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
-        )
-    if both and "pasta" not in template:
-        template += _SWITCH
-    (out / "chat_template.json").unlink(missing_ok=True)
-    config.pop("chat_template", None)
-    (out / "chat_template.jinja").write_text(template, encoding="utf-8")

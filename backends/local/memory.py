@@ -1,0 +1,130 @@
+"""Whether a model fits in memory: what it needs, and what the system and its control groups leave."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pasta_async.backends.local.checkpoint import expected_shapes
+from pasta_async.backends.local.linear import storage_dtype
+from pasta_async.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
+    from pasta_async.backends.local.linear import DType
+
+__all__ = ["affordable_slots", "available_memory"]
+
+_CACHE_BYTES = 2**30
+_MOST_SLOTS = 32768
+_FEWEST_SLOTS = 1024
+
+
+def affordable_slots(checkpoint: Checkpoint, dtype: DType, wanted: int | None, device: torch.device) -> int:
+    """How many KV slots to make, so that they fit in memory with the weights and what loading takes besides.
+
+    Args:
+        checkpoint: Of the model.
+        dtype: The number format that it will be computed in.
+        wanted: So many are asked for; None: what a gibibyte holds, at most 32768, but in a small memory no
+            more than half of what the weights leave.
+        device: Where they are to be.
+
+    Raises:
+        UnsupportedModelError: Those wanted do not fit, or not even a few.
+    """
+    config = checkpoint.config
+    weights, loading = _weight_bytes(config, dtype)
+    token = 2 * config.layers * config.kv_heads * config.head_dim * storage_dtype(dtype).itemsize
+    slots = wanted or max(min(_CACHE_BYTES // token, _MOST_SLOTS), 256)
+    if (room := available_memory(device)) is None:
+        return slots
+    if wanted is None:
+        slots = min(slots, max((room - weights - loading) // 2 // token, _FEWEST_SLOTS))
+    if (needed := weights + loading + slots * token) > room:
+        sizes = (weights, loading, slots * token, needed, room)
+        parts = [f"{size / 1e9:.1f} GB" for size in sizes]
+        raise UnsupportedModelError(
+            f"{checkpoint.path} does not fit in memory: its weights take {parts[0]} as {dtype}, loading them "
+            f"{parts[1]} more, the keys and values of {slots} tokens {parts[2]}; that is {parts[3]}, and "
+            f"{parts[4]} are free"
+        )
+    return slots
+
+
+def _weight_bytes(config: ModelConfig, dtype: DType) -> tuple[int, int]:
+    """Bytes of the weights, and of the copies of the largest matrix while it is converted."""
+    matrices = [math.prod(shape) for shape in expected_shapes(config).values() if len(shape) == 2]
+    if config.tied:  # the head is a matrix of its own, with the weights of the norm before it
+        matrices.append(config.vocab_size * config.hidden)
+    width = 1 if dtype == "int8" else storage_dtype(dtype).itemsize
+    return width * sum(matrices), 8 * max(*matrices, 2 * config.intermediate * config.hidden)
+
+
+def available_memory(device: torch.device, root: Path = Path("/")) -> int | None:
+    """Bytes that this process can still take without pushing others out; None where nobody says.
+
+    Args:
+        device: Where the memory is to be.
+        root: Of the file system that has `proc` and `sys`.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    system = _system_memory(root)
+    return min([*([] if system is None else [system]), *_group_rooms(root)], default=None)
+
+
+def _system_memory(root: Path) -> int | None:
+    try:
+        return _table(root / "proc/meminfo")["MemAvailable:"] * 1024
+    except (OSError, KeyError):
+        pass
+    try:  # all there is, rather than what is free
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _group_rooms(root: Path) -> Iterator[int]:
+    """What each control group above this process leaves; pages that only cache files do not count as used."""
+    version_2, version_1 = root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, name = line.split(":", 2)
+        if not controllers:
+            yield from _rooms(version_2, name, ("memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _rooms(version_1, name, files)
+
+
+def _rooms(top: Path, name: str, files: tuple[str, str, str]) -> Iterator[int]:
+    limit, usage, cached = files
+    group = top / name.strip("/")
+    for folder in (group, *group.parents):
+        try:  # in a container the group may stand at the top, under another name
+            room = int((folder / limit).read_text()) - int((folder / usage).read_text())
+            yield room + _table(folder / "memory.stat").get(cached, 0)
+        except (OSError, ValueError):  # no limit, or none of this process's business
+            pass
+        if folder == top:
+            return
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    return {name: int(number) for name, number, *_ in map(str.split, path.read_text().splitlines())}

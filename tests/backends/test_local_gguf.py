@@ -1,0 +1,491 @@
+"""GGUF files in the embedded engine: the numbers and ids of a Hugging Face folder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import gguf
+import local_models
+import numpy as np
+import pytest
+import sentencepiece  # pyright: ignore[reportMissingTypeStubs]
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFValueType, GGUFWriter
+from local_models import tk
+
+from pasta_async import Client, Sampling
+from pasta_async.backends.local import LocalBackend, memory
+from pasta_async.backends.local.engine import Engine, EngineOptions, open_checkpoint
+from pasta_async.backends.local.memory import available_memory
+from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from pasta_async.protocol import Message
+
+Metadata = dict[str, Any]
+
+torch.set_num_threads(1)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, tuple[dict[str, Any], Type]] = {
+    "llama": ({}, Type.F32),
+    "llama, tied, one key for all heads": ({"tie_word_embeddings": True, "num_key_value_heads": 1}, Type.F16),
+    "llama 3.1, biases": ({"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}, Type.BF16),
+    "llama, positions divided": (
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}},
+        Type.Q8_0,
+    ),
+    "qwen2": ({"kind": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, Type.Q4_0),
+    "qwen2, tied": ({"kind": "qwen2", "tie_word_embeddings": True}, Type.Q4_1),
+    "qwen3": ({"kind": "qwen3", "head_dim": 32}, Type.Q5_1),
+}
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+}
+
+
+def write(
+    path: Path, model: Any, tokenizer: Any = None, kind: Type = Type.F32, changes: Metadata | None = None
+) -> Path:
+    """Write a model of transformers as llama.cpp's converter does; its weights become those of the file.
+
+    Matrices are of the type `kind`. `changes` are metadata and tensors: (value, type), None to leave one out.
+    """
+    config, changes = model.config, changes or {}
+    tokens = {} if tokenizer is None else vocabulary(tokenizer)
+    writer = GGUFWriter(path, changes.pop("general.architecture", config.model_type))
+    for key, value in {**metadata(config), **tokens, **changes}.items():
+        if value is not None and not isinstance(value, tuple):
+            writer.add_key_value(key, value, *kinds(value))
+    tensors: dict[str, tuple[Any, Type] | None] = {}
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = parameter.numpy()
+        stored = kind if values.ndim == 2 else Type.F32
+        data = gguf.quantize(values, stored)
+        parameter.copy_(torch.as_tensor(gguf.dequantize(data, stored).copy()))
+        if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+            data = in_pairs(data, config.head_dim)
+        tensors[renamed(name)] = (data, stored)
+    if config.rope_parameters["rope_type"] == "llama3":
+        tensors["rope_freqs.weight"] = (divisors(config.rope_parameters, config.head_dim), Type.F32)
+    tensors |= {key: value for key, value in changes.items() if key.endswith((".weight", ".bias"))}
+    for name, entry in tensors.items():
+        if entry is not None:
+            writer.add_tensor(name, np.array(entry[0]), raw_dtype=entry[1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def kinds(value: Any) -> list[GGUFValueType]:
+    """Types of a value in the metadata: of an array also that of what is in it."""
+    if isinstance(value, list):
+        return [GGUFValueType.ARRAY, *kinds(cast("list[Any]", value)[0])]
+    return [GGUFValueType.INT32 if isinstance(value, int) else GGUFValueType.get_type(value)]
+
+
+def metadata(config: Any) -> Metadata:
+    rope = config.rope_parameters
+    linear = rope["rope_type"] == "linear"
+    found = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.scaling.type": "linear" if linear else None,
+        "rope.scaling.factor": rope["factor"] if linear else None,
+    }
+    return {f"{config.model_type}.{key}": value for key, value in found.items()}
+
+
+def renamed(name: str) -> str:
+    for theirs, ours in PARTS.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def in_pairs(rows: Any, head_dim: int) -> Any:
+    """Rows of heads as llama.cpp has them: those that are rotated together next to each other."""
+    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def divisors(rope: dict[str, Any], head_dim: int) -> Any:
+    """As llama.cpp's converter computes them."""
+    found: list[float] = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (i / head_dim)
+        low, high = (
+            rope["original_max_position_embeddings"] / rope[f"{k}_freq_factor"] for k in ("low", "high")
+        )
+        smooth = (rope["original_max_position_embeddings"] / wavelength - rope["low_freq_factor"]) / (
+            rope["high_freq_factor"] - rope["low_freq_factor"]
+        )
+        blended = 1 / ((1 - smooth) / rope["factor"] + smooth)
+        found.append(1.0 if wavelength < high else rope["factor"] if wavelength > low else blended)
+    return np.array(found, np.float32)
+
+
+def vocabulary(tokenizer: Any) -> Metadata:
+    """A byte-level tokenizer's metadata."""
+    raw = json.loads(tokenizer.backend_tokenizer.to_str())
+    added = {entry["id"]: entry for entry in raw["added_tokens"]}
+    by_text = {**raw["model"]["vocab"], **{entry["content"]: i for i, entry in added.items()}}
+    tokens = sorted(by_text, key=by_text.__getitem__)
+    types = [1 if i not in added else 3 if added[i]["special"] else 4 for i in range(len(tokens))]
+    found = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [" ".join(merge) for merge in raw["model"]["merges"]],
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    named = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    return {**named, "tokenizer.chat_template": tokenizer.chat_template}
+
+
+def decoded(engine: Engine, ids: list[int], count: int = 12) -> tuple[torch.Tensor, list[int]]:
+    """The logits behind a context, and what follows greedily."""
+    seen: list[torch.Tensor] = []
+
+    def look(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.clone())
+        return logits
+
+    task = Job(0, ids, count, TokenSampler(Sampling(), 0, look), ())
+    engine.add(task)
+    while engine.step() is not None:
+        pass
+    return seen[0], task.ids[task.prompt : task.length].tolist()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_and_tokens_are_those_of_a_folder_and_of_transformers(variant: str, tmp_path: Path) -> None:
+    changes, kind = VARIANTS[variant]
+    model = local_models.model(**changes)
+    file = write(tmp_path / "model.gguf", model, kind=kind)
+    model.save_pretrained(tmp_path / "folder")
+    options = EngineOptions(device="cpu", slots=256, dtype="float32")
+    ids = np.random.default_rng(0).integers(0, 512, 75).tolist()
+    (ours, tokens), (theirs, expected) = (
+        decoded(Engine(path, options), ids) for path in (file, tmp_path / "folder")
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    out = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert tokens == expected == out[0, len(ids) :].tolist()
+
+
+def test_every_tensor_is_that_of_the_folder(tmp_path: Path) -> None:
+    model = local_models.model()
+    file = open_checkpoint(write(tmp_path / "model.gguf", model, kind=Type.Q8_0))
+    for name, expected in model.state_dict().items():
+        assert torch.equal(file.tensor(name), expected)
+
+
+QUANTISED = [
+    kind for kind in Type if kind.name not in ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0")
+]
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_all_types_that_the_package_dequantises_are_read(kind: Type, tmp_path: Path) -> None:
+    model = local_models.model(hidden_size=256, intermediate_size=256, num_hidden_layers=1, vocabulary=600)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(0).integers(0, 60, (600, 256 // block * size), np.uint8)
+    file = write(tmp_path / "model.gguf", model, changes={"token_embd.weight": (data, kind)})
+    expected = torch.as_tensor(gguf.dequantize(data, kind).reshape(600, 256).copy())
+    found = open_checkpoint(file).tensor("model.embed_tokens.weight").float()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+CUTS: dict[str, Any] = {
+    "gpt-2": tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": tk.pre_tokenizers.Sequence(
+        [
+            tk.pre_tokenizers.Digits(individual_digits=True),
+            tk.pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    ),
+} | {
+    name: tk.pre_tokenizers.Sequence(
+        [
+            tk.pre_tokenizers.Split(
+                tk.Regex(
+                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+                    + digits
+                    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                ),
+                "isolated",
+            ),
+            tk.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    for name, digits in (("llama-bpe", "{1,3}"), ("qwen2", ""))
+}
+TEXTS = [
+    *local_models.CORPUS[:3],
+    "In 1914, 20.07.1969 and 3.14159; WE'RE, it's, they'LL  ...\n\n  x\r\n\ty   ",
+    "1. Eat.\n\n2. Sleep…\n\n\n<think>hm</think> e\u0301 漢字 🎉",
+]
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_byte_level_tokenizers_encode_as_hugging_faces(pre: str, tmp_path: Path) -> None:
+    fast = local_models.byte_level()
+    backend: Any = fast.backend_tokenizer
+    backend.pre_tokenizer = CUTS[pre]
+    backend.model.ignore_merges = pre == "llama-bpe"
+    if pre != "qwen2":
+        backend.normalizer = tk.normalizers.Sequence([])
+    saved: Any = fast
+    saved.save_pretrained(tmp_path / "folder")
+    expected = TextCodec.from_folder(tmp_path / "folder")
+    changes = {"tokenizer.ggml.pre": pre}
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), fast, changes=changes)).codec()
+    for text in TEXTS:
+        assert codec.encode(text) == expected.encode(text)
+        messages: list[Message] = [{"role": "user", "content": text}]
+        assert codec.encode_chat(messages, {}) == expected.encode_chat(messages, {})
+    assert codec.end_ids == tuple(saved.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
+    assert codec.tags == expected.tags
+    assert codec.tags is not None
+
+
+def test_sentencepiece_tokenizers_encode_as_sentencepiece(tmp_path: Path) -> None:
+    library: Any = sentencepiece
+    (tmp_path / "texts").write_text("\n".join(local_models.CORPUS), "utf-8")
+    library.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts"),
+        model_prefix=str(tmp_path / "trained"),
+        model_type="bpe",
+        vocab_size=380,
+        byte_fallback=True,
+        character_coverage=0.98,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        minloglevel=2,
+    )
+    theirs = library.SentencePieceProcessor(model_file=str(tmp_path / "trained.model"))
+    count = theirs.get_piece_size()
+    checks = {"is_unknown": 2, "is_control": 3, "is_byte": 6}
+    types = [next((t for f, t in checks.items() if getattr(theirs, f)(i)), 1) for i in range(count)]
+    changes = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in range(count)],
+        "tokenizer.ggml.scores": [theirs.get_score(i) for i in range(count)],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.bos_token_id": theirs.bos_id(),
+        "tokenizer.ggml.eos_token_id": theirs.eos_id(),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    codec = open_checkpoint(write(tmp_path / "a.gguf", local_models.model(), changes=changes)).codec()
+    for text in TEXTS:
+        assert codec.encode(text) == theirs.encode(text)
+        assert codec.detokenize(codec.encode(text)) == text
+    message: list[Message] = [{"role": "user", "content": "Both wars"}]
+    assert codec.encode_chat(message, {}) == [theirs.bos_id(), *theirs.encode("Both wars")]
+    assert codec.end_ids == (theirs.eos_id(),)
+
+
+async def test_a_file_is_a_backend_that_answers(tmp_path: Path) -> None:
+    """Without the tags in the vocabulary, prompted mode explains them; the text is that of the folder."""
+    model = local_models.model(max_position_embeddings=4096)
+    fast = local_models.byte_level(tags=False)
+    backend: Any = fast.backend_tokenizer
+    backend.normalizer = tk.normalizers.Sequence([])
+    folder = local_models.save(tmp_path / "folder", model, fast)
+    file = write(tmp_path / "model.gguf", model, fast)
+    answers: list[Any] = []
+    for path in (file, folder):
+        async with Client(f"local:{path}") as client:
+            answers.append(await client.generate("Say it.", sampling=Sampling(max_tokens=40)))
+            assert (await client.connect()).tags is None
+    assert answers[0].text == answers[1].text
+    assert answers[0].text
+
+
+REFUSED: dict[str, tuple[Metadata, str]] = {
+    "architecture": ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3'"),
+    "split": ({"split.count": 2}, "split.count"),
+    "no layers": ({"llama.block_count": None}, "llama.block_count"),
+    "nonsense": ({"llama.block_count": "many"}, "llama.block_count must be a positive number"),
+    "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "llama.attention.head_count must be"),
+    "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
+    "part of a head": ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
+    "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8"),
+    "window": ({"llama.attention.sliding_window": 512}, "llama.attention.sliding_window"),
+    "missing tensor": ({"blk.1.ffn_up.weight": None}, r"missing tensors .*layers\.1\.mlp\.up_proj"),
+    "no embedding": ({"token_embd.weight": None}, "token_embd.weight"),
+    "unknown tensor": ({"extra.weight": (np.zeros(1, np.float32), Type.F32)}, "unknown tensors .*extra"),
+    "shape": ({"output_norm.weight": (np.zeros(3, np.float32), Type.F32)}, r"model\.norm\.weight is \[3\]"),
+    "type": ({"output_norm.weight": (np.zeros(64, np.int8), Type.I8)}, "of the type I8"),
+    "alignment": ({"general.alignment": "none"}, "not a readable GGUF file"),
+    "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'bert', not 'gpt2' or 'llama'"),
+    "pre-tokenizer": ({"tokenizer.ggml.pre": "tekken"}, "'tekken', not one of gpt-2, smollm, llama-bpe"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, "tokens"),
+    "unknown merge": ({"tokenizer.ggml.merges": ["xx yy"]}, "tokenizer cannot be used"),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_unusable_files_are_refused_with_the_reason(refused: str, tmp_path: Path) -> None:
+    changes, message = REFUSED[refused]
+    file = write(
+        tmp_path / "model.gguf", local_models.model(), local_models.byte_level(), changes={**changes}
+    )
+    await refuses(file, message)
+
+
+async def refuses(file: Path, message: str) -> None:
+    backend = LocalBackend(file, device="cpu")
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        await backend.connect()
+    assert str(file) in str(caught.value)
+    await backend.aclose()
+
+
+HEADS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "not a readable GGUF file"),
+    "another kind of file": (lambda data: b"PK" + data[2:], "does not begin with GGUF"),
+    "big-endian": (lambda data: data[:4] + data[4:8][::-1] + data[8:], "big-endian"),
+    "old": (lambda data: data[:4] + b"\1\0\0\0" + data[8:], "version is 1"),
+    "cut in its tensors": (lambda data: data[:-1], "truncated"),
+    "cut in its header": (lambda data: data[:400], "not a readable GGUF file"),
+    "billions of tensors": (lambda data: data[:8] + b"\xff" * 8 + data[16:], "not a readable GGUF file"),
+}
+
+
+@pytest.mark.parametrize("damage", HEADS)
+async def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model())
+    change, message = HEADS[damage]
+    file.write_bytes(change(file.read_bytes()))
+    await refuses(file, message)
+
+
+def test_no_damage_to_a_header_does_more_than_refuse_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", local_models.model(num_hidden_layers=1), local_models.byte_level())
+    data, draw = file.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        damaged = bytearray(data)
+        for place in draw.integers(0, 1500, 3):
+            damaged[place] = draw.integers(256)
+        file.write_bytes(damaged[: draw.integers(1, len(data))] if draw.random() < 0.3 else damaged)
+        with suppress(UnsupportedModelError):
+            open_checkpoint(file).codec()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_model_that_does_not_fit_in_memory_is_refused(kind: str, tmp_path: Path) -> None:
+    model = local_models.model()
+    path = write(tmp_path / "model.gguf", model)
+    if kind == "folder":
+        path = local_models.save(tmp_path / "folder", model, local_models.byte_level())
+    with pytest.raises(UnsupportedModelError, match=f"{path} does not fit in memory"):
+        Engine(path, EngineOptions(device="cpu", slots=10**12))
+
+
+def machine(root: Path, free: int, files: dict[str, str]) -> Path:
+    """What Linux says about memory."""
+    for name, content in {"proc/meminfo": f"MemTotal: 64 kB\nMemAvailable: {free} kB\n", **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+GROUPS: dict[str, tuple[dict[str, str], int]] = {
+    "none": ({}, 4096),
+    "version 2": (
+        {
+            "proc/self/cgroup": "0::/user/shell\n",
+            "sys/fs/cgroup/user/memory.max": "2048000\n",
+            "sys/fs/cgroup/user/memory.current": "1524000\n",
+            "sys/fs/cgroup/user/memory.stat": "anon 1000000\ninactive_file 500000\n",
+            "sys/fs/cgroup/user/shell/memory.max": "max\n",
+            "sys/fs/cgroup/user/shell/memory.current": "1000\n",
+        },
+        1000,
+    ),
+    "version 1, in a container": (
+        {
+            "proc/self/cgroup": "4:memory:/docker/1234\n3:cpu:/\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "1024000\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": "512000\n",
+            "sys/fs/cgroup/memory/memory.stat": "cache 9\ntotal_inactive_file 0\n",
+        },
+        500,
+    ),
+    "no limit": (
+        {
+            "proc/self/cgroup": "0::/\n",
+            "sys/fs/cgroup/memory.max": "max\n",
+        },
+        4096,
+    ),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_available_memory_is_the_least_that_anybody_leaves(group: str, tmp_path: Path) -> None:
+    files, expected = GROUPS[group]
+    found = available_memory(torch.device("cpu"), machine(tmp_path, 4096, files))
+    assert found is not None
+    assert found // 1000 == expected * 1024 // 1000 if expected == 4096 else found == expected * 1024
+
+
+def test_where_there_is_little_memory_the_cache_is_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "model.gguf", local_models.model())
+    usual = Engine(path, EngineOptions(device="cpu")).slots
+    free = [10_000_000]
+
+    def available(device: torch.device) -> int:
+        return free[0]
+
+    monkeypatch.setattr(memory, "available_memory", available)
+    assert 1024 <= Engine(path, EngineOptions(device="cpu")).slots < usual
+    free[0] = 1_000_000
+    with pytest.raises(UnsupportedModelError):
+        Engine(path, EngineOptions(device="cpu"))
