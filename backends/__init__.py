@@ -47,6 +47,8 @@ class BackendOptions(TypedDict, total=False):
     """`local:`: threads that decode in one batch."""
     max_prefill_tokens: int
     """`local:`: prompt tokens in one step."""
+    prefill_ahead: bool
+    """`local:` (True) and `http:` (False): joins are prefilled while main waits for them."""
     threads: int | None
     """`local:`: processor threads."""
     server_args: Mapping[str, Any]
@@ -54,8 +56,11 @@ class BackendOptions(TypedDict, total=False):
 
 
 _OPTIONS = {
-    "local": {"device", "dtype", "slots", "context_length", "max_running", "max_prefill_tokens", "threads"},
-    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size"},
+    "local": {
+        *("device", "dtype", "slots", "context_length"),
+        *("max_running", "max_prefill_tokens", "prefill_ahead", "threads"),
+    },
+    "http": {"api_key", "timeout", "max_connections", "tokenizer", "vocab_size", "prefill_ahead"},
     "sglang": {"device", "server_args"},
 }
 

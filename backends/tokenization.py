@@ -171,7 +171,9 @@ class TextCodec:
     def _check_length(self, text: str, limit: int) -> None:
         for beginning in beginnings(text, limit):
             if len(_token_ids(self._data, beginning)) > limit + EDGE:
-                raise PromptTooLongError(f"the text has more than the {limit} tokens that the model takes")
+                raise PromptTooLongError(
+                    f"the text has more than the {limit} tokens that the model takes", limit=limit
+                )
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept, no spaces added; unfinished characters become U+FFFD."""

@@ -10,17 +10,16 @@ what is made of it, out of what you publish under other terms.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import Record, read_records, write_records
-from pasta_async.training.synthetic import Example, sample, score
+from pasta_async.training.corpus import Record, read_lines, read_records, write_records
+from pasta_async.training.synthetic import Example, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,15 +48,11 @@ _SPLITS: tuple[Split, ...] = ("names", "templates")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, and how its answer is judged if it is one of the synthetic task."""
+    """One prompt, and its example if it is one of the synthetic task."""
 
     text: str
     family: str
     example: Example | None = None
-
-    def right(self, answer: str) -> bool | None:
-        """Whether an answer is right; None where nobody knows."""
-        return None if self.example is None else score(self.example, answer)
 
 
 def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> list[Prompt]:
@@ -79,33 +74,26 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
     """
-    path = Path(path)
-    if path.suffix in (".json", ".jsonl"):
-        rows = _read_objects(path, "instruction")
-        prompts = [Prompt(row["instruction"], str(row.get("dataset", "file"))) for row in rows]
+    if Path(path).suffix in (".json", ".jsonl"):
+        prompts = [Prompt(row.instruction, row.dataset) for _, row in read_lines(path, _Question)]
     else:
-        prompts = [Prompt(line.strip(), "file") for line in _read(path).splitlines() if line.strip()]
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+        prompts = [Prompt(line.strip(), "file") for line in lines if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
     return prompts
 
 
-def _read_objects(path: Path, text: str) -> list[dict[str, Any]]:
-    """The objects of a JSON list, or of JSON lines, each with a `text` of this name."""
-    content = _read(path)
-    try:
-        lines = content.split("\n")  # a text may hold other separators of lines
-        rows = json.loads(content) if path.suffix == ".json" else [json.loads(s) for s in lines if s.strip()]
-        return [{**row, text: str(row[text])} for row in rows]
-    except (ValueError, LookupError, TypeError) as error:
-        raise InvalidRequestError(f"{path} is not JSON with `{text}` in each object: {error!r}") from error
+class _Question(BaseModel):
+    instruction: str
+    dataset: str = "file"
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+class _Output(BaseModel):
+    output: str
 
 
 def digest(texts: Iterable[str]) -> str:
@@ -167,7 +155,7 @@ class JoinSettings(CommandSettings):
 def _join(settings: JoinSettings) -> str:
     from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
 
-    prompts, answers = read_prompts(settings.prompts), _read_objects(settings.answers, "output")
+    prompts, answers = read_prompts(settings.prompts), [*read_lines(settings.answers, _Output)]
     if len(prompts) != len(answers):
         raise InvalidRequestError(
             f"{settings.prompts} has {len(prompts)} prompts, {settings.answers} {len(answers)} answers"
@@ -176,11 +164,11 @@ def _join(settings: JoinSettings) -> str:
         prompt.text: Record(
             id=str(number),
             messages=({"role": "user", "content": prompt.text},),
-            written=annotate_by_structure(answer["output"]).format(),
+            written=annotate_by_structure(answer.output).format(),
             source=prompt.family,
             annotator="structure:points",
         )
-        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        for prompt, (number, answer) in zip(prompts, answers, strict=True)
     }
     count = write_records(settings.out, records.values())
     parallel = sum(bool(record.document.promises) for record in records.values())

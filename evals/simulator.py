@@ -14,7 +14,6 @@ import asyncio
 import importlib
 import itertools
 import random
-from collections import deque
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product
@@ -186,9 +185,8 @@ class _Job:
         """Decode a token; whether it was the last."""
         forced = self.request.extra["forced"]
         self.out.append(token := forced[len(self.out)])
-        finish_reason: FinishReason | None = "stop" if token in self._ends else None
-        if finish_reason is None and len(self.out) in (self.request.max_tokens, len(forced)):
-            finish_reason = "length"
+        last = len(self.out) in (self.request.max_tokens, len(forced))
+        finish_reason = "stop" if token in self._ends else "length" if last else None
         self.written.put_nowait((token, finish_reason))
         return finish_reason is not None
 
@@ -199,7 +197,7 @@ class _Engine:
     def __init__(self, model: EngineModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
         self._cache = PrefixCache()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: list[_Job] = []
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -210,38 +208,35 @@ class _Engine:
 
     def remove(self, job: _Job) -> None:
         """Let a job go; what it computed stays in the cache."""
-        if job in self._waiting:
-            self._waiting.remove(job)
-        elif job in self._running:
-            self._finish(job)
+        for jobs in (self._waiting, self._running):
+            if job in jobs:
+                jobs.remove(job)
+                self._publish(job)
         if not self._waiting and not self._running and self._task:
             self._task.cancel()
 
     def close(self) -> None:
         for job in (*self._waiting, *self._running):
             job.written.put_nowait(None)
-        self._waiting.clear()
-        self._running.clear()
-        if self._task:
-            self._task.cancel()
+            self.remove(job)
 
     async def _run(self) -> None:
         while self._waiting or self._running:
-            decoding = [*self._running]
-            tokens = sum(len(job.request.ids) + len(job.out) for job in decoding)
-            prefilled = self._admit()
-            await self._clock.sleep(self._model.seconds(len(decoding), tokens, prefilled))
+            decoding = len(self._running)
+            tokens = sum(len(job.request.ids) + len(job.out) for job in self._running)
+            await self._clock.sleep(self._model.seconds(decoding, tokens, self._admit()))
             for job in [*self._running]:
-                if not job.out:
-                    self._cache.add(job.request.ids)
                 if job.write():
-                    self._finish(job)
+                    self._running.remove(job)
+                    self._publish(job)
+                elif len(job.out) == 1:
+                    self._publish(job)
 
     def _admit(self) -> int:
         """Take requests into the batch; how many tokens of theirs have to be computed."""
         prefilled = 0
         while self._waiting and len(self._running) < self._model.max_running:
-            job = self._waiting.popleft()
+            job = self._waiting.pop(0)
             for other in self._running if self._model.embedded else ():
                 if other.request.answer == job.request.answer:
                     self._publish(other)
@@ -249,10 +244,6 @@ class _Engine:
             prefilled += len(job.request.ids) - job.cached
             self._running.append(job)
         return prefilled
-
-    def _finish(self, job: _Job) -> None:
-        self._running.remove(job)
-        self._publish(job)
 
     def _publish(self, job: _Job) -> None:
         """Put a job's tokens into the cache; the last one was never fed in, so it has no KV."""
@@ -311,21 +302,18 @@ async def take_samples(
     words = list[int]()
     for start in range(0, 2000, 50):  # texts that fit any context
         words += await backend.encode(" ".join(f"{k} apples and" for k in range(start, start + 50)))
-    found: dict[tuple[int, int], list[tuple[float, float]]] = {setting: [] for setting in settings}
-    for turn in range(rounds + 1):
-        for setting in settings:
-            timed = await _time_round(backend, words, *setting, shared)
-            found[setting] += [timed] if turn else []
+    turns = [[await _time_round(backend, words, *one, shared) for one in settings] for _ in range(rounds + 1)]
     return [
-        Sample(*setting, median(step for step, _ in timed), median(first for _, first in timed))
-        for setting, timed in found.items()
+        taken[0]._replace(
+            step=median(one.step for one in taken), first_token=median(one.first_token for one in taken)
+        )
+        for taken in zip(*turns[1:], strict=True)
     ]
 
 
 async def _time_round(
     backend: Backend, words: Sequence[int], at_once: int, context: int, shared: bool
-) -> tuple[float, float]:
-    """Median seconds between tokens while all decode, and until the first token."""
+) -> Sample:
     requests = [_request(backend, words, context) for _ in range(at_once)]
     if shared:
         requests = [replace(request, ids=requests[0].ids) for request in requests]
@@ -335,7 +323,7 @@ async def _time_round(
     start, end = max(one[0] for one in times), min(one[-1] for one in times)
     gaps = [b - a for one in times for a, b in pairwise(one) if start <= a and b <= end]
     whole = [(one[-1] - one[0]) / (len(one) - 1) for one in times]  # where they never all decode together
-    return median(gaps or whole), median(one[0] for one in times) - began
+    return Sample(at_once, context, median(gaps or whole), median(one[0] for one in times) - began)
 
 
 def _request(backend: Backend, words: Sequence[int], context: int) -> DecodeRequest:
@@ -346,11 +334,9 @@ def _request(backend: Backend, words: Sequence[int], context: int) -> DecodeRequ
 
 
 async def _token_times(backend: Backend, request: DecodeRequest) -> list[float]:
-    clock, times = clock_of(backend), list[float]()
+    clock = clock_of(backend)
     async with aclosing(backend.decode(request)) as pieces:
-        async for piece in pieces:
-            times += [clock.time()] * len(piece.ids)
-    return times
+        return [now async for piece in pieces for now in [clock.time()] * len(piece.ids)]
 
 
 def fit(samples: Sequence[Sample]) -> EngineModel:
@@ -361,23 +347,23 @@ def fit(samples: Sequence[Sample]) -> EngineModel:
     """
     if len({s.at_once for s in samples}) < 2 or len({s.context for s in samples}) < 2:
         raise InvalidRequestError("a fit needs two numbers of requests at once, and two lengths of context")
-    step, sequence, context = _least_squares([(s.step, (1.0, s.at_once, s.tokens)) for s in samples])
+    step, sequence, context = _fit([s.step for s in samples], [(1, s.at_once, s.tokens) for s in samples])
     alone = [s for s in samples if s.at_once == min(s.at_once for s in samples)]
-    first = [(max(s.first_token - step, 1e-9), (1.0, s.at_once * s.context)) for s in alone]
-    trip, prefill = _least_squares(first)
+    waits = [max(s.first_token - step, 1e-9) for s in alone]
+    trip, prefill = _fit(waits, [(1, s.at_once * s.context) for s in alone])
     return EngineModel(
         step=step, sequence=sequence, context=context, prefill=prefill, round_trip=trip, assumed=()
     )
 
 
-def _least_squares(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
+def _fit(values: Sequence[float], columns: Sequence[tuple[float, ...]]) -> list[float]:
     """Coefficients, none negative, by which the columns sum to the values with the least relative error."""
     import numpy as np
 
     nnls: Any = importlib.import_module("scipy.optimize").nnls
-    table = np.array([columns for _, columns in rows]) / np.array([[value] for value, _ in rows])
+    table = np.array(columns) / np.array(values)[:, None]
     scale = table.max(axis=0)
-    found: Any = nnls(table / scale, np.ones(len(rows)))[0]
+    found: Any = nnls(table / scale, np.ones(len(values)))[0]
     return (found / scale).tolist()
 
 
@@ -403,7 +389,7 @@ class SimulatorSettings(CommandSettings):
     rounds: int = Field(default=3, ge=1, description="how often each setting is timed")
 
 
-async def _fit(settings: SimulatorSettings) -> str:
+async def _measure(settings: SimulatorSettings) -> str:
     async with aclosing(open_backend(settings.backend)) as backend:
         await backend.connect()
         fitted = await take_samples(backend, _FITTED, rounds=settings.rounds)
@@ -415,7 +401,7 @@ async def _fit(settings: SimulatorSettings) -> str:
     return "\n\n".join([*parts, f"{settings.out}: {model}\n{environment()}"])
 
 
-main: Command = command(SimulatorSettings, _fit, "simulator", __doc__)
+main: Command = command(SimulatorSettings, _measure, "simulator", __doc__)
 
 if __name__ == "__main__":
     main()

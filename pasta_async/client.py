@@ -247,14 +247,11 @@ class Client:
     @asynccontextmanager
     async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
         """For what comes before decoding."""
-        if limits.timeout is None:
-            yield
-            return
         try:
             async with time_limit(self._clock, limits.timeout):
                 yield
         except TimeoutError as error:
-            if isinstance(error, PastaError):
+            if isinstance(error, PastaError) or limits.timeout is None:
                 raise
             raise GenerationTimeoutError(
                 f"connecting and encoding took longer than Limits.timeout = {limits.timeout:g} s"

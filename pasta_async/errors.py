@@ -62,6 +62,11 @@ class InvalidRequestError(PastaError, ValueError):
 class PromptTooLongError(InvalidRequestError):
     """The prompt has more tokens than the model's context, or `Limits.prompt_tokens`, takes."""
 
+    def __init__(self, message: str, *, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        """Tokens that a prompt may have."""
+
 
 class InvalidStateError(PastaError, RuntimeError):
     """Something was used when it could not be: a client that was closed, a stream that was not entered."""

@@ -145,11 +145,7 @@ def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
     Raises:
         PromptTooLongError: For the model, or for `Limits.prompt_tokens`.
     """
-    if len(ids) >= info.context_length:
-        raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens, and {info.name} takes {info.context_length} with the answer"
-        )
-    if limits.prompt_tokens is not None and len(ids) > limits.prompt_tokens:
-        raise PromptTooLongError(
-            f"the prompt has {len(ids)} tokens; at most {limits.prompt_tokens} are allowed"
-        )
+    allowed = {info.name: info.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
+    for what, limit in allowed.items():
+        if limit is not None and len(ids) > limit:
+            raise PromptTooLongError(f"the prompt has {len(ids)} tokens; {what} allows {limit}", limit=limit)

@@ -71,6 +71,8 @@ class ModelInfo:
     tags: TagIds | None
     """Ids of the tag tokens; None for a model that was not trained to annotate."""
     honours_seeds: bool
+    prefill_ahead: bool = False
+    """Whether it pays to send it contexts before they are decoded from (`DecodeRequest.max_tokens` 0)."""
     dtype: str | None = None
     """The number format that the engine computes in, where it is known."""
 
@@ -86,6 +88,8 @@ class DecodeRequest:
     ids: tuple[int, ...]
     """The whole context."""
     max_tokens: int
+    """0 is a prefill-only request: the context's keys and values go into the prefix cache, nothing is
+    decoded, and the one piece has no ids and the `finish_reason` "length"."""
     sampling: Sampling
     """Temperature and the like. Its stop, seed and max_tokens belong to the answer: use the fields here."""
     seed: int | None = None

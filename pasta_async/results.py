@@ -113,6 +113,9 @@ class Generation(_Record):
     elapsed: float
     """Seconds."""
     timeline: tuple[Span, ...]
+    prefills: tuple[RequestRecord, ...] = ()
+    """Requests that had the backend prefill the beginning of main's next context while chunks were written;
+    they decode nothing. Their tokens and their number count in `usage`."""
     parallel: bool
     notes: tuple[str, ...] = ()
     """What the backend could not honour, a seed for instance."""

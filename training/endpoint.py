@@ -20,7 +20,7 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.jobs import for_each, progress
-from pasta_async.training.corpus.records import StrictModel
+from pasta_async.training.corpus import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

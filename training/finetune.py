@@ -15,9 +15,9 @@ from pydantic import Field, Json
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
-from pasta_async.training.corpus import read_records, recount
-from pasta_async.training.corpus.tokens import align
+from pasta_async.training.corpus import read_records
 from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.tokens import align, recount
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task

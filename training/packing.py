@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pasta_async.training.corpus.tokens import encode_views
+from pasta_async.training.tokens import encode_views
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
-    from pasta_async.training.corpus.tokens import Encoder
+    from pasta_async.training.tokens import Encoder
 
 __all__ = ["Trie", "pack_plain", "pack_views", "without_chunks"]
 

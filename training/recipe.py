@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from pydantic import Field, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus.records import StrictModel, explain
+from pasta_async.training.corpus import StrictModel, explain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

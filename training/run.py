@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pasta_async.backends.sglang.launch import running_server
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, TrainingError
-from pasta_async.training.corpus.records import StrictModel, explain
+from pasta_async.training.corpus import StrictModel, explain
 from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
 
@@ -168,7 +168,7 @@ class Plan:
 
     def _plain(self) -> Path:
         """The answers as they come."""
-        source, settings = self.recipe.data.source, "training.corpus.__main__:CorpusSettings"
+        source, settings = self.recipe.data.source, "training.corpus:CorpusSettings"
         if source is None:
             return self._synthetic("data/plain", "nobody")
         return self._add("data/plain", settings, source, "records.jsonl").result
@@ -176,7 +176,7 @@ class Plan:
     def _synthetic(self, name: str, annotator: str, **drawn: Any) -> Path:
         """Examples of the synthetic task; `drawn` replaces what the recipe says of them."""
         options = {**(self.recipe.data.synthetic or {}), **drawn}
-        settings = "training.synthetic.__main__:SyntheticSettings"
+        settings = "training.synthetic.records:SyntheticSettings"
         return self._add(name, settings, options, "records.jsonl", annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:

@@ -12,10 +12,9 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, Json
 
@@ -24,7 +23,7 @@ from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
-from pasta_async.training.corpus.records import StrictModel, digest, read_records, write_records
+from pasta_async.training.corpus import StrictModel, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
     from pasta_async.results import Generation
-    from pasta_async.training.corpus.records import Record
+    from pasta_async.training.corpus import Record
 
 __all__ = [
     "Drawing",
@@ -141,13 +140,11 @@ def answer_seed(seed: int, prompt: str, number: int) -> int:
     return int.from_bytes(hashed[:8], "big") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """A request, and the ids that came back as far as somebody took them."""
 
-    thread: int
-    context: tuple[int, ...]
-    output: list[int] = field(default_factory=list[int])
+    request: DecodeRequest
+    output: list[int]
 
 
 class Recording(WrappingBackend):
@@ -181,7 +178,7 @@ class Recording(WrappingBackend):
 
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
-        exchange = Exchange(request.thread, request.ids)
+        exchange = Exchange(request, [])
         if (recorded := self._records.get()) is not None:
             recorded.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
@@ -200,9 +197,9 @@ def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> T
         discarded: Threads whose output was thrown away.
     """
     trie = Trie()
-    for exchange in sorted(exchanges, key=lambda exchange: exchange.thread):
-        if exchange.output and exchange.thread not in discarded:
-            trie.extend(trie.extend(-1, exchange.context), exchange.output, target=True)
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.request.thread):
+        if exchange.output and exchange.request.thread not in discarded:
+            trie.extend(trie.extend(-1, exchange.request.ids), exchange.output, target=True)
     trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
     return trie
 

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 _SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+_ONE_AT_A_TIME = threading.Lock()  # what sets the number of threads of the process
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
 
 
@@ -57,6 +59,7 @@ class LocalBackend:
         max_running: Requests that decode at the same time; the others wait.
         max_prefill_tokens: Prompt tokens computed in one step; a long prompt takes several, and the others
             go on.
+        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
         threads: CPU threads of the engine; None for one if the model is small (more would wait for each
             other), else torch's own number. The rest of the process keeps its setting.
 
@@ -74,6 +77,7 @@ class LocalBackend:
         context_length: int | None = None,
         max_running: int = 256,
         max_prefill_tokens: int = 256,
+        prefill_ahead: bool = True,
         threads: int | None = None,
     ) -> None:
         _check_options(
@@ -89,7 +93,7 @@ class LocalBackend:
         )
         self._path = _shipped() if path is None else _checked_path(path)
         self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
-        self._threads = threads
+        self._threads, self._prefill_ahead = threads, prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
         self._model: _Model | None = None
         self._session: Session | None = None
@@ -197,6 +201,7 @@ class LocalBackend:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
             model = _Model(self._path, self._options, self._threads)
+            model.info = replace(model.info, prefill_ahead=self._prefill_ahead)
             if not self._closed:
                 self._model = model
 
@@ -313,8 +318,8 @@ def _checked(request: DecodeRequest, info: ModelInfo) -> NDArray[np.int64]:
     ids = _checked_ids(request.ids, info)
     if not len(ids):
         raise InvalidRequestError("the context is empty: decoding needs at least one token")
-    if request.max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens must be at least 1, not {request.max_tokens}")
+    if request.max_tokens < 0:
+        raise InvalidRequestError(f"max_tokens must not be negative, as {request.max_tokens} is")
     if len(ids) + request.max_tokens > info.context_length:
         raise InvalidRequestError(
             f"{len(ids)} context tokens and max_tokens {request.max_tokens} exceed the context length of "
@@ -331,9 +336,10 @@ def _use_threads(count: int, others: int | None = None) -> int:
     """
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
-    restorer.start()
-    restorer.join()
+    with _ONE_AT_A_TIME:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        restorer = threading.Thread(target=torch.set_num_threads, args=(others or before,))
+        restorer.start()
+        restorer.join()
     return before

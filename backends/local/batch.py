@@ -2,28 +2,35 @@
 
 Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
 meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
-shared part are read once, and one product serves all threads.
+shared part are read once, and one product serves all threads. What only one thread has is attended to apart
+(`OwnPart`) where that saves more than it costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
+from pasta_async.backends.local.cache import RUN
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-__all__ = ["Batch", "BatchMaker", "Block", "Entry"]
+__all__ = ["Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
 
+_MANY = 3  # threads from which on their own parts may be worth a product of their own
+_WORTH_IT = 2500  # pairs of query and key that such a product has to save, for it takes some more operators
 _HOLES = 0.2  # share of slots between those attended to that is read along rather than stepped over
+_MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
+_LARGE = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
 
 
@@ -45,6 +52,24 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What each query alone sees: a row of the cache, read as `[slots / RUN, RUN, ...]`."""
+
+    rows: slice
+    """Runs of the cache; not each of them belongs to a query."""
+    columns: int
+    """The slots of each run that are looked at: the first ones."""
+    mask: torch.Tensor
+    """0 or -inf, `[rows, 1, 1, columns]`; 0 for a run that belongs to no query."""
+    query_of_row: torch.Tensor
+    """The query that meets each run, int64 `[rows]`; any for a run that belongs to none."""
+    row_of_query: torch.Tensor
+    """The run that belongs to each query, int64 `[queries]`; any for a query without one."""
+    absent: torch.Tensor
+    """-inf for a query without a run of its own, else 0; `[queries, 1, 1]`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """Groups of one shape (padded), whose attention is one product."""
 
@@ -56,6 +81,8 @@ class Block:
     """Slots to attend to, int64 `[groups * keys]`; a slice, read in place, if they stand together."""
     mask: torch.Tensor | None
     """0 or -inf, `[groups, 1, heads per key-value head * queries, keys]`; None: all is seen."""
+    own: OwnPart | None = None
+    """What is seen besides, for one group of one query for each thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +109,7 @@ class _Group(NamedTuple):
     rows: Ints
     table: Ints
     mask: Floats | None
+    own: OwnPart | None = None
 
 
 class BatchMaker:
@@ -95,6 +123,8 @@ class BatchMaker:
     """
 
     def __init__(self, slots: int, heads_per_key: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._runs = slots // RUN
+        self._apart = device.type == "cpu"  # elsewhere attention does not tell the weight of its parts
         self._column = np.empty(slots, np.int64)  # of a slot in its group's table
         self._used = np.zeros(slots, np.bool_)
         self._repeat = heads_per_key
@@ -103,11 +133,13 @@ class BatchMaker:
     def make(self, entries: Sequence[Entry]) -> Batch:
         """The batch of these entries, in order."""
         ends = np.cumsum([entry.count for entry in entries])
-        members: dict[Hashable, list[int]] = {}
-        for i, entry in enumerate(entries):
-            members.setdefault(entry.group, []).append(i)
+        members: dict[Hashable, list[tuple[Entry, int]]] = {}
+        for entry, end in zip(entries, ends.tolist(), strict=True):
+            for part, behind in _parts(entry):
+                group = entry.group if part is entry else (entry.group, end, behind)
+                members.setdefault(group, []).append((part, end - behind))
         groups = [
-            self._group([entries[i] for i in chosen], [int(ends[i]) for i in chosen])
+            self._group([entry for entry, _ in chosen], [end for _, end in chosen])
             for chosen in members.values()
         ]
         return Batch(
@@ -115,25 +147,64 @@ class BatchMaker:
             positions=self._tensor(np.concatenate([np.arange(e.start, len(e.slots)) for e in entries])),
             slots=self._tensor(np.concatenate([e.slots[e.start :] for e in entries])),
             last=self._tensor(ends - 1),
-            blocks=[self._block(chosen, int(ends[-1])) for chosen in _similar(groups)],
+            blocks=[self._block(chosen) for chosen in _similar(groups)],
         )
 
     def _group(self, entries: list[Entry], ends: list[int]) -> _Group:
         rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
+        own, entries = self._own_part(entries)
         table = self._union(entries)
         if len(rows) == 1 and len(table) == len(entries[0].slots):
-            return _Group(rows, table, None)
+            return _Group(rows, table, None, own)
         self._column[table] = np.arange(len(table))
         mask = np.full((len(rows), len(table)), -np.inf, np.float32)
         top = 0
         for entry in entries:
             columns, count = self._column[entry.slots], entry.count
-            own = mask[top : top + count]
-            own[:, columns] = 0
+            visible = mask[top : top + count]
+            visible[:, columns] = 0
             if count > 1:  # a new token does not see those behind it
-                own[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
+                visible[:, columns[entry.start :]] = np.triu(np.full((count, count), -np.inf, np.float32), 1)
             top += count
-        return _Group(rows, table, mask)
+        return _Group(rows, table, mask, own)
+
+    def _own_part(self, entries: list[Entry]) -> tuple[OwnPart | None, list[Entry]]:
+        """What single threads alone see, if it pays to look at it apart, and the entries without it."""
+        count = len(entries)
+        if not self._apart or count < _MANY or any(entry.count > 1 for entry in entries):
+            return None, entries
+        seen = np.concatenate([entry.slots for entry in entries])
+        low = int(seen.min())
+        seen_by = np.bincount(seen - low)
+        private = [_private_run(entry.slots, seen_by[entry.slots - low], self._runs) for entry in entries]
+        runs = [int(own[0]) // RUN for own in private if len(own)]
+        if not runs or any(len(own) == len(e.slots) for own, e in zip(private, entries, strict=True)):
+            return None, entries
+        first, rows = min(runs), max(runs) + 1 - min(runs)
+        columns = max(int(own[-1]) % RUN for own in private if len(own)) + 1
+        if count * sum(map(len, private)) - rows * columns < _WORTH_IT:
+            return None, entries
+        mask = np.full((rows, 1, 1, columns), -np.inf, np.float32)
+        query_of_row, row_of_query = np.zeros(rows, np.int64), np.zeros(count, np.int64)
+        absent = np.full((count, 1, 1), -np.inf, np.float32)
+        mask[[row for row in range(rows) if row + first not in runs]] = 0
+        for query, own in enumerate(private):
+            if len(own):
+                row, start = divmod(int(own[0]), RUN)
+                mask[row - first, ..., start : start + len(own)] = 0
+                query_of_row[row - first], row_of_query[query], absent[query] = query, row - first, 0
+        part = OwnPart(
+            slice(first, first + rows),
+            columns,
+            *map(self._tensor, (mask, query_of_row, row_of_query, absent)),
+        )
+        rest = [
+            replace(
+                entry, slots=entry.slots[: len(entry.slots) - len(own)], start=len(entry.slots) - len(own) - 1
+            )
+            for entry, own in zip(entries, private, strict=True)
+        ]
+        return part, rest
 
     def _union(self, entries: list[Entry]) -> Ints:
         """The slots that any entry sees, in order; with those between if they are few (a mask hides them)."""
@@ -146,13 +217,14 @@ class BatchMaker:
         used[:] = False
         return table
 
-    def _block(self, groups: list[_Group], rows: int) -> Block:
+    def _block(self, groups: list[_Group]) -> Block:
         queries, keys = (max(len(part) for part in parts) for parts in list(zip(*groups, strict=True))[:2])
         if len(groups) == 1:
             (group,) = groups
             mask = None if group.mask is None else group.mask[None]
-            chosen = slice(0, rows) if queries == rows else self._tensor(group.rows)
-            return Block(chosen, 1, queries, self._place(group.table), self._mask(mask))
+            return Block(
+                self._place(group.rows), 1, queries, self._place(group.table), self._mask(mask), group.own
+            )
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
         index = np.stack([_pad(group.rows, queries) for group in groups])
         table = np.stack([_pad(group.table, keys) for group in groups])
@@ -164,18 +236,49 @@ class BatchMaker:
         chosen = self._tensor(index.reshape(-1))
         return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._mask(mask))
 
-    def _place(self, table: Ints) -> slice | torch.Tensor:
-        low, high = int(table[0]), int(table[-1]) + 1
-        return slice(low, high) if high - low == len(table) else self._tensor(table)
+    def _place(self, ordered: Ints) -> slice | torch.Tensor:
+        low, high = int(ordered[0]), int(ordered[-1]) + 1
+        return slice(low, high) if high - low == len(ordered) else self._tensor(ordered)
 
     def _mask(self, mask: Floats | None) -> torch.Tensor | None:
         if mask is None:
             return None
-        tiled = np.tile(mask[:, None], (1, 1, self._repeat, 1))
-        return torch.as_tensor(tiled).to(device=self._device, dtype=self._dtype)
+        return self._tensor(np.tile(mask[:, None], (1, 1, self._repeat, 1)))
 
-    def _tensor(self, array: Ints) -> torch.Tensor:
-        return torch.as_tensor(array).to(self._device)
+    def _tensor(self, array: Ints | Floats) -> torch.Tensor:
+        tensor = torch.as_tensor(array)
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _private_run(slots: Ints, seen_by: Ints, runs: int) -> Ints:
+    """The last slots of a sequence that no other has, if they stand together in one run; else none.
+
+    Args:
+        slots: Of the sequence.
+        seen_by: How many sequences see each.
+        runs: How many whole runs the cache has.
+    """
+    shared = np.flatnonzero(seen_by != 1)
+    own = slots[int(shared[-1]) + 1 if len(shared) else 0 :]
+    if (
+        not len(own)
+        or own[-1] - own[0] != len(own) - 1
+        or own[0] // RUN != own[-1] // RUN
+        or own[0] // RUN >= runs
+    ):
+        return own[:0]
+    return own
+
+
+def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
+    """The entry, in parts if it is long, each with the number of its tokens that stand behind the part."""
+    if entry.count <= _MOST_QUERIES:
+        yield entry, 0
+        return
+    total = len(entry.slots)
+    for start in range(entry.start, total, _MOST_QUERIES):
+        end = min(start + _MOST_QUERIES, total)
+        yield replace(entry, start=start, slots=entry.slots[:end]), total - end
 
 
 def _similar(groups: list[_Group]) -> list[list[_Group]]:
@@ -187,7 +290,8 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
         if result:
             widest = max(len(group.table) for group in (*result[-1], group))
             padded = (len(result[-1]) + 1) * len(result[-1][0].rows) * widest
-        if result and padded <= _WASTE * (size + area):
+        alone = len(group.rows) >= _LARGE or group.own or (result and result[-1][0].own)
+        if result and not alone and padded <= _WASTE * (size + area):
             result[-1].append(group)
             size += area
         else:

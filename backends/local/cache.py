@@ -7,8 +7,11 @@ the rest is a cache, evicted leaf by leaf, least recently used first. After SGLa
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
+import mmap
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,52 +27,99 @@ if TYPE_CHECKING:
 
     Ids = NDArray[np.int64]
 
-__all__ = ["KVCache", "Node", "RadixCache", "SlotPool"]
+__all__ = ["RUN", "KVCache", "Node", "RadixCache", "SlotPool"]
 
 
 class KVCache:
-    """Keys and values of all slots, `[slots, 2 * kv_heads, head_dim]` for each layer (keys first)."""
+    """Keys and values of all slots: `whole` is `[layers, slots, 2 * kv_heads, head_dim]`, keys first."""
 
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (slots, 2 * config.kv_heads, config.head_dim)
-        self.layers: list[torch.Tensor] = [_zeros(shape, device, dtype) for _ in range(config.layers)]
+        shape = (config.layers, slots, 2 * config.kv_heads, config.head_dim)
+        self.whole: torch.Tensor = _zeros(shape, device, dtype)
+        self.layers: tuple[torch.Tensor, ...] = self.whole.unbind()
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """On a CPU from numpy, which leaves it to the system to zero pages as they are first used."""
+    """On a CPU in pages that the system provides as they are first used, in large ones where it can.
+
+    The first use of small pages took a third of a prompt's prefill (in a virtual machine).
+    """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    pages: Any = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.as_tensor(pages).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    if sys.platform == "linux":
+        pages: Any = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        pages = np.zeros(size, np.uint8)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+RUN = 256
+"""Slots that stand together: a sequence gets whole runs while there are any."""
 
 
 class SlotPool:
-    """The free slots, lowest first while nothing was given back."""
+    """The free slots.
+
+    A sequence gets slots one behind the other, and begins with a run of its own if it can: what several
+    threads have decoded then lies in rows of equal length, which attention reads in place.
+    """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
-        self._stack = np.arange(slots - 1, -1, -1, dtype=np.int64)
+        self._unused = np.ones(slots, np.bool_)
         self._free = slots
+        self._left = np.full(slots // RUN, RUN)  # free slots of each run
 
     @property
     def free(self) -> int:
         """How many slots are free."""
         return self._free
 
-    def take(self, count: int) -> NDArray[np.int64]:
-        """Claim `count` slots; the caller has made sure that they are there."""
-        assert count <= self._free
-        self._free -= count
-        return self._stack[self._free : self._free + count][::-1].copy()
+    def take(self, count: int, behind: int | None = None) -> Ids:
+        """Claim `count` slots, if possible those behind the sequence's last one.
 
-    def give(self, slots: NDArray[np.int64]) -> None:
+        The caller has made sure that so many are free.
+        """
+        parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
+        while (missing := count - sum(map(len, parts))) > 0:
+            runs = np.flatnonzero(self._left == RUN)
+            parts.append(
+                self._claim(
+                    self._stretch(int(runs[0]) * RUN, missing)
+                    if len(runs)
+                    else np.flatnonzero(self._unused)[:missing]
+                )
+            )
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def give(self, slots: Ids) -> None:
         """Give slots back."""
-        self._stack[self._free : self._free + len(slots)] = slots[::-1]
+        self._unused[slots] = True
         self._free += len(slots)
+        self._count(slots, 1)
 
-    def peek(self) -> NDArray[np.int64]:
+    def peek(self) -> Ids:
         """The free slots themselves (for checks)."""
-        return self._stack[: self._free].copy()
+        return np.flatnonzero(self._unused)
+
+    def _stretch(self, start: int, most: int) -> Ids:
+        """The free slots from one on, up to the first that is not free."""
+        window = self._unused[start : start + most]
+        return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
+
+    def _claim(self, slots: Ids) -> Ids:
+        assert len(slots) <= self._free
+        self._unused[slots] = False
+        self._free -= len(slots)
+        self._count(slots, -1)
+        return slots
+
+    def _count(self, slots: Ids, by: int) -> None:
+        runs = slots // RUN
+        np.add.at(self._left, runs[runs < len(self._left)], by)
 
 
 @dataclass(eq=False, slots=True)

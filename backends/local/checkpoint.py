@@ -32,6 +32,7 @@ __all__ = [
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_MOST_LAYERS, _MOST_OF_A_HEAD = 1000, 1024  # of any model there is; a damaged file may say billions
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +207,17 @@ class ConfigReader:
         head_dim = self.integer("head_dim", max(hidden // heads, 1))
         if heads % kv_heads:
             raise UnsupportedModelError(f"{self.path}: {heads} heads cannot share {kv_heads} key-value heads")
-        if head_dim % 2:
-            raise self.refuse(f"head_dim {head_dim} is odd")
+        if head_dim % 2 or head_dim > _MOST_OF_A_HEAD:
+            raise self.refuse(f"head_dim {head_dim} is odd or more than {_MOST_OF_A_HEAD}")
+        if (layers := self.integer("num_hidden_layers")) > _MOST_LAYERS:
+            raise self.refuse(f"it has {layers} layers, more than {_MOST_LAYERS}")
         llama, bias = architecture == "LlamaForCausalLM", bool(self.raw.get("attention_bias", False))
         theta, divisors = self._rope(head_dim // 2)
         return ModelConfig(
             architecture=architecture,
             vocab_size=self.integer("vocab_size"),
             hidden=hidden,
-            layers=self.integer("num_hidden_layers"),
+            layers=layers,
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, dequantize
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFValueType,
+    dequantize,
+    get_tensor_name_map,
+)
 
 from pasta_async.backends.local.checkpoint import ConfigReader, compare_shapes, expected_shapes
 from pasta_async.backends.local.gguf_tokenizer import gguf_codec
@@ -40,22 +47,6 @@ _KEYS = {  # of a config.json, and of a GGUF file, behind the architecture
     "rope_theta": "rope.freq_base",
 }
 _REQUIRED = 6  # the first of these
-_NAMES = {  # of tensors, in Hugging Face's words and in a GGUF file's
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _ROPE_DIVISORS = "rope_freqs.weight"
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -93,11 +84,14 @@ class GGUFFile:
             self.config: ModelConfig = self._config()
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
-        self._names = {name: _gguf_name(name) for name in expected_shapes(self.config)}
-        known = {ours: name for name, ours in self._names.items()}
+        architecture = MODEL_ARCH[self.metadata["general.architecture"].upper()]
+        names = get_tensor_name_map(architecture, self.config.layers)
+        expected = expected_shapes(self.config)
+        self._names = {name: names.get_name(name, (".weight", ".bias")) or name for name in expected}
+        known = {theirs: name for name, theirs in self._names.items()}
         shapes = {known.get(name, name): entry.shape for name, entry in self._tensors.items()}
         shapes.pop(_ROPE_DIVISORS, None)
-        compare_shapes(path, expected_shapes(self.config), shapes)
+        compare_shapes(path, expected, shapes)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name; float types are the file's own pages, others become float32."""
@@ -282,15 +276,6 @@ def _rope_scaling(metadata: dict[str, Any], prefix: str) -> dict[str, Any] | Non
     if f"{prefix}.rope.scale_linear" in metadata:  # older files
         kind, factor = "linear", metadata[f"{prefix}.rope.scale_linear"]
     return None if kind == "none" else {"rope_type": kind, "factor": factor}
-
-
-def _gguf_name(name: str) -> str:
-    """What a tensor with this Hugging Face name is called in a GGUF file."""
-    name, kind = name.rsplit(".", 1)
-    if not name.startswith("model.layers."):
-        return f"{_NAMES[name]}.{kind}"
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def _halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -156,7 +156,9 @@ class _Int8Linear:
             quantised = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
         self._bias = None if bias is None else bias.float()
         self._packed = _pack(quantised)
-        self._product: Any = torch.ops.quantized.linear_dynamic.default
+        # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
+        self._product: Any = getattr(torch.ops.quantized.linear_dynamic.default, "_op", None)
+        self._product = self._product or torch.ops.quantized.linear_dynamic.default
         self._reduce_range = not _has_vnni()  # older instructions add pairs in 16 bits, which could overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

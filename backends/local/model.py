@@ -10,25 +10,28 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from pasta_async.backends.local.cache import RUN
 from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from pasta_async.backends.local.batch import Batch, Block
+    from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.linear import DType
 
     Read = Callable[[str], torch.Tensor]
+    KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 __all__ = ["CausalLM"]
 
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 
 
@@ -66,8 +69,9 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        for layer, kv in zip(self._layers, cache.layers, strict=True):
-            layer.forward(x, rotation, self._epsilon, batch, kv)
+        seen = zip(*(_seen(block, cache) for block in batch.blocks), strict=True)
+        for layer, kv, keys_values in zip(self._layers, cache.layers, seen, strict=True):
+            layer.forward(x, rotation, self._epsilon, batch, kv, keys_values)
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
@@ -95,15 +99,26 @@ class _Layer:
             self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     def forward(
-        self, x: torch.Tensor, rotation: torch.Tensor, epsilon: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        epsilon: torch.Tensor,
+        batch: Batch,
+        kv: torch.Tensor,
+        seen: Sequence[_Seen],
     ) -> None:
-        """Change `x`, `[padded rows, hidden]`, in place."""
-        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
+        """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`; see `_seen`."""
+        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv, seen))
         gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
         x.add_(self._down(F.silu(gate).mul_(up)))
 
     def _attention(
-        self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        batch: Batch,
+        kv: torch.Tensor,
+        seen: Sequence[_Seen],
     ) -> torch.Tensor:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -113,32 +128,88 @@ class _Layer:
         _rotate(qk, rotation)
         kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
         queries = qkv[:, : c.heads]
-        if rows == padded and isinstance(batch.blocks[0].rows, slice):  # one answer: every row, in order
-            return self._out(_attend(queries, kv, batch.blocks[0], c))
+        if rows == padded and len(seen) == 1 and isinstance(batch.blocks[0].rows, slice):  # all, in order
+            return self._out(_attend(queries, kv, seen[0], batch.blocks[0]))
         out = x.new_zeros(padded, c.heads * c.head_dim)
-        for block in batch.blocks:
-            out[block.rows] = _attend(queries[block.rows], kv, block, c)
+        for block, found in zip(batch.blocks, seen, strict=True):
+            out[block.rows] = _attend(queries[block.rows], kv, found, block)
         return self._out(out)
 
 
-def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block, config: ModelConfig) -> torch.Tensor:
-    """Attention of a block's queries `[groups * queries, heads, head_dim]` over its groups' slots.
+class _Seen(NamedTuple):
+    """What a block attends to in one layer: keys and values `[groups, kv_heads, keys, head_dim]`."""
+
+    shared: KeysValues | None
+    """None where the slots do not stand together and have to be gathered."""
+    own: KeysValues | None
+    """Of `Block.own`, its rows as groups."""
+
+
+def _seen(block: Block, cache: KVCache) -> Sequence[_Seen]:
+    """A block's keys and values of each layer, as views of the cache that are made for all layers at once."""
+    nothing = [None] * len(cache.layers)
+    own = shared = nothing
+    if isinstance(block.table, slice):
+        shared = _views(cache.whole[:, None, block.table])
+    if block.own:
+        layers, slots, *rest = cache.whole.shape
+        runs = cache.whole[:, : slots // RUN * RUN].view(layers, -1, RUN, *rest)
+        own = _views(runs[:, block.own.rows, : block.own.columns])
+    return [*map(_Seen, shared, own)]
+
+
+def _views(seen: torch.Tensor) -> Sequence[KeysValues]:
+    """From `[layers, groups, keys, 2 * kv_heads, head_dim]`, for each layer."""
+    keys, values = seen.transpose(2, 3).chunk(2, 2)
+    return [*zip(keys.unbind(), values.unbind(), strict=True)]
+
+
+def _gather(kv: torch.Tensor, block: Block) -> KeysValues:
+    """A layer's keys and values of a block, copied."""
+    seen = kv[block.table].view(block.groups, -1, *kv.shape[1:]).transpose(1, 2)
+    keys, values = seen.chunk(2, 1)
+    return keys, values
+
+
+def _attend(q: torch.Tensor, kv: torch.Tensor, seen: _Seen, block: Block) -> torch.Tensor:
+    """Attention of a block's queries `[groups * queries, heads, head_dim]` in a layer with the cache `kv`.
 
     Returns `[groups * queries, heads * head_dim]`.
     """
-    c, groups, queries = config, block.groups, block.queries
-    seen = kv[block.table] if isinstance(block.table, slice) else kv.index_select(0, block.table)
-    keys_values = seen.view(groups, -1, 2 * c.kv_heads, c.head_dim).transpose(1, 2)
+    keys, values = seen.shared or _gather(kv, block)
+    groups, queries, kv_heads, head_dim = block.groups, block.queries, keys.shape[1], q.shape[-1]
+    each = q
     # The queries that share a key-value head stand below each other: one product serves them all.
     if queries > 1:
-        q = q.reshape(groups, queries, c.kv_heads, -1, c.head_dim).permute(0, 2, 3, 1, 4)
-    q = q.reshape(groups, c.kv_heads, -1, c.head_dim)
-    out = F.scaled_dot_product_attention(
-        q, keys_values[:, : c.kv_heads], keys_values[:, c.kv_heads :], block.mask
-    )
+        q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+    q = q.reshape(groups, kv_heads, -1, head_dim)
+    if block.own and seen.own:
+        out, weight = _flash(q, keys, values, attn_mask=block.mask)
+        out = out.view(kv_heads, -1, queries, head_dim).permute(2, 0, 1, 3)
+        weight = weight.view(kv_heads, -1, queries).permute(2, 0, 1)
+        return _joined(out, weight, each.reshape(out.shape), seen.own, block.own).reshape(queries, -1)
+    out = F.scaled_dot_product_attention(q, keys, values, block.mask)
     if queries > 1:
-        out = out.view(groups, c.kv_heads, -1, queries, c.head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(groups * queries, c.heads * c.head_dim)
+        out = out.view(groups, kv_heads, -1, queries, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(groups * queries, -1)
+
+
+def _joined(
+    shared: torch.Tensor, weight: torch.Tensor, q: torch.Tensor, seen: KeysValues, own: OwnPart
+) -> torch.Tensor:
+    """Attention over two sets of keys from that over each (as in FlashAttention, arXiv 2205.14135).
+
+    Args:
+        shared: The first, `[queries, kv_heads, heads per key-value head, head_dim]`.
+        weight: Logarithm of the sum of its exponentials, without the last dimension.
+        q: The queries, shaped as `shared`.
+        seen: Keys and values of the second.
+        own: Its layout.
+    """
+    out, own_weight = _flash(q.index_select(0, own.query_of_row), *seen, attn_mask=own.mask)
+    own_weight = own_weight.index_select(0, own.row_of_query)
+    share = (own_weight - weight).add_(own.absent).sigmoid_().to(shared.dtype)
+    return torch.lerp(shared, out.index_select(0, own.row_of_query), share[..., None])
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Job:
     Args:
         group: The answer that it belongs to.
         ids: The context, at least one token.
-        max_tokens: Most tokens to decode.
+        max_tokens: Most tokens to decode; 0: only the context is computed, for the cache.
         sampler: How to choose them.
         stops: Tokens after which it ends.
     """
@@ -57,6 +57,8 @@ class Job:
         """Tokens that have keys and values."""
         self.shared = 0
         """Tokens of these whose slots the radix tree owns; the other slots are this job's own."""
+        self.last_slot: int | None = None
+        """That it was given, since it was admitted."""
         self.node: Node | None = None
         """Where it stands in the tree, locked; None while it waits."""
         self.cached: int | None = None
@@ -64,6 +66,11 @@ class Job:
         self.arrival = 0
         self.paused = False
         """Whether its reader is behind; it then keeps its place but is not computed."""
+
+    @property
+    def decodes_nothing(self) -> bool:
+        """Whether only its context is computed."""
+        return self.limit == self.prompt
 
     @property
     def missing(self) -> int:
@@ -81,7 +88,8 @@ class Task(NamedTuple):
 class Scheduler:
     """Continuous batching over one pool of KV slots.
 
-    Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest.
+    Decoded tokens come first, then prompts, a part at a time, so that a long prompt does not stall the rest;
+    last, and only where there is room, jobs that decode nothing.
     Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
     out, cached ones are evicted; then paused jobs and then the youngest are preempted: they wait again, and
     what they computed stays cached. The oldest is never preempted for want of slots, and no job may need more
@@ -121,13 +129,15 @@ class Scheduler:
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.missing == 1]
         budget = max(self._max_prefill_tokens - len(tasks), 1)
-        for job in active:
+        for job in sorted(active, key=_urgency):
             if job.missing > 1 and budget:
                 tasks.append(Task(job, min(job.missing, budget)))
                 budget -= tasks[-1].tokens
         tasks = self._make_room(tasks)
         for job, count in tasks:
-            job.slots[job.filled : job.filled + count] = self.pool.take(count)
+            taken = self.pool.take(count, job.last_slot)
+            job.slots[job.filled : job.filled + count] = taken
+            job.last_slot = int(taken[-1])
         return tasks
 
     def publish(self, job: Job) -> None:
@@ -159,7 +169,9 @@ class Scheduler:
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return
         ready = [job for job in self.waiting if not job.paused]
-        for job in sorted(ready, key=lambda job: (job.group not in self._started, job.arrival)):
+        for job in sorted(
+            ready, key=lambda job: (job.decodes_nothing, job.group not in self._started, job.arrival)
+        ):
             if len(self.running) >= self._max_running and not self._preempt_paused():
                 return
             if not self._enter(job):
@@ -191,7 +203,7 @@ class Scheduler:
         assert job.node is not None
         self.radix.unlock(job.node)
         self.running.remove(job)
-        job.node, job.filled, job.shared = None, 0, 0
+        job.node, job.filled, job.shared, job.last_slot = None, 0, 0, None
 
     def _preempt(self, job: Job) -> None:
         self._leave(job)
@@ -229,3 +241,7 @@ class Scheduler:
 
 def _arrival(job: Job) -> int:
     return job.arrival
+
+
+def _urgency(job: Job) -> bool:
+    return job.decodes_nothing

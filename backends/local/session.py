@@ -47,18 +47,17 @@ class PieceWriter:
         self._held: list[int] = []
         self._held_text = ""
 
-    def write(self, output: Output) -> list[Piece]:
+    def write(self, token: int, finish_reason: FinishReason | None) -> list[Piece]:
         """The pieces that this token makes ready; the last with a `finish_reason` if the request ends."""
-        token = output.token
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
-            finish_reason = output.finish_reason or self._stop(text)
+            finish_reason = finish_reason or self._stop(text)
             return [
                 *self._drain(None, complete=True),
                 Piece((token,), text, finish_reason),
             ]
         text = self._text.add(token)
-        finish_reason = output.finish_reason or self._stop(text)
+        finish_reason = finish_reason or self._stop(text)
         self._held.append(token)
         self._held_text += text
         if not finish_reason and not self._request.stream:
@@ -112,7 +111,11 @@ class Stream:
 
     def write(self, output: Output) -> list[Piece]:
         """The pieces that a token makes ready, with the usage on the first and on the last."""
-        pieces = self._writer.write(output)
+        pieces = (
+            [Piece((), "", "length")]
+            if output.token is None
+            else self._writer.write(output.token, output.finish_reason)
+        )
         if pieces and (not self._written or pieces[-1].finish_reason):
             usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
             pieces[-1] = pieces[-1]._replace(**usage)

@@ -8,6 +8,7 @@ import re
 import uuid
 import zlib
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -64,6 +65,7 @@ class SGLangBackend:
         tokenizer: A local folder with the model's tokenizer (and chat template), which then saves asking the
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
+        prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SGLangBackend:
         max_connections: int = 256,
         tokenizer: str | Path | None = None,
         vocab_size: int | None = None,
+        prefill_ahead: bool = False,
     ) -> None:
         if max_connections < 1:
             raise InvalidRequestError(f"max_connections must be at least 1, not {max_connections}")
@@ -84,7 +87,7 @@ class SGLangBackend:
         )
         self._server = Server(url, self._connections)
         self._folder = tokenizer
-        self._vocab_size = vocab_size
+        self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
         self._model: ServedModel | None = None
@@ -111,7 +114,8 @@ class SGLangBackend:
 
     async def _learn(self) -> ServedModel:
         self._engines = await engines(self._server)
-        self._model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
         return self._model
 
     async def encode(self, text: str) -> list[int]:
@@ -164,6 +168,8 @@ class SGLangBackend:
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
                     call.over = call.over or piece.finish_reason is not None
+                    if not request.max_tokens:  # SGLang answers with one all the same
+                        piece = piece._replace(ids=(), text="")
                     yield piece
             if not call.over:
                 raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")

@@ -185,7 +185,8 @@ class RemoteTokenizer:
                 [ids] = await self.tokenize([beginning])
                 if len(ids) > self._limit + EDGE:
                     raise PromptTooLongError(
-                        f"the text has more than the {self._limit} tokens that the model takes"
+                        f"the text has more than the {self._limit} tokens that the model takes",
+                        limit=self._limit,
                     )
 
     async def _guard(

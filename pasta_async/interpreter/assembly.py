@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.visible import Visible
     from pasta_async.lang import Diagnostic, Node
     from pasta_async.protocol import FinishReason
-    from pasta_async.results import Span
+    from pasta_async.results import RequestRecord, Span
 
 __all__ = ["Answer", "diagnostics_since"]
 
@@ -45,6 +45,8 @@ class Answer:
         self.threads: list[Thread] = [main]
         """Main, then that of each promise."""
         self.spans: list[Span] = []
+        self.prefills: list[RequestRecord] = []
+        """Requests that were sent ahead of a join."""
         self.finish_reason: FinishReason = "abort"  # until it is over
         self.truncated: bool = False
         """Whether what stands behind the answer's last token was left out."""
@@ -116,6 +118,8 @@ class Answer:
         texts = [*_texts(document.nodes), *("" for _ in threads)]
         records = tuple(thread.record(text) for thread, text in zip(threads, texts, strict=False))
         requests = [request for record in records for request in record.requests]
+        # one that was aborted computed no more than what the next request found
+        computed = [*requests, *(one for one in self.prefills if one.cached_tokens is not None)]
         completion = sum(record.tokens for record in records)
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
@@ -132,9 +136,9 @@ class Answer:
                 prompt_tokens=requests[0].prompt_tokens if requests else 0,
                 completion_tokens=completion,
                 discarded_tokens=discarded,
-                cached_tokens=sum(request.cached_tokens or 0 for request in requests),
-                prefilled_tokens=sum(r.prompt_tokens - (r.cached_tokens or 0) for r in requests),
-                requests=len(requests),
+                cached_tokens=sum(one.cached_tokens or 0 for one in computed),
+                prefilled_tokens=sum(one.prompt_tokens - (one.cached_tokens or 0) for one in computed),
+                requests=len(requests) + len(self.prefills),
             ),
             critical_path=self._budget.critical_path,
             text_tokens=text_tokens,
@@ -142,6 +146,7 @@ class Answer:
             matched_stop=self._visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),
+            prefills=tuple(self.prefills),
             parallel=self._parallel,
             notes=self._notes,
         )

@@ -6,6 +6,7 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
@@ -177,10 +178,32 @@ class Machine:
         """Threads that main has to wait for."""
         return [thread.number for thread in self._budget.round if thread.state == "open"]
 
+    def certain_tokens(self) -> int:
+        """Tokens of chunks that `certain` holds while main has to wait, but for the first.
+
+        Those of the first are in the prefix cache anyway: it has the same context in the written form.
+        """
+        chunks = [thread for thread in self._budget.round if not thread.superseded]
+        done = sum(1 for _ in takewhile(lambda thread: thread.state == "done", chunks))
+        return sum(thread.kept for thread in chunks[1 : done + 1]) if done < len(chunks) else 0
+
+    def certain(self) -> list[Part]:
+        """The beginning of main's next context, up to what is still written; main waits at a sync."""
+        chunks: dict[int, list[Part]] = {}
+        for thread in self._budget.round:
+            if thread.state != "done":
+                chunks[thread.number] = [
+                    self._written(ASYNC_OPEN),
+                    *thread.recorded.joined({}, grows=True),
+                ]
+                return [*self._joined, *self.main.recorded.joined(chunks, last=thread.number)]
+            if not thread.superseded:
+                chunks[thread.number] = self._chunk(thread)
+        return [*self._joined, *self.main.recorded.joined(chunks)]
+
     def join(self, now: float) -> None:
         """Every promise of the round is kept: main goes on and sees the chunks."""
-        kept = [thread for thread in self._budget.round if not thread.superseded]
-        self._joined += self.main.recorded.joined({thread.number: self._chunk(thread) for thread in kept})
+        self._joined = self.certain()
         self._budget.join()
         self.main.recorded = RecordedTokens()
         self.main.state, self._stops_idly = "open", False

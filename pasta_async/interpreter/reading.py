@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pasta_async.lang import Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.lang import Reading
     from pasta_async.protocol import TagIds
@@ -235,22 +235,35 @@ class RecordedTokens:
             return [tuple(self.raw[: unit.start + len(unit.ids)])]
         return [tuple(self.raw[: unit.start]), unit.text[:end]]
 
-    def joined(self, chunks: Mapping[int, list[Part]]) -> list[Part]:
-        """All of it, with the chunk of each promise right behind it (none for a promise not in `chunks`)."""
-        return list(_merged(part for unit in self._units for part in _with_chunks(unit, chunks)))
+    def joined(
+        self, chunks: Mapping[int, list[Part]], *, last: int | None = None, grows: bool = False
+    ) -> list[Part]:
+        """All of it, with the chunk of each promise right behind it (none for a promise not in `chunks`).
 
+        Args:
+            chunks: By thread.
+            last: The promise, by its thread, behind whose chunk to end.
+            grows: Whether more will be added, so that the unit that was added last may yet change.
+        """
+        return list(_merged(self._with_chunks(self._units[:-1] if grows else self._units, chunks, last)))
 
-def _with_chunks(unit: _Recorded, chunks: Mapping[int, list[Part]]) -> Iterator[Part]:
-    at = 0
-    if not unit.split:
-        yield tuple(unit.ids)
-    for thread, end in unit.promises:
-        if unit.split:
-            yield unit.text[at:end]
-        yield from chunks.get(thread, [])
-        at = end
-    if unit.split:
-        yield unit.text[at:]
+    @staticmethod
+    def _with_chunks(
+        units: Sequence[_Recorded], chunks: Mapping[int, list[Part]], last: int | None
+    ) -> Iterator[Part]:
+        for unit in units:
+            at = 0
+            if not unit.split:
+                yield tuple(unit.ids)
+            for thread, end in unit.promises:
+                if unit.split:
+                    yield unit.text[at:end]
+                yield from chunks.get(thread, [])
+                if thread == last:
+                    return
+                at = end
+            if unit.split:
+                yield unit.text[at:]
 
 
 def _merged(parts: Iterable[Part]) -> Iterator[Part]:

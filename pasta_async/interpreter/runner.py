@@ -22,6 +22,7 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
+from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.protocol import DecodeRequest, Piece
 
@@ -89,8 +90,11 @@ class Runner:
         self._turns = asyncio.Semaphore(self._limits.max_threads if self._start.parallel else 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
-        self._encoded: dict[str, tuple[int, ...]] = {}
+        self._encoded: dict[str, list[int]] = {}
         self._group = asyncio.TaskGroup()
+        self._ahead = AheadSender(
+            backend, machine, observer=observer, context=self._context, group=self._group
+        )
 
     async def run(self) -> Generation:
         """Decode the answer.
@@ -124,6 +128,7 @@ class Runner:
         alarm = None if self._deadline is None else self._group.create_task(self._alarm(self._deadline))
         self._begin(0)
         await self._ended(0)
+        await self._ahead.end()  # main may have been cancelled while it waited
         await self._settle()
         await self._truncate()
         if alarm:
@@ -156,7 +161,9 @@ class Runner:
             await self._thread(0)
             if machine.main.state == "done":
                 return
+            self._ahead.begin()
             await self._settle()
+            await self._ahead.end()
             if machine.main.state != "joining":
                 return  # a stop text in a chunk ended the answer
             machine.join(self._now())
@@ -255,9 +262,7 @@ class Runner:
     async def _request(self, number: int) -> DecodeRequest | None:
         """The request that decodes a thread on; None when there is no room for one more."""
         machine = self.machine
-        ids = [*self._prompt]
-        for part in machine.context(number):
-            ids += await self._ids(part)
+        ids = await self._context(machine.context(number))
         max_tokens = min(machine.allowance(number), machine.info.context_length - len(ids))
         if max_tokens < 1:
             machine.exhaust(number, self._now())
@@ -267,7 +272,7 @@ class Runner:
         return DecodeRequest(
             answer=self._start.answer,
             thread=number,
-            ids=tuple(ids),
+            ids=ids,
             max_tokens=max_tokens,
             sampling=self._start.sampling,
             seed=thread_seed(self._start.sampling.seed, number),
@@ -276,19 +281,19 @@ class Runner:
             stream=number == 0 or not self._start.whole_chunks,
         )
 
-    async def _ids(self, part: Part) -> tuple[int, ...]:
-        if not isinstance(part, str):
-            return part
-        if part not in self._encoded:
-            self._encoded[part] = await self._encode(part)
-        return self._encoded[part]
+    async def _context(self, parts: Sequence[Part]) -> tuple[int, ...]:
+        """The prompt and these parts as token ids."""
+        ids = [*self._prompt]
+        for part in parts:
+            ids += await self._encode(part) if isinstance(part, str) else part
+        return tuple(ids)
 
-    async def _encode(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        return tuple(
-            await with_retries(lambda: self._backend.encode(text), self._limits.retries, self._clock)
-        )
+    async def _encode(self, text: str) -> list[int]:
+        if text not in self._encoded:
+            self._encoded[text] = await with_retries(
+                lambda: self._backend.encode(text), self._limits.retries, self._clock
+            )
+        return self._encoded[text]
 
     async def _detokenize(self, ids: Sequence[int]) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), self._limits.retries, self._clock)
@@ -330,6 +335,7 @@ class Runner:
                 self._drop()
             if machine.spawned and not stop:
                 self._spawn()  # else when the request is over, and its KV in the prefix cache
+        self._ahead.advance()
         if machine.events:
             await self._flush()
         return stop

@@ -124,7 +124,8 @@ class _AnswerMetrics(AnswerObserver):
             self._count("request_errors", 1, error_type(error))
         self._count("generation_tokens", record.completion_tokens, _kind(request.thread))
         self._count("cached_tokens", cached)
-        self._count("prefilled_tokens", record.prompt_tokens - cached)
+        if request.max_tokens or record.cached_tokens is not None:  # else it was aborted, and others count it
+            self._count("prefilled_tokens", record.prompt_tokens - cached)
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
         finish_reason = outcome(generation, error)

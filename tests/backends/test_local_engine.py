@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.cache import RUN, SlotPool
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.linear import choose_dtype, linear
 from pasta_async.backends.local.sampler import TokenSampler, sample
@@ -255,6 +257,37 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(made: Any, engine: Eng
     for task in (parent, *forks):
         ids = task.ids[: task.prompt].tolist()
         assert decoded(task) == reference(made, ids, task.limit - task.prompt)
+
+
+def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, folder: Path) -> None:
+    engine = Engine(folder, EngineOptions(device="cpu", slots=16 * RUN + 7))
+    parent = job(prompt(40), 90)
+    engine.add(parent)
+    threads: list[Job] = []
+    for extra in range(12):  # a fork every third step, so each shares more of the parent
+        for _ in range(3):
+            engine.step()
+        threads.append(job([*parent.ids[: parent.length].tolist(), extra], 40 + 5 * extra))
+        engine.add(threads[-1])
+    run(engine)
+    for task in (parent, *threads):
+        assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
+
+
+def test_what_single_threads_see_is_a_part_of_its_own_where_that_saves_work() -> None:
+    pool, maker = SlotPool(16 * RUN), BatchMaker(16 * RUN, 3, torch.device("cpu"), torch.float32)
+    shared = pool.take(50)
+
+    def entries(threads: int, tokens: int) -> list[Entry]:
+        slots = [np.concatenate((shared, pool.take(tokens))) for _ in range(threads)]
+        return [Entry(0, np.zeros(len(own), np.int64), len(own) - 1, own) for own in slots]
+
+    (long,) = maker.make(entries(8, 80)).blocks
+    assert long.own is not None
+    assert (long.table, long.own.rows, long.own.columns) == (slice(0, 50), slice(1, 9), 80)
+    for few in (entries(2, 80), entries(6, 5)):
+        (block,) = maker.make(few).blocks
+        assert block.own is None
 
 
 def test_a_join_is_computed_from_the_longest_cached_prefix(made: Any, engine: Engine) -> None:

@@ -351,6 +351,8 @@ REFUSED: dict[str, tuple[Metadata, str]] = {
     "no layers": ({"llama.block_count": None}, "llama.block_count"),
     "nonsense": ({"llama.block_count": "many"}, "llama.block_count must be a positive number"),
     "heads by layer": ({"llama.attention.head_count": [4, 4, 2]}, "llama.attention.head_count must be"),
+    "billions of layers": ({"llama.block_count": 2**31 - 1}, "2147483647 layers"),
+    "one enormous head": ({"llama.attention.key_length": 2**30}, "head_dim 1073741824"),
     "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn'"),
     "part of a head": ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count is 8"),
     "experts": ({"llama.expert_count": 8}, "llama.expert_count is 8"),

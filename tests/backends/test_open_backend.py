@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     "url", ["", "vllm:/x", "sglang:", "http:", "http://", "/path/to/model", "localhost:30000"]
 )
 def test_a_name_of_no_backend_is_refused_with_the_forms(url: str) -> None:
-    with pytest.raises(
-        InvalidRequestError, match=r"names no backend(?s:.*)local:/path(?s:.*)sglang:/path"
-    ) as caught:
+    with pytest.raises(InvalidRequestError, match=r"local:/path(?s:.*)sglang:/path") as caught:
         open_backend(url)
     assert repr(url) in str(caught.value)
 

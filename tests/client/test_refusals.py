@@ -233,15 +233,17 @@ async def test_a_client_that_was_closed_and_a_stream_out_of_order() -> None:
 
 async def test_a_prompt_that_fills_the_models_context() -> None:
     backend = ScriptedBackend("Because.", context_length=10)
-    with pytest.raises(PromptTooLongError, match="the prompt has 24 tokens, and scripted takes 10"):
+    with pytest.raises(PromptTooLongError) as caught:
         await generate("Why? " * 10, backend=backend)
+    assert caught.value.limit == 9
     assert not backend.requests
 
 
 async def test_a_prompt_above_the_limit() -> None:
     backend = ScriptedBackend("Because.")
-    with pytest.raises(PromptTooLongError, match="the prompt has 24 tokens; at most 23"):
+    with pytest.raises(PromptTooLongError) as caught:
         await generate("Why? " * 10, backend=backend, limits=Limits(prompt_tokens=23))
+    assert caught.value.limit == 23
     assert not backend.requests
 
 
@@ -255,7 +257,7 @@ async def test_a_prompt_of_token_ids_is_taken_as_it_is() -> None:
 
 async def test_a_model_without_tags_that_is_not_to_be_prompted() -> None:
     backend = ScriptedBackend("Because.", tokenizer=WordTokenizer(tags=False))
-    with pytest.raises(InvalidRequestError, match="no tag tokens in its vocabulary"):
+    with pytest.raises(InvalidRequestError):
         await generate("Why?", backend=backend, prompted=False)
     assert not backend.requests
     assert (await generate("Why?", backend=backend, prompted=False, baseline=True)).text == "Because."
@@ -263,5 +265,5 @@ async def test_a_model_without_tags_that_is_not_to_be_prompted() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:30000", "http:", "https://", "sglang:", "vllm:/model"])
 def test_a_string_that_names_no_backend(url: str) -> None:
-    with pytest.raises(InvalidRequestError, match="The forms are"):
+    with pytest.raises(InvalidRequestError):
         Client(url)

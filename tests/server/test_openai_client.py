@@ -206,7 +206,7 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL, "alias"]
     assert (await client.models.retrieve("alias")).id == "alias"
     assert (await ask(client, model="alias", max_tokens=2)).model == "alias"
-    with pytest.raises(openai.NotFoundError, match="does not exist"):
+    with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("gpt-5")
 
 

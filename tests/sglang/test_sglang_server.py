@@ -136,6 +136,15 @@ async def test_output_keeps_special_tokens_and_adds_no_spaces(
     assert (pieces[-1].finish_reason, pieces[-1].prompt_tokens) == (expected[-1].finish_reason, len(prompt))
 
 
+async def test_a_request_of_no_tokens_fills_the_prefix_cache(backend: SGLangBackend) -> None:
+    prompt = await chat(backend, "Once more, from the very beginning: " + PROMPT)
+    [first] = await read(backend, request(prompt, tokens=0))
+    assert (first.ids, first.text, first.finish_reason) == ((), "", "length")
+    [*_, last] = await read(backend, request([*prompt, *prompt], tokens=2))
+    assert last.cached_tokens is not None and last.cached_tokens >= len(prompt) - 1
+    assert (await backend.connect()).prefill_ahead is False
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_stop_id_ends_the_request_and_belongs_to_it(backend: SGLangBackend, stream: bool) -> None:
     tags = await tags_of(backend)
@@ -237,18 +246,19 @@ async def test_cancelling_and_closing_leave_nothing_running(
 
 async def test_a_wrong_address_is_named(server: RealServer) -> None:
     nobody = SGLangBackend("http://127.0.0.1:1")
-    with pytest.raises(BackendConnectError, match=r"nothing answers at http://127\.0\.0\.1:1"):
+    with pytest.raises(BackendConnectError, match=r"127\.0\.0\.1:1"):
         await nobody.connect()
     await nobody.aclose()
     beside = SGLangBackend(server.url + "/v2")
-    with pytest.raises(BackendConnectError, match="is not an SGLang server"):
+    with pytest.raises(BackendConnectError):
         await beside.connect()
     await beside.aclose()
 
 
 async def test_what_the_server_refuses_is_told(backend: SGLangBackend) -> None:
-    with pytest.raises(BackendStatusError, match="400"):
+    with pytest.raises(BackendStatusError) as caught:
         await backend.encode_chat([{"role": "nobody", "content": "x"}], {})
+    assert caught.value.status == 400
 
 
 async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) -> None:

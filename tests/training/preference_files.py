@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang import parse
-from pasta_async.training.corpus.records import write_records
+from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import pack_views
 from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score
 

@@ -16,8 +16,8 @@ from pasta_async.training.annotate.checks import (
     sibling_reference,
     sibling_references,
 )
-from pasta_async.training.corpus import plain_record, rough_tokens
-from pasta_async.training.corpus.tokens import Mark, insert_tags
+from pasta_async.training.corpus import plain_record
+from pasta_async.training.tokens import Mark, insert_tags, rough_tokens
 
 ORIGINAL = (
     "Both are old.\n\nTea is from China.  Many drink it.\n\nCoffee is from Ethiopia.\n\nSo take your pick."

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.training.corpus.tokens import align, encode_views
 from pasta_async.training.packing import pack_plain, pack_views
+from pasta_async.training.tokens import align, encode_views
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

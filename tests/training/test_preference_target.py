@@ -65,5 +65,5 @@ def test_the_paper_s_beta_gives_the_target() -> None:
     beta = 1 / (2 * 9 * sum(1 / k for k in range(1, 10)))
     assert best_of_n_target(10) == pytest.approx(1 / (2 * beta)) == pytest.approx(25.4607, abs=1e-4)
     assert best_of_n_target(2) == 1
-    with pytest.raises(ValueError, match="of 1 samples"):
+    with pytest.raises(ValueError):
         best_of_n_target(1)

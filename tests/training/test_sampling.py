@@ -27,11 +27,11 @@ from pasta_async.lang import parse, views
 from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.preference import read_samples
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
+from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
@@ -148,7 +148,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
 ) -> None:
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
     codec, backend = ModelCodec(SHIPPED), Listening()
-    model = BaseModel(SHIPPED, (), codec.tag_ids, "sdpa").loaded().eval()
+    model = BaseModel(SHIPPED, codec.tag_ids, "sdpa").loaded().eval()
     recording = Recording(backend)
     usual = unusual = promises = 0
     async with Client(recording) as client:
@@ -354,7 +354,7 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"prompts": "nowhere.jsonl"}, "cannot be read"), ({"backend": "ftp:x"}, "names no backend")],
+    [({"prompts": "nowhere.jsonl"}, "nowhere.jsonl"), ({"backend": "ftp:x"}, "ftp:x")],
 )
 def test_bad_input_ends_it_before_anything_is_drawn(
     given: dict[str, str], message: str, tmp_path: Path
@@ -367,5 +367,5 @@ def test_bad_input_ends_it_before_anything_is_drawn(
 def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
-    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: .*the user's"):
+    with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: "):
         read_samples(path)

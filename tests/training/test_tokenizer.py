@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.lang.views import views
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
+from pasta_async.training.tokens import encode_views
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from task_codec import task_codec
 from transformers import AutoModelForCausalLM
 
-from pasta_async.training.corpus.tokens import encode_views
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.pretrain import (
     PretrainSettings,
@@ -27,6 +26,7 @@ from pasta_async.training.pretrain import (
     write_new_model,
 )
 from pasta_async.training.synthetic import FAMILIES, sample
+from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
 

@@ -26,16 +26,15 @@ from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
 from pasta_async.training.annotate.checks import check_reply
 from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
-from pasta_async.training.corpus.records import Record, StrictModel, digest, write_records
-from pasta_async.training.corpus.sources import SourceSettings
-from pasta_async.training.corpus.tokens import text_speedup, token_counter
+from pasta_async.training.corpus import Record, SourceSettings, StrictModel, digest, write_records
 from pasta_async.training.endpoint import Completion, Endpoint, EndpointSettings, collect
+from pasta_async.training.tokens import text_speedup, token_counter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pasta_async.protocol import Message
-    from pasta_async.training.corpus.tokens import CountTokens
+    from pasta_async.training.tokens import CountTokens
 
 __all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 

@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pasta_async.lang import Chunk, Code, Document, Promise, Sync, Text, check, parse
-from pasta_async.training.corpus.tokens import Mark, insert_tags, recount
+from pasta_async.training.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pasta_async.lang import Diagnostic
-    from pasta_async.training.corpus.tokens import CountTokens
+    from pasta_async.training.tokens import CountTokens
 
 __all__ = ["Problem", "check_reply", "sibling_reference", "sibling_references"]
 

@@ -28,13 +28,13 @@ from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Promise, Sync
-from pasta_async.training.corpus.tokens import Mark, insert_tags, recount, rough_tokens
+from pasta_async.training.tokens import Mark, insert_tags, recount, rough_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.lang import Document
-    from pasta_async.training.corpus.tokens import CountTokens
+    from pasta_async.training.tokens import CountTokens
 
 __all__ = ["LEAST", "Cut", "annotate_by_structure"]
 

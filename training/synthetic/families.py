@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pasta_async.lang import Chunk, Promise, Sync
-from pasta_async.training.corpus.tokens import Mark, insert_tags, recount
+from pasta_async.training.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

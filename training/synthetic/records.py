@@ -1,23 +1,40 @@
-"""The synthetic task as training data: records with right, noisy or no annotations, and back to examples."""
+"""The synthetic task as training data: `python -m pasta_async.training.synthetic` writes records of it.
+
+They have right, noisy or no annotations, and lead back to the examples that they were made of.
+"""
 
 from __future__ import annotations
 
 import random
 import re
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
+from pydantic import Field
+
+from pasta_async.cli.command import Command, command
 from pasta_async.lang import Chunk, Promise
-from pasta_async.training.corpus.records import Record
-from pasta_async.training.corpus.tokens import Mark, insert_tags, marks_of, recount, rough_tokens
-from pasta_async.training.synthetic.families import FAMILIES, sample
+from pasta_async.training.corpus import Record, StrictModel, write_records
+from pasta_async.training.synthetic.families import FAMILIES, Family, Split, sample
+from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pasta_async.lang import Document
-    from pasta_async.training.synthetic.families import Example, Split
+    from pasta_async.training.synthetic.families import Example
 
-__all__ = ["ERROR_RATES", "Annotator", "annotate_noisily", "draw_records", "example_of", "parallel_chain"]
+__all__ = [
+    "ERROR_RATES",
+    "Annotator",
+    "SyntheticSettings",
+    "annotate_noisily",
+    "draw_records",
+    "example_of",
+    "export",
+    "main",
+    "parallel_chain",
+]
 
 SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]
@@ -126,3 +143,31 @@ def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs
         if rng.random() >= misses if isinstance(mark.tag, Promise) else syncs and kept:
             kept.append(mark)
     return insert_tags(document.text, kept)
+
+
+class SyntheticSettings(StrictModel):
+    """What to draw. Every field is a flag of the command line."""
+
+    out: Path = Field(description="file to write, JSON lines")
+    count: int = Field(default=1000, ge=1, description="how many examples")
+    seed: int = Field(default=0, description="another seed draws others")
+    split: Split = Field(default="train", description="train, names or templates: which are held out")
+    families: tuple[Family, ...] = Field(default=FAMILIES, description="kinds of prompts")
+    annotator: Annotator = Field(
+        default="maker", description="maker: the right tags; noisy: some wrong; nobody: no tags"
+    )
+    tokenizer: Path | None = Field(
+        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
+    )
+
+
+def export(settings: SyntheticSettings) -> None:
+    """Draw records, write the file, and print how many there are."""
+    count = None if settings.tokenizer is None else token_counter(settings.tokenizer)
+    records = draw_records(
+        settings.count, settings.seed, settings.split, settings.families, count, settings.annotator
+    )
+    print(f"{write_records(settings.out, records)} records in {settings.out}")
+
+
+main: Command = command(SyntheticSettings, export, "pasta_async.training.synthetic", __doc__)

@@ -63,6 +63,8 @@ class Loop:
     settings: TrainerSettings
     task: Task
     schedule: Schedule
+    sizes: Mapping[int, int]
+    """Tokens of examples by number, so that each process makes its own alone; empty for a stream."""
     model: Any
     """Sharded."""
     pad: int
@@ -127,10 +129,13 @@ class Loop:
 
     def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
         """This process's rows of these examples; a row has its examples by number."""
-        examples = [self.task.example(number) for number in numbers]
-        dealt = deal_rows(list(map(len, examples)), self.settings.row_tokens, self.processes.world)
-        own = dealt[self.processes.rank :: self.processes.world]
-        return [{numbers[place]: examples[place] for place in row} for row in own]
+        made = {} if self.sizes else {number: self.task.example(number) for number in numbers}
+        sizes = [self.sizes.get(number) or len(made[number]) for number in numbers]
+        dealt = deal_rows(sizes, self.settings.row_tokens, self.processes.world)
+        own = [
+            [numbers[place] for place in row] for row in dealt[self.processes.rank :: self.processes.world]
+        ]
+        return [{number: made.get(number) or self.task.example(number) for number in row} for row in own]
 
     def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
         """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -42,10 +43,8 @@ class BaseModel:
 
     folder: Path
     """Checkpoint folder of a Llama, Qwen2 or Qwen3."""
-    added: tuple[int, ...]
-    """Ids of tag tokens that the folder's model does not know yet."""
     tag_ids: tuple[int, ...]
-    """Ids of all six."""
+    """Ids of the six tag tokens in the run's tokenizer."""
     attention: str
     """transformers' name of the attention."""
     lora_rank: int = 0
@@ -86,16 +85,17 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for the tags in [rows, hidden]: each is the mean of the pieces that its text had before.
+        """Rows for new tags in [rows, hidden]: each is the mean of the pieces that its text had before.
 
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
         old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
+        known = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         mean = weight.mean(0, keepdim=True)
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
         for tag, token in zip(TAG_TOKENS, self.tag_ids, strict=True):
-            if token in self.added:
+            if known.token_to_id(tag) is None:
                 grown[token] = weight[codec.encode(tag)].mean(0)
         return grown
 

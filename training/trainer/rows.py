@@ -139,15 +139,12 @@ def choose_attention(wanted: str, device: torch.device) -> str:
     """
     if wanted == "auto":
         return FLEX if device.type == "cuda" else SDPA
-    if wanted not in (FLEX, SDPA):
-        raise InvalidRequestError(
-            f"attention {wanted!r} cannot read the mask of packed views: choose {SDPA} or {FLEX}"
-        )
-    if wanted == FLEX and device.type != "cuda":
-        raise InvalidRequestError(
-            f"{FLEX} has no backward pass on {device.type}: choose {SDPA}, or a CUDA device"
-        )
-    return wanted
+    if wanted == SDPA or (wanted == FLEX and device.type == "cuda"):
+        return wanted
+    raise InvalidRequestError(
+        f"attention {wanted!r} cannot train on the masks of packed views on {device.type}: choose {SDPA}, or "
+        f"on CUDA {FLEX}, which has no backward pass elsewhere"
+    )
 
 
 def block_mask(row: Row) -> BlockMask:

@@ -70,19 +70,17 @@ def train(
     with open_processes(settings.device) as processes:
         attention = choose_attention(settings.attention, processes.device)
         tokenizer = settings.out / "tokenizer"
-        added: list[int] = []
         if processes.first:
-            added = write_tokenizer(folder, tokenizer, template and _template_text(template), both)
-        added = processes.share(added)
+            write_tokenizer(folder, tokenizer, template and _template_text(template), both)
+        processes.wait()
         codec = ModelCodec(tokenizer, template_kwargs)
-        adapters = (settings.lora_rank, settings.lora_alpha)
-        base = BaseModel(folder, tuple(added), codec.tag_ids, attention, *adapters)
+        base = BaseModel(folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha)
         positions = read_config(folder, REFUSAL).positions
         task = make_task(codec)
-        numbers = range(len(task)) if task.stream else _usable(task, settings, positions, processes)
+        sizes = {} if task.stream else _usable(task, settings, positions, processes)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
         checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
-        loop = _make_loop(settings, base, codec, task, numbers, checkpoints, processes)
+        loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
         finished = loop.run(checkpoints)
         if finished:
             out = settings.out / "model"
@@ -98,7 +96,7 @@ def _make_loop(
     base: BaseModel,
     codec: ModelCodec,
     task: Task,
-    numbers: Sequence[int],
+    sizes: Mapping[int, int],
     checkpoints: Checkpoints,
     processes: Processes,
 ) -> Loop:
@@ -108,15 +106,16 @@ def _make_loop(
     stats = [(one.name, one.stat()) for one in weights]  # tells weights from others in that folder
     key = [task.fingerprint, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})
-    compare = task.compared and set(scores) != set(numbers)
+    compare = task.compared and scores.keys() != sizes.keys()
     from_base = compare or latest is None
     torch.manual_seed(settings.seed)
     model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     shard(model, processes, _dtype(settings.dtype, processes.device), share=from_base)
+    numbers = range(len(task)) if task.stream else list(sizes)
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
-    loop = Loop(settings, task, schedule, model, codec.end, processes)
+    loop = Loop(settings, task, schedule, sizes, model, codec.end, processes)
     if compare:  # before the first update the weights are those to compare with
         scores = loop.score_examples()
         if processes.first:
@@ -139,8 +138,8 @@ def _read_scores(file: Path, key: Sequence[object]) -> dict[int, tuple[float, ..
     return {int(number): tuple(each) for number, each in kept["scores"].items()} if kept["of"] == key else {}
 
 
-def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Processes) -> list[int]:
-    """The numbers of the examples to train on; each process looks at its share.
+def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Processes) -> dict[int, int]:
+    """The tokens of the examples to train on, by number; each process looks at its share.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.
@@ -171,7 +170,7 @@ def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Pr
         raise InvalidRequestError("there is no example to train on")
     if processes.first:
         print(f"{len(found)} examples, {sum(found.values())} tokens packed, {len(too_long)} too long")
-    return sorted(found)
+    return dict(sorted(found.items()))
 
 
 def _refuse(examples: list[str], what: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from pasta_async.training.corpus.records import StrictModel
+from pasta_async.training.corpus import StrictModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

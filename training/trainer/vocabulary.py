@@ -109,7 +109,7 @@ def _end_of_turn(tokenizer: Tokenizer, codec: ModelCodec, folder: Path) -> int:
     )
 
 
-def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> list[int]:
+def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> None:
     """Write the tokenizer of a model folder anew, with the tag tokens.
 
     Files are changed as little as possible, rather than loaded and saved by a library that may rebuild them.
@@ -120,9 +120,6 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         template: A chat template instead of the folder's own.
         both: Whether prompts must differ for PASTA-LANG and for the baseline. A template that does not look
             at `pasta` then gets a switch at its end: `pasta=false` adds a line that says "plain".
-
-    Returns:
-        The ids that were added, none where the tokenizer already had the tags.
 
     Raises:
         UnsupportedModelError: A file is missing or malformed.
@@ -137,7 +134,7 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         )
     if both and "pasta" not in template:
         template += _SWITCH
-    added = _add_tags(raw, config)
+    _add_tags(raw, config)
     config.pop("chat_template", None)
     out.mkdir(parents=True, exist_ok=True)
     for name in filter(lambda name: (folder / name).is_file(), _COPIED):
@@ -146,12 +143,10 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
         (out / name).write_text(text, encoding="utf-8")
     (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return added
 
 
-def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> list[int]:
+def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> None:
     tokenizer: Any = Tokenizer.from_str(json.dumps(raw))
-    missing = [tag for tag in TAG_TOKENS if tokenizer.token_to_id(tag) is None]
     known = {entry["content"]: entry for entry in raw.setdefault("added_tokens", [])}
     tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
     for tag in TAG_TOKENS:
@@ -164,4 +159,3 @@ def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> list[int]:
         if "added_tokens_decoder" in config:
             config["added_tokens_decoder"][str(tokenizer.token_to_id(tag))] = form
     raw["added_tokens"].sort(key=itemgetter("id"))
-    return [tokenizer.token_to_id(tag) for tag in missing]

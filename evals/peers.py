@@ -1,0 +1,426 @@
+"""The embedded engine, llama.cpp and transformers, each in a process of its own, to be measured side by side.
+
+All get token ids and choose the likeliest token, so they do the same work, whatever the weights say.
+"""
+
+# llama_cpp and gguf have no types, transformers and torch leave some open.
+# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+import resource
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pasta_async.errors import PastaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+    from multiprocessing.connection import Connection
+
+    from pasta_async.lang import Document
+
+
+__all__ = ["Contestant", "Peer", "RemoteContestant", "llama_cpp_files", "open_contestant"]
+
+_CONTEXT = 4096  # tokens that every engine keeps keys and values for, for each sequence or in all
+_SEQUENCES = 17  # of llama.cpp: the prefix and 16 threads
+
+
+class Peer(NamedTuple):
+    """What is measured, and in which number format."""
+
+    engine: str
+    """`local`, `llama.cpp` or `transformers`."""
+    dtype: str
+    path: str
+    """The model: a folder or a GGUF file."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables."""
+        return f"{self.engine} {self.dtype}"
+
+
+class Contestant(Protocol):
+    """An engine with a loaded model. Times are in seconds."""
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """The time to compute a prompt that was not seen before and to choose its first token.
+
+        The engine keeps the prompt's keys and values for `threads`.
+        """
+        ...
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        """The time for threads behind the last prompt to decode `steps` tokens each; each has its first."""
+        ...
+
+    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """The time to compute a prompt and to write a given answer, token by token."""
+        ...
+
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        ...
+
+
+class _LlamaCpp:
+    """llama.cpp through its low-level API: batches of several sequences that share a prefix."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        self._api: Any = _quiet_llama_cpp()
+        api = self._api
+        self._model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+        parameters = api.llama_context_default_params()
+        parameters.n_ctx, parameters.n_seq_max, parameters.kv_unified = _CONTEXT, _SEQUENCES, True
+        parameters.n_threads = parameters.n_threads_batch = threads
+        self._context = api.llama_init_from_model(self._model, parameters)
+        if not self._model or not self._context:
+            raise PastaError(f"llama.cpp cannot load {path}")
+        self._memory = api.llama_get_memory(self._context)
+        self._greedy = api.llama_sampler_init_greedy()
+        self._batch = api.llama_batch_init(_CONTEXT, 0, 1)
+        self._prompt = 0
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        self._api.llama_memory_clear(self._memory, False)
+        self._prompt = len(prompt)
+        began = time.perf_counter()
+        self._decode([(token, at, 0) for at, token in enumerate(prompt)])
+        return time.perf_counter() - began
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        api, count, tokens = self._api, len(starts), list(starts)
+        for sequence in range(1, count + 1):
+            api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            api.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
+        began = time.perf_counter()
+        for step in range(steps):
+            tokens = self._decode([(token, self._prompt + step, i + 1) for i, token in enumerate(tokens)])
+        seconds = time.perf_counter() - began
+        for sequence in range(1, count + 1):
+            api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        return seconds
+
+    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        seconds = self.first_token(prompt)
+        began = time.perf_counter()
+        for at, token in enumerate(answer, len(prompt)):
+            self._decode([(token, at, 0)])
+        return seconds + time.perf_counter() - began
+
+    def vocabulary(self) -> int:
+        return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+
+    def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
+        batch, last = self._batch, {sequence: i for i, (_, _, sequence) in enumerate(entries)}
+        batch.n_tokens = len(entries)
+        for i, (token, position, sequence) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
+            batch.seq_id[i][0], batch.logits[i] = sequence, i == last[sequence]
+        if status := self._api.llama_decode(self._context, batch):
+            raise PastaError(f"llama_decode returned {status}")
+        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last.values()]
+
+
+def _quiet_llama_cpp() -> Any:
+    """The module, told not to print hundreds of lines."""
+    global _keep
+    try:
+        api: Any = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
+    _keep = api.llama_log_callback(lambda *_: None)
+    api.llama_log_set(_keep, None)
+    api.llama_backend_init()
+    return api
+
+
+_keep: Any = None  # C calls it as long as the process lives
+
+
+class _Local:
+    """The embedded engine through its backend, as a client uses it."""
+
+    def __init__(self, path: str, dtype: str, threads: int) -> None:
+        from pasta_async.backends.local import LocalBackend
+
+        self._runner = asyncio.Runner()
+        self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=2 * _CONTEXT, threads=threads)
+        self._runner.run(self._backend.connect())
+        self._prompt: tuple[int, ...] = ()
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        self._prompt = tuple(prompt)
+        return self._timed([self._prompt], 1)
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        return self._timed([(*self._prompt, start) for start in starts], steps)
+
+    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        self._prompt = tuple(prompt)
+        return self._timed([self._prompt], len(answer), answer)
+
+    def vocabulary(self) -> int:
+        assert self._backend.engine is not None
+        return self._backend.engine.config.vocab_size
+
+    def encode(self, prompt: str, document: Document) -> tuple[list[int], list[int]]:
+        """Ids of a prompt, as a chat message, and of a document's visible text."""
+
+        async def ids() -> tuple[list[int], list[int]]:
+            prompt_ids = await self._backend.encode_chat([{"role": "user", "content": prompt}], {})
+            return prompt_ids, await self._backend.encode(document.text)
+
+        return self._runner.run(ids())
+
+    def answer(self, prompt: str, document: Document) -> float:
+        """The time to write a document in parallel, from a cold cache for it."""
+        from pasta_async import Client
+        from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+
+        async def generate() -> float:
+            async with Client(
+                ForcedBackend(self._backend, {prompt: document}), limits=FORCED_LIMITS
+            ) as client:
+                await client.connect()
+                began = time.perf_counter()
+                await client.generate(prompt, sampling=FORCED_SAMPLING)
+                return time.perf_counter() - began
+
+        return self._runner.run(generate())
+
+    def _timed(
+        self, prompts: Sequence[tuple[int, ...]], tokens: int, forced: Sequence[int] | None = None
+    ) -> float:
+        from pasta_async import Sampling
+        from pasta_async.evals.forcing import force
+        from pasta_async.protocol import DecodeRequest
+
+        async def decode(thread: int, ids: tuple[int, ...]) -> None:
+            request = DecodeRequest("answer", thread, ids, tokens, Sampling(temperature=0))
+            if forced is not None:
+                request = force(self._backend, request, forced)
+            async for _ in self._backend.decode(request):
+                pass
+
+        async def together() -> float:
+            began = time.perf_counter()
+            async with asyncio.TaskGroup() as group:
+                for thread, ids in enumerate(prompts):
+                    group.create_task(decode(thread, ids))
+            return time.perf_counter() - began
+
+        return self._runner.run(together())
+
+
+class _Transformers:
+    """`generate` of transformers, in float32, a batch of sequences behind a prefix that is computed once."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, DynamicCache
+
+        torch.set_num_threads(threads)
+        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+        if path.endswith(".gguf"):
+            where = {"pretrained_model_name_or_path": str(Path(path).parent), "gguf_file": Path(path).name}
+        self._torch: Any = torch
+        self._new_cache: Any = DynamicCache
+        self._model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
+        self._prompt: list[int] = []
+        self._cache: Any = None
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        self._prompt, self._cache = list(prompt), self._new_cache()
+        return self._generate([self._prompt], 1, self._cache)
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        from copy import deepcopy
+
+        cache = deepcopy(self._cache)
+        cache.crop(len(self._prompt))
+        cache.batch_repeat_interleave(len(starts))
+        return self._generate([[*self._prompt, start] for start in starts], steps, cache)
+
+    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        self._prompt, self._cache = list(prompt), self._new_cache()
+        return self._generate([self._prompt], len(answer), self._cache)
+
+    def vocabulary(self) -> int:
+        return self._model.config.vocab_size
+
+    def _generate(self, rows: list[list[int]], tokens: int, cache: Any) -> float:
+        ids = self._torch.tensor(rows)
+        began = time.perf_counter()
+        self._model.generate(
+            input_ids=ids,
+            attention_mask=self._torch.ones_like(ids),
+            past_key_values=cache,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        return time.perf_counter() - began
+
+
+def _load(peer: Peer, threads: int) -> Contestant:
+    if peer.engine == "local":
+        return _Local(peer.path, peer.dtype, threads)
+    if peer.engine == "llama.cpp":
+        return _LlamaCpp(peer.path, threads)
+    return _Transformers(peer.path, threads)
+
+
+class RemoteContestant:
+    """A contestant in a process of its own: while another one is measured it waits for a command."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.load_seconds: float = self._receive()
+        """From the first look at the files until it can be asked."""
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of `Contestant` there, or `peak_memory`: the most that the process had, in bytes.
+
+        Raises:
+            PastaError: The engine failed.
+        """
+        self._connection.send((method, arguments))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            found = self._connection.recv()
+        except EOFError:
+            raise PastaError("the engine's process ended; what it printed says why") from None
+        if isinstance(found, str):
+            raise PastaError(found)
+        return found
+
+
+@contextmanager
+def open_contestant(peer: Peer, threads: int) -> Generator[RemoteContestant]:
+    """Load a peer with so many CPU threads in a process of its own, which ends with the block.
+
+    Raises:
+        PastaError: It cannot be loaded: its package is missing, or it refuses the model.
+    """
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_serve, args=(there, peer, threads), daemon=True
+    )
+    process.start()
+    there.close()
+    try:
+        yield RemoteContestant(here)
+    finally:
+        here.close()
+        process.join(10)
+        process.kill()
+
+
+def _serve(connection: Connection, peer: Peer, threads: int) -> None:
+    """The other end of a `RemoteContestant`: until the connection is closed."""
+    try:
+        _import(peer)
+        began = time.perf_counter()
+        contestant = _load(peer, threads)
+        connection.send(time.perf_counter() - began)
+        while True:
+            method, arguments = connection.recv()
+            call: Callable[..., Any] = (
+                _peak_memory if method == "peak_memory" else getattr(contestant, method)
+            )
+            connection.send(call(*arguments))
+    except EOFError:
+        return
+    except (PastaError, ImportError, OSError, ValueError) as error:
+        connection.send(f"{peer.name}: {type(error).__name__}: {error}")
+
+
+def _import(peer: Peer) -> None:
+    """Import what the engine needs, so that it does not count as loading the model."""
+    for module in {"local": ["pasta_async.backends.local.engine"], "llama.cpp": ["llama_cpp"]}.get(
+        peer.engine, ["torch", "transformers"]
+    ):
+        importlib.import_module(module)
+
+
+def _peak_memory() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:
+    """GGUF files for llama.cpp, in these types (`Q8_0`, `Q4_0`), of a model's weights.
+
+    Args:
+        model: A GGUF file, or a Hugging Face folder, of which a GGUF file without a tokenizer is made.
+        folder: Where they go; those that are there already are taken.
+        types: By llama.cpp's names.
+
+    Raises:
+        PastaError: llama.cpp is not installed, or cannot convert the model.
+    """
+    api = _quiet_llama_cpp()
+    source = model if model.suffix == ".gguf" else folder / "F32.gguf"
+    if not source.exists():
+        _write_gguf(model, source)
+    found: dict[str, Path] = {}
+    for name in types:
+        target = found[name] = folder / f"{name}.gguf"
+        if not target.exists():
+            parameters = api.llama_model_quantize_default_params()
+            parameters.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{name}")
+            parameters.allow_requantize = True
+            if api.llama_model_quantize(str(source).encode(), str(target).encode(), parameters):
+                target.unlink(missing_ok=True)
+                raise PastaError(f"llama.cpp cannot convert {source} to {name}")
+    return found
+
+
+def _write_gguf(model: Path, target: Path) -> None:
+    """A Hugging Face folder's weights as a GGUF file in float32, without a tokenizer: ids are all it gets."""
+    import gguf
+
+    from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
+
+    checkpoint = CheckpointFolder(model)
+    config = checkpoint.config
+    family = {"LlamaForCausalLM": "LLAMA", "Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
+    architecture = gguf.MODEL_ARCH[family[config.architecture]]
+    writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_context_length(config.positions)
+    writer.add_embedding_length(config.hidden)
+    writer.add_block_count(config.layers)
+    writer.add_feed_forward_length(config.intermediate)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(architecture, config.layers)
+    for name in expected_shapes(config):
+        tensor = checkpoint.tensor(name).float()
+        if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+            pairs = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)  # llama.cpp rotates neighbours
+        writer.add_tensor(str(names.get_name(name, (".weight", ".bias"))), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,118 @@
+"""Joins sent ahead: while main waits at a sync, the backend prefills what is certain of its next context.
+
+The written form up to the first chunk that is not done, and what that chunk has by now, can only become
+longer. So it is sent as prefill-only requests (`DecodeRequest.max_tokens` 0), each an extension of the one
+before, and main's request at the join finds it in the prefix cache. Nothing else depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pasta_async.protocol import DecodeRequest
+from pasta_async.results import RequestRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from pasta_async.interpreter.machine import Machine
+    from pasta_async.interpreter.reading import Part
+    from pasta_async.observers import AnswerObserver
+    from pasta_async.protocol import Backend, FinishReason
+
+__all__ = ["MIN_TOKENS", "AheadSender"]
+
+MIN_TOKENS = 32
+"""Tokens of chunks that a further request has to bring; fewer cost less at the join than a request."""
+
+
+class AheadSender:
+    """Sends the join ahead, at most one request at a time, while main waits.
+
+    A request that fails is no error of the answer: no further one is sent then.
+
+    Args:
+        backend: Where they are sent; nothing is sent unless its model asks for it.
+        machine: Says what is certain.
+        observer: Is told of the requests, as main's.
+        context: The prompt and these parts as token ids.
+        group: Owns the requests' tasks.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        machine: Machine,
+        *,
+        observer: AnswerObserver,
+        context: Callable[[Sequence[Part]], Awaitable[tuple[int, ...]]],
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self._backend, self._machine, self._observer = backend, machine, observer
+        self._context, self._group = context, group
+        self._wanted = machine.info.prefill_ahead and machine.start.parallel
+        self._waiting = False
+        self._sent = 0  # tokens of chunks that were sent since main waits
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Main waits at a sync."""
+        self._waiting, self._sent = True, 0
+        self.advance()
+
+    def advance(self) -> None:
+        """Chunks may have grown: send the next request, if it is worth one and none is under way."""
+        busy = self._task and not self._task.done()
+        if self._wanted and self._waiting and not busy and self._due():
+            self._task = self._group.create_task(self._send_all(), name="pasta prefill ahead")
+
+    async def end(self) -> None:
+        """Main waits no longer. Returns when no request is left; what it computed stays in the prefix cache.
+
+        Cancelling it leaves the request to the task group.
+        """
+        self._waiting = False
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _due(self) -> bool:
+        return self._machine.certain_tokens() >= self._sent + MIN_TOKENS
+
+    async def _send_all(self) -> None:
+        try:
+            while self._due():
+                self._sent = self._machine.certain_tokens()
+                ids = await self._context(self._machine.certain())
+                if len(ids) >= self._machine.info.context_length:
+                    self._wanted = False
+                    break
+                await self._exchange(ids)
+        except Exception:
+            self._wanted = False
+
+    async def _exchange(self, ids: tuple[int, ...]) -> None:
+        machine, sampling = self._machine, self._machine.start.sampling
+        request = DecodeRequest(machine.start.answer, 0, ids, max_tokens=0, sampling=sampling)
+        if headers := self._observer.request_started(request):
+            request = replace(request, headers=headers)
+        cached: int | None = None
+        finish_reason: FinishReason = "abort"
+        problem = None
+        try:
+            async with aclosing(self._backend.decode(request)) as pieces:
+                async for piece in pieces:
+                    cached = piece.cached_tokens if cached is None else cached
+                    finish_reason = piece.finish_reason or finish_reason
+        except Exception as error:
+            finish_reason, problem = "error", error
+            raise
+        finally:
+            record = RequestRecord(
+                prompt_tokens=len(ids), cached_tokens=cached, completion_tokens=0, finish_reason=finish_reason
+            )
+            machine.answer.prefills.append(record)
+            self._observer.request_ended(request, record, problem)
