@@ -9,7 +9,9 @@ process of its own and only one works at a time; in each round all are measured 
 
 With --documents whole answers are timed too: annotated answers under force, in parallel on the embedded
 engine, against llama.cpp writing the same plain text one token after another. MODEL then has to be a folder
-with the tag tokens. It needs the extra `peers`, and a machine that does nothing else.
+with the tag tokens. With --text each engine reads a text, which shows what its number format loses.
+
+It needs the extra `peers`, and a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, Count, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.documents import read_documents
 from pasta_async.evals.peers import Peer, llama_cpp_files, open_contestant
 from pasta_async.evals.records import environment, markdown_table, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate
+from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from pasta_async.evals.peers import RemoteContestant
 
 __all__ = ["EngineSettings", "main"]
+
+_WINDOW = 256  # tokens of a text that are foretold together
 
 Name = Literal["int8", "float32", "Q8_0", "Q4_0", "transformers"]
 
@@ -56,6 +61,8 @@ class EngineSettings(CommandSettings):
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
     documents: Path | None = Field(default=None, description="annotated answers to be written under force")
     answers: Count = Field(default=40, description="how many of them, drawn at random")
+    text: Path | None = Field(default=None, description="a text; how well its tokens are foretold is told")
+    tokens: Count = Field(default=20_000, description="how many of them, in windows of 256")
     gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
     out: Path | None = Field(default=None, description="file for the raw figures")
 
@@ -106,7 +113,7 @@ def _measure_answers(
     documents = read_documents(settings.documents)
     draw = random.Random(0)
     chosen = draw.sample([*documents], min(settings.answers, len(documents)))
-    local = next(name for name in engines if name.startswith("local"))
+    local = _local(engines)
     with progress(len(chosen), "answers") as done:
         for number, prompt in enumerate(chosen):
             ids, answer = engines[local].call("encode", prompt, documents[prompt])
@@ -119,10 +126,56 @@ def _measure_answers(
             done()
 
 
+def _measure_quality(
+    settings: EngineSettings,
+    engines: Mapping[str, RemoteContestant],
+    note: Callable[[dict[str, Any]], None],
+) -> None:
+    assert settings.text is not None
+    text = settings.text.read_text(encoding="utf-8")
+    ids = engines[_local(engines)].call("text_ids", text)[: settings.tokens]
+    windows = [ids[start : start + _WINDOW] for start in range(0, len(ids) - 1, _WINDOW)]
+    with progress(len(engines), "reading the text") as done:
+        for name, engine in engines.items():
+            found = engine.call("predict", windows)
+            note({"engine": name, "what": "bits", "bits": found.bits, "likeliest": found.likeliest})
+            done()
+
+
+def _local(engines: Mapping[str, RemoteContestant]) -> str:
+    """The first embedded engine."""
+    found = next((name for name in engines if name.startswith("local")), None)
+    if found is None:
+        raise InvalidRequestError("one of --engines has to be the embedded one: int8 or float32")
+    return found
+
+
+def _quality(rows: Sequence[dict[str, Any]]) -> str:
+    found = {row["engine"]: row for row in rows if row.get("what") == "bits"}
+    if not found:
+        return ""
+    exact = found.get("local float32") or found.get("transformers float32")
+    table = [
+        {
+            "engine": name,
+            "bits a token": f"{row['bits']:.4f}",
+            "more than float32": f"{100 * (row['bits'] / exact['bits'] - 1):.2f}%" if exact else None,
+            "same choice as float32": format_estimate(
+                share([a == b for a, b in zip(row["likeliest"], exact["likeliest"], strict=True)])
+            )
+            if exact
+            else None,
+        }
+        for name, row in found.items()
+    ]
+    count = len(next(iter(found.values()))["likeliest"])
+    return f"\n\nHow well a text is foretold ({count:,} tokens):\n\n{markdown_table(table)}"
+
+
 def _tables(rows: Sequence[dict[str, Any]], settings: EngineSettings) -> str:
     found: dict[tuple[str, Any], list[float]] = {}
     for row in rows:
-        if "engine" in row:
+        if "seconds" in row:
             found.setdefault((row["engine"], row["what"]), []).append(row["seconds"])
     names = list(dict.fromkeys(name for name, _ in found))
     first, whats = names[0], ["first token", *settings.threads]
@@ -151,7 +204,8 @@ def _tables(rows: Sequence[dict[str, Any]], settings: EngineSettings) -> str:
         }
         for name in names[1:]
     ]
-    return f"{markdown_table(speed)}\n\nHow many times as fast, round by round:\n\n{markdown_table(ratios)}"
+    title = "How many times as fast, round by round:"
+    return f"{markdown_table(speed)}\n\n{title}\n\n{markdown_table(ratios)}{_quality(rows)}"
 
 
 def _label(what: object) -> str:
@@ -188,6 +242,8 @@ def _run(settings: EngineSettings) -> str:
         _measure_rounds(settings, engines, vocabulary, note)
         if settings.documents:
             _measure_answers(settings, engines, note)
+        if settings.text:
+            _measure_quality(settings, engines, note)
         for name, engine in engines.items():
             note({"engine": name, "what": "memory", "seconds": engine.call("peak_memory")})
         where = environment()

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import multiprocessing
 import resource
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pasta_async.errors import PastaError
@@ -24,10 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from multiprocessing.connection import Connection
 
+    import torch
+
     from pasta_async.lang import Document
 
 
-__all__ = ["Contestant", "Peer", "RemoteContestant", "llama_cpp_files", "open_contestant"]
+__all__ = ["Contestant", "Peer", "Prediction", "RemoteContestant", "llama_cpp_files", "open_contestant"]
 
 _CONTEXT = 4096  # tokens that every engine keeps keys and values for, for each sequence or in all
 _SEQUENCES = 17  # of llama.cpp: the prefix and 16 threads
@@ -48,6 +53,15 @@ class Peer(NamedTuple):
         return f"{self.engine} {self.dtype}"
 
 
+class Prediction(NamedTuple):
+    """Of all tokens of some texts but each text's first."""
+
+    bits: float
+    """A token, on average: the logarithm of its probability."""
+    likeliest: list[int]
+    """The token that the engine would have chosen, at each place."""
+
+
 class Contestant(Protocol):
     """An engine with a loaded model. Times are in seconds."""
 
@@ -64,6 +78,10 @@ class Contestant(Protocol):
 
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         """The time to compute a prompt and to write a given answer, token by token."""
+        ...
+
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        """How well each token of some texts is foretold by those before it."""
         ...
 
     def vocabulary(self) -> int:
@@ -116,6 +134,23 @@ class _LlamaCpp:
             self._decode([(token, at, 0)])
         return seconds + time.perf_counter() - began
 
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        import numpy as np
+        from scipy.special import log_softmax
+
+        bits: list[float] = []
+        likeliest: list[int] = []
+        for window in windows:
+            self._api.llama_memory_clear(self._memory, False)
+            for at, (token, following) in enumerate(pairwise(window)):
+                self._decode([(token, at, 0)])
+                row = np.ctypeslib.as_array(
+                    self._api.llama_get_logits_ith(self._context, -1), (self.vocabulary(),)
+                )
+                bits.append(-float(log_softmax(row)[following]) / math.log(2))
+                likeliest.append(int(row.argmax()))
+        return Prediction(fmean(bits), likeliest)
+
     def vocabulary(self) -> int:
         return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
 
@@ -138,7 +173,7 @@ def _quiet_llama_cpp() -> Any:
         api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    _keep = api.llama_log_callback(lambda *_: None)
+    _keep = api.llama_log_callback(lambda _level, _text, _data: None)
     api.llama_log_set(_keep, None)
     api.llama_backend_init()
     return api
@@ -168,6 +203,45 @@ class _Local:
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         self._prompt = tuple(prompt)
         return self._timed([self._prompt], len(answer), answer)
+
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        from pasta_async import Sampling
+        from pasta_async.protocol import DecodeRequest
+
+        bits: dict[tuple[int, int], float] = {}
+        likeliest: dict[tuple[int, int], int] = {}
+
+        async def read(number: int, window: Sequence[int]) -> None:
+            def force_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+                place = (number, len(generated))
+                following = window[len(generated) + 1]
+                bits[place] = -float(logits.log_softmax(-1)[following]) / math.log(2)
+                likeliest[place] = int(logits.argmax())
+                logits[following] = 1e6
+                return logits
+
+            request = DecodeRequest(
+                f"text {number}",
+                0,
+                (window[0],),
+                len(window) - 1,
+                Sampling(temperature=0),
+                extra={"logits_processor": force_next},
+            )
+            async for _ in self._backend.decode(request):
+                pass
+
+        async def together() -> None:
+            async with asyncio.TaskGroup() as group:
+                for number, window in enumerate(windows):
+                    group.create_task(read(number, window))
+
+        self._runner.run(together())
+        return Prediction(fmean(bits.values()), [likeliest[place] for place in sorted(likeliest)])
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a text."""
+        return self._runner.run(self._backend.encode(text))
 
     def vocabulary(self) -> int:
         assert self._backend.engine is not None
@@ -254,6 +328,18 @@ class _Transformers:
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         self._prompt, self._cache = list(prompt), self._new_cache()
         return self._generate([self._prompt], len(answer), self._cache)
+
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        bits: list[float] = []
+        likeliest: list[int] = []
+        for window in windows:
+            ids = self._torch.tensor([list(window)])
+            with self._torch.inference_mode():
+                rows = self._model(ids).logits[0, :-1].log_softmax(-1)
+            found = rows.gather(1, ids[0, 1:, None])[:, 0]
+            bits += (-found / math.log(2)).tolist()
+            likeliest += rows.argmax(-1).tolist()
+        return Prediction(fmean(bits), likeliest)
 
     def vocabulary(self) -> int:
         return self._model.config.vocab_size

@@ -44,6 +44,7 @@ __all__ = [
     "main",
     "sample",
     "trie_of",
+    "weights_digest",
 ]
 
 
@@ -115,14 +116,14 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
-        "weights": [_weights(settings.backend), _weights(settings.baseline)],
+        "weights": [weights_digest(settings.backend), weights_digest(settings.baseline)],
     }
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
     journal = stack.enter_context(Journal(path, identity))
     return Drawing(settings, client, recording, baseline, journal)
 
 
-def _weights(backend: str) -> str:
+def weights_digest(backend: str) -> str:
     """A hash of the weights in a folder, which may be trained anew; of nothing for a server."""
     scheme, _, folder = backend.partition(":")
     hashed = hashlib.sha256()

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine")
     make_model(path / "model", ANSWERS.values(), shape="tiny", vocabulary=300)
     records = [
-        Record(id=prompt, messages=[{"role": "user", "content": prompt}], written=written)
+        Record(id=prompt, messages=({"role": "user", "content": prompt},), written=written)
         for prompt, written in ANSWERS.items()
     ]
     write_records(path / "documents.jsonl", records)
@@ -38,7 +38,7 @@ def measured(path: Path) -> dict[str, set[object]]:
     found: dict[str, set[object]] = {}
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         if "engine" in row:
-            assert row["seconds"] > 0
+            assert row["bits" if row["what"] == "bits" else "seconds"] > 0
             found.setdefault(row["engine"], set()).add(row["what"])
     return found
 
@@ -48,15 +48,17 @@ def test_engines_are_measured_side_by_side(folder: Path) -> None:
     if importlib.util.find_spec("llama_cpp"):
         engines.append("Q8_0")
     options = " ".join(f"--engines {name}" for name in engines)
+    (folder / "text").write_text(" ".join(ANSWERS), encoding="utf-8")
     run(
         main,
         f"{folder / 'model'} {options} {TINY}",
-        *("--documents", folder / "documents.jsonl", "--out", folder / "engine.jsonl"),
+        *("--documents", folder / "documents.jsonl", "--text", folder / "text"),
+        *("--out", folder / "engine.jsonl"),
     )
     found = measured(folder / "engine.jsonl")
     assert len(found) == len(engines)
     for whats in found.values():
-        assert whats == {"load", "memory", "first token", 1, 3, "answer"}
+        assert whats == {"load", "memory", "first token", 1, 3, "answer", "bits"}
 
 
 def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:
