@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pasta_async.backends.placement import Placement
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.clock import REAL_CLOCK, within
+from pasta_async.clock import REAL_CLOCK, time_limit
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -181,7 +181,8 @@ class RoutedBackend:
         tasks = {member: asyncio.create_task(member.learn()) for member in self.members}
         try:
             with suppress(TimeoutError):
-                await within(self._clock, START_SECONDS, asyncio.wait(tasks.values()))
+                async with time_limit(self._clock, START_SECONDS):
+                    await asyncio.wait(tasks.values())
             while pending := [task for task in tasks.values() if not task.done()]:
                 if any(task.done() and not task.exception() for task in tasks.values()):
                     break
@@ -338,7 +339,8 @@ class RoutedBackend:
             await self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PROBE_SECONDS)
             try:
-                found = await within(self._clock, PROBE_TIMEOUT, member.learn())
+                async with time_limit(self._clock, PROBE_TIMEOUT):
+                    found = await member.learn()
                 if difference := _shortfall(self._model, found):
                     raise UnsupportedModelError(
                         f"{member.name} came back with another model than the rest: {difference}"

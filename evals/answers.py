@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -109,7 +110,7 @@ async def answer_all(
     together: int = 4,
     forms: Sequence[Form] = FORMS,
 ) -> list[Answer]:
-    """Every prompt in each form, in order of the prompts; what the journal has is not asked again.
+    """Every prompt in each form; see `take_turns`.
 
     A prompt that the model's context cannot hold has an empty answer in both.
 
@@ -123,23 +124,15 @@ async def answer_all(
 
     Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
     """
-    found = {(row["prompt"], row["method"]): Answer(**row) for row in journal.rows}
-    everything: list[tuple[int, Form]] = [(i, form) for i in range(len(prompts)) for form in forms]
-    due = [one for one in everything if one not in found]
 
-    async def answer(one: tuple[int, Form]) -> None:
-        index, form = one
+    async def ask(index: int, form: Form, _: int) -> Answer:
         try:
             generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
-            found[one] = Answer.of(generation, index, form)
+            return Answer.of(generation, index, form)
         except PromptTooLongError:
-            found[one] = Answer(index, form, well_formed=False)
-        journal.append(asdict(found[one]))
-        done()
+            return Answer(index, form, well_formed=False)
 
-    with progress(len(due), "answers") as done:
-        await for_each(due, answer, together)
-    return [found[one] for one in everything]
+    return await take_turns(lambda: nullcontext(ask), len(prompts), forms, together=together, journal=journal)
 
 
 def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate:
@@ -160,6 +153,7 @@ async def take_turns(
     methods: Sequence[Name],
     *,
     passes: int = 1,
+    together: int = 1,
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Have every prompt answered by every method, `passes` times.
@@ -173,9 +167,10 @@ async def take_turns(
         prompts: How many there are.
         methods: Their names.
         passes: How often all of it is done.
+        together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every row as it comes; those that it has already are not taken again.
 
-    Cancelling it cancels the answer under way and closes what was opened.
+    Cancelling it cancels the answers under way and closes what was opened.
     """
     rows = (Answer(**row) for row in measurements(journal))
     found = {(row.number, row.prompt, row.method): row for row in rows}
@@ -191,11 +186,14 @@ async def take_turns(
             if not due:
                 continue
             async with opened() as answer:
-                for one in due:
-                    found[one] = await answer(one[1], one[2], number)
+
+                async def work(one: tuple[int, int, Name], answer: Any = answer) -> None:
+                    found[one] = await answer(one[1], one[2], one[0])
                     if journal:
                         journal.append(asdict(found[one]))
                     done()
+
+                await for_each(due, work, together)
     return [found[one] for one in order]
 
 

@@ -21,6 +21,7 @@ from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.frontier import FrontierSettings, measure
 from pasta_async.training.recipe import PACKAGED
+from pasta_async.training.sample import weights_digest
 from pasta_async.training.synthetic import FAMILIES, sample
 
 if TYPE_CHECKING:
@@ -66,18 +67,18 @@ def card(run: Path, step: str, results: Mapping[str, Any]) -> str:
     )
 
 
-async def _results(run: Path, step: str, broken: Path, count: int) -> dict[str, Any]:
+async def _results(run: Path, step: str, kept: Path, count: int) -> dict[str, Any]:
     asked: dict[str, tuple[Path, dict[str, Any]]] = {
         "shipped": (run / step, {}),
         "base alone": (run / "base", {}),
-        "chunks hidden": (broken, {"families": ["totals"], "hide_chunks": True}),
-        "chain in parallel": (broken, {"families": ["chain"]}),
+        "chunks hidden": (kept / "broken", {"families": ["totals"], "hide_chunks": True}),
+        "chain in parallel": (kept / "broken", {"families": ["chain"]}),
     }
     results: dict[str, Any] = {}
     for name, (folder, options) in asked.items():
         given = {
             "backend": f"local:{folder / 'model'}",
-            "out": run / "card" / name,
+            "out": kept / name,
             "n": count,
             "timed": 0,
             **options,
@@ -92,9 +93,9 @@ def _write(settings: CardSettings) -> str:
     run, step = settings.run, settings.model
     if not (run / step / "model").is_dir() or not (run / "base/model").is_dir():
         raise InvalidRequestError(f"{run} is no run that made {step} from a base of its own")
-    broken = run / "card/broken"
-    train_with_broken_rules(run / step / "model", broken)
-    text = card(run, step, asyncio.run(_results(run, step, broken, settings.prompts)))
+    kept = run / "card" / weights_digest(f"local:{run / step / 'model'}")  # another model has other results
+    train_with_broken_rules(run / step / "model", kept / "broken")
+    text = card(run, step, asyncio.run(_results(run, step, kept, settings.prompts)))
     (run / step / "model/README.md").write_text(text, encoding="utf-8")
     return text
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, read_lines, read_records, write_records
-from pasta_async.training.synthetic import Example, sample, score
+from pasta_async.training.synthetic import Example, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,15 +48,11 @@ _SPLITS: tuple[Split, ...] = ("names", "templates")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, and how its answer is judged if it is one of the synthetic task."""
+    """One prompt, and its example if it is one of the synthetic task."""
 
     text: str
     family: str
     example: Example | None = None
-
-    def right(self, answer: str) -> bool | None:
-        """Whether an answer is right; None where nobody knows."""
-        return None if self.example is None else score(self.example, answer)
 
 
 def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> list[Prompt]:

@@ -131,7 +131,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         answers = of_form(answers, "parallel")
         grades = await _grade(settings, prompts, answers, plain)
         result |= outcome(prompts, answers, grades, (plain, plain_grades))
-        if settings.timed:
+        if settings.timed and not settings.hide_chunks:
             runs = await _time(settings, prompts[: settings.timed], other, identity)
             result["wall_clock"] = _wall_clock(runs, answers, plain)
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

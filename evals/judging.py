@@ -17,10 +17,11 @@ import logging
 import math
 import os
 import platform
+import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from pydantic import Field
 
@@ -29,7 +30,7 @@ from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
 __all__ = ["BOOTSTRAP_SEED", "JudgeFailedError", "JudgementSettings", "Pair", "judge", "length_model"]
 
@@ -89,106 +90,86 @@ def judge(
         PastaError: The judge cannot be used at all.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
-    with _alpaca_eval(settings.out / "judge.log"):
-        prompts, config = _prompts(pairs, settings.seed)
-    replies, reasons = asyncio.run(_ask(prompts, config, settings))
-    missing = len(prompts) - len(replies)
-    if missing > settings.allow_missing or (missing and not replies):
-        raise JudgeFailedError(
-            f"{settings.judge_model} at {settings.judge} left {missing} of {len(pairs)} pairs unjudged: "
-            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
-        )
-    with _alpaca_eval(settings.out / "judge.log"):
-        found = _judged(pairs, settings, replies, difficulty)
-    return {**found, "judge_config": config, "missing": missing}
+    with _alpaca_eval(settings.out / "judge.log") as terminal:
+        rows, config = _annotations(pairs, settings, terminal)
+        figures = _metrics(rows, settings.bootstrap, difficulty)
+    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
+    return {
+        **figures,
+        "preferences": preferences,
+        "missing": preferences.count(None),
+        "judge_config": config,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
 
 
 @contextlib.contextmanager
-def _alpaca_eval(log: Path) -> Generator[None]:
-    """Import AlpacaEval without that it reads `.env` or sets the root logger; what it says goes to a file."""
+def _alpaca_eval(log: Path) -> Generator[TextIO]:
+    """Import AlpacaEval without that it reads `.env` or sets the root logger; gives stderr as it was.
+
+    What AlpacaEval says goes to a file.
+    """
     os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
     os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
-    root = logging.getLogger()
+    root, terminal = logging.getLogger(), sys.stderr
     level = root.level
     with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import alpaca_eval.annotators  # noqa: F401
 
         root.setLevel(level)
-        yield
+        yield terminal
+
+
+def _annotations(
+    pairs: Sequence[Pair], settings: JudgementSettings, terminal: TextIO
+) -> tuple[list[Any], dict[str, Any]]:
+    """The pairs with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
+    from alpaca_eval import utils
+    from alpaca_eval.annotators import PairwiseAnnotator
+
+    def complete(prompts: Sequence[str], **kwargs: Any) -> dict[str, list[Any]]:
+        messages = {prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts}
+        with contextlib.redirect_stderr(terminal):  # it shows the progress
+            replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, settings))
+        completions = [_completion(replies.get(prompt)) for prompt in prompts]
+        return {"completions": [one["text"] for one in completions], "completions_all": completions}
+
+    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=settings.seed, caching_path=None)
+    one: Any = next(iter(annotator.annotators.values()))
+    one.fn_completions = complete
+    baseline, parallel = (
+        [{"instruction": pair[0], "output": getattr(pair, name), "generator": name} for pair in pairs]
+        for name in ("baseline", "parallel")
+    )
+    rows: list[Any] = annotator.annotate_head2head(baseline, parallel, chunksize=None)
+    if [row["instruction"] for row in rows] != [pair.instruction for pair in pairs]:
+        raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
+    (config,) = utils.load_configs(str(annotator.annotators_config)).values()
+    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
+    return rows, {**config, "prompt_template_sha256": template}
 
 
 async def _ask(
-    prompts: Mapping[str, Any], config: dict[str, Any], settings: JudgementSettings
-) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
-    """The log-probabilities of the judge's replies by prompt, and why others are missing."""
-    fields = {name: config["completions_kwargs"][name] for name in _FIELDS}
+    prompts: Mapping[str, Any], fields: dict[str, Any], settings: JudgementSettings
+) -> dict[str, Mapping[str, float]]:
+    """The log-probabilities of the judge's replies, by prompt.
+
+    Raises:
+        JudgeFailedError: More of them are missing than may be.
+    """
     with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
         async with Endpoint(settings.judge or "", settings.judge_model, settings, **fields) as endpoint:
             comparer = Comparer(endpoint, journal)
-            return await collect(prompts, lambda one: comparer.logprobs(prompts[one]), settings.in_flight)
-
-
-def _annotate(pairs: Sequence[Pair], seed: int, complete: Callable[..., Any]) -> tuple[Any, list[Any]]:
-    """AlpacaEval's annotator, and the pairs with its preferences, in the order of the prompts."""
-    from alpaca_eval.annotators import PairwiseAnnotator
-
-    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=seed, caching_path=None)
-    for one in annotator.annotators.values():
-        one.fn_completions = complete
-
-    def outputs(name: str) -> list[dict[str, str]]:
-        return [
-            {"instruction": one.instruction, "output": getattr(one, name), "generator": name} for one in pairs
-        ]
-
-    rows: list[Any] = []
-    with contextlib.suppress(_PromptsOnly):
-        rows = annotator.annotate_head2head(outputs("baseline"), outputs("parallel"), chunksize=None)
-        if [row["instruction"] for row in rows] != [one.instruction for one in pairs]:
-            raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
-    return annotator, rows
-
-
-class _PromptsOnly(Exception):
-    """No completions yet."""
-
-
-def _prompts(pairs: Sequence[Pair], seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The messages of each prompt, and AlpacaEval's configuration. Equal answers, a draw, have no prompt."""
-    from alpaca_eval import utils
-
-    messages: dict[str, Any] = {}
-
-    def note(prompts: list[str], **_: Any) -> None:
-        messages.update({prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts})
-        raise _PromptsOnly
-
-    annotator, _ = _annotate(pairs, seed, note)
-    (config,) = utils.load_configs(annotator.annotators_config).values()
-    (one,) = annotator.annotators.values()
-    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
-    return messages, {**config, "prompt_template_sha256": template}
-
-
-def _judged(
-    pairs: Sequence[Pair],
-    settings: JudgementSettings,
-    replies: Mapping[str, Mapping[str, float]],
-    difficulty: Sequence[float] | None,
-) -> dict[str, Any]:
-    """What AlpacaEval makes of the replies."""
-    import pandas as pd
-
-    def complete(prompts: list[str], **_: Any) -> dict[str, list[Any]]:
-        found = [_completion(replies.get(prompt)) for prompt in prompts]
-        return {"completions": [one["text"] for one in found], "completions_all": found}
-
-    _, rows = _annotate(pairs, settings.seed, complete)
-    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
-    versions = {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}}
-    figures = _metrics(pd.DataFrame(rows), settings.bootstrap, difficulty)
-    return {"preferences": preferences, "versions": versions, **figures}
+            replies, reasons = await collect(
+                prompts, lambda prompt: comparer.logprobs(prompts[prompt]), settings.in_flight
+            )
+    if len(reasons) > settings.allow_missing or not replies:
+        raise JudgeFailedError(
+            f"{settings.judge_model} left {len(reasons)} of {len(prompts)} pairs unjudged: "
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
+        )
+    return replies
 
 
 def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
@@ -197,13 +178,14 @@ def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
     return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
 
 
-def _metrics(annotations: Any, bootstrap: int, difficulty: Sequence[float] | None) -> dict[str, Any]:
+def _metrics(rows: list[Any], bootstrap: int, difficulty: Sequence[float] | None) -> dict[str, Any]:
     """AlpacaEval's figures, and those of its length-controlled model on prompts drawn with replacement."""
     import numpy as np
     import pandas as pd
     from alpaca_eval import metrics
     from alpaca_eval.metrics import glm_winrate
 
+    annotations: Any = pd.DataFrame(rows)
     annotations["preference"] = annotations["preference"].astype(float)
     found = {"winrate": {name: float(value) for name, value in metrics.get_winrate(annotations).items()}}
     lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()

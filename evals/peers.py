@@ -9,12 +9,16 @@ All get token ids and choose the likeliest token, so they do the same work, what
 from __future__ import annotations
 
 import asyncio
+import importlib
+import math
 import multiprocessing
 import resource
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pasta_async.errors import PastaError
@@ -23,8 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from multiprocessing.connection import Connection
 
+    import torch
 
-__all__ = ["Contestant", "Peer", "llama_cpp_files", "open_contestant"]
+    from pasta_async.lang import Document
+
+
+__all__ = ["Contestant", "Peer", "Prediction", "RemoteContestant", "llama_cpp_files", "open_contestant"]
 
 _CONTEXT = 4096  # tokens that every engine keeps keys and values for, for each sequence or in all
 _SEQUENCES = 17  # of llama.cpp: the prefix and 16 threads
@@ -45,6 +53,15 @@ class Peer(NamedTuple):
         return f"{self.engine} {self.dtype}"
 
 
+class Prediction(NamedTuple):
+    """Of all tokens of some texts but each text's first."""
+
+    bits: float
+    """A token, on average: the logarithm of its probability."""
+    likeliest: list[int]
+    """The token that the engine would have chosen, at each place."""
+
+
 class Contestant(Protocol):
     """An engine with a loaded model. Times are in seconds."""
 
@@ -61,6 +78,14 @@ class Contestant(Protocol):
 
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         """The time to compute a prompt and to write a given answer, token by token."""
+        ...
+
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        """How well each token of some texts is foretold by those before it."""
+        ...
+
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
         ...
 
 
@@ -109,6 +134,26 @@ class _LlamaCpp:
             self._decode([(token, at, 0)])
         return seconds + time.perf_counter() - began
 
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        import numpy as np
+        from scipy.special import log_softmax
+
+        bits: list[float] = []
+        likeliest: list[int] = []
+        for window in windows:
+            self._api.llama_memory_clear(self._memory, False)
+            for at, (token, following) in enumerate(pairwise(window)):
+                self._decode([(token, at, 0)])
+                row = np.ctypeslib.as_array(
+                    self._api.llama_get_logits_ith(self._context, -1), (self.vocabulary(),)
+                )
+                bits.append(-float(log_softmax(row)[following]) / math.log(2))
+                likeliest.append(int(row.argmax()))
+        return Prediction(fmean(bits), likeliest)
+
+    def vocabulary(self) -> int:
+        return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
         """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
         batch, last = self._batch, {sequence: i for i, (_, _, sequence) in enumerate(entries)}
@@ -125,10 +170,10 @@ def _quiet_llama_cpp() -> Any:
     """The module, told not to print hundreds of lines."""
     global _keep
     try:
-        import llama_cpp as api
+        api: Any = importlib.import_module("llama_cpp")
     except ImportError as error:
         raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    _keep = api.llama_log_callback(lambda *_: None)
+    _keep = api.llama_log_callback(lambda _level, _text, _data: None)
     api.llama_log_set(_keep, None)
     api.llama_backend_init()
     return api
@@ -158,6 +203,74 @@ class _Local:
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         self._prompt = tuple(prompt)
         return self._timed([self._prompt], len(answer), answer)
+
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        from pasta_async import Sampling
+        from pasta_async.protocol import DecodeRequest
+
+        bits: dict[tuple[int, int], float] = {}
+        likeliest: dict[tuple[int, int], int] = {}
+
+        async def read(number: int, window: Sequence[int]) -> None:
+            def force_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+                place = (number, len(generated))
+                following = window[len(generated) + 1]
+                bits[place] = -float(logits.log_softmax(-1)[following]) / math.log(2)
+                likeliest[place] = int(logits.argmax())
+                logits[following] = 1e6
+                return logits
+
+            request = DecodeRequest(
+                f"text {number}",
+                0,
+                (window[0],),
+                len(window) - 1,
+                Sampling(temperature=0),
+                extra={"logits_processor": force_next},
+            )
+            async for _ in self._backend.decode(request):
+                pass
+
+        async def together() -> None:
+            async with asyncio.TaskGroup() as group:
+                for number, window in enumerate(windows):
+                    group.create_task(read(number, window))
+
+        self._runner.run(together())
+        return Prediction(fmean(bits.values()), [likeliest[place] for place in sorted(likeliest)])
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a text."""
+        return self._runner.run(self._backend.encode(text))
+
+    def vocabulary(self) -> int:
+        assert self._backend.engine is not None
+        return self._backend.engine.config.vocab_size
+
+    def encode(self, prompt: str, document: Document) -> tuple[list[int], list[int]]:
+        """Ids of a prompt, as a chat message, and of a document's visible text."""
+
+        async def ids() -> tuple[list[int], list[int]]:
+            prompt_ids = await self._backend.encode_chat([{"role": "user", "content": prompt}], {})
+            return prompt_ids, await self._backend.encode(document.text)
+
+        return self._runner.run(ids())
+
+    def answer(self, prompt: str, document: Document) -> float:
+        """The time to write a document in parallel, from a cold cache for it."""
+        from pasta_async import Client
+        from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
+
+        async def generate() -> float:
+            async with Client(
+                ForcedBackend(self._backend, {prompt: document}), limits=FORCED_LIMITS
+            ) as client:
+                await client.connect()
+                began = time.perf_counter()
+                await client.generate(prompt, sampling=FORCED_SAMPLING)
+                return time.perf_counter() - began
+
+        return self._runner.run(generate())
 
     def _timed(
         self, prompts: Sequence[tuple[int, ...]], tokens: int, forced: Sequence[int] | None = None
@@ -216,6 +329,21 @@ class _Transformers:
         self._prompt, self._cache = list(prompt), self._new_cache()
         return self._generate([self._prompt], len(answer), self._cache)
 
+    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        bits: list[float] = []
+        likeliest: list[int] = []
+        for window in windows:
+            ids = self._torch.tensor([list(window)])
+            with self._torch.inference_mode():
+                rows = self._model(ids).logits[0, :-1].log_softmax(-1)
+            found = rows.gather(1, ids[0, 1:, None])[:, 0]
+            bits += (-found / math.log(2)).tolist()
+            likeliest += rows.argmax(-1).tolist()
+        return Prediction(fmean(bits), likeliest)
+
+    def vocabulary(self) -> int:
+        return self._model.config.vocab_size
+
     def _generate(self, rows: list[list[int]], tokens: int, cache: Any) -> float:
         ids = self._torch.tensor(rows)
         began = time.perf_counter()
@@ -247,16 +375,16 @@ class RemoteContestant:
         self.load_seconds: float = self._receive()
         """From the first look at the files until it can be asked."""
 
-    def call(self, method: str, *arguments: object) -> float:
-        """Call a method of `Contestant` there; the seconds that it measured."""
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of `Contestant` there, or `peak_memory`: the most that the process had, in bytes.
+
+        Raises:
+            PastaError: The engine failed.
+        """
         self._connection.send((method, arguments))
         return self._receive()
 
-    def peak_memory(self) -> float:
-        """The most memory that the process had so far, in bytes."""
-        return self.call("peak_memory")
-
-    def _receive(self) -> float:
+    def _receive(self) -> Any:
         try:
             found = self._connection.recv()
         except EOFError:
@@ -296,20 +424,18 @@ def _serve(connection: Connection, peer: Peer, threads: int) -> None:
         connection.send(time.perf_counter() - began)
         while True:
             method, arguments = connection.recv()
-            call: Callable[..., float] = (
+            call: Callable[..., Any] = (
                 _peak_memory if method == "peak_memory" else getattr(contestant, method)
             )
             connection.send(call(*arguments))
     except EOFError:
         return
     except (PastaError, ImportError, OSError, ValueError) as error:
-        connection.send(f"{peer.name}: {error}")
+        connection.send(f"{peer.name}: {type(error).__name__}: {error}")
 
 
 def _import(peer: Peer) -> None:
     """Import what the engine needs, so that it does not count as loading the model."""
-    import importlib
-
     for module in {"local": ["pasta_async.backends.local.engine"], "llama.cpp": ["llama_cpp"]}.get(
         peer.engine, ["torch", "transformers"]
     ):
@@ -352,11 +478,11 @@ def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str
 def _write_gguf(model: Path, target: Path) -> None:
     """A Hugging Face folder's weights as a GGUF file in float32, without a tokenizer: ids are all it gets."""
     import gguf
-    import torch
 
-    from pasta_async.backends.local.checkpoint import load_weights, read_config
+    from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 
-    config = read_config(model)
+    checkpoint = CheckpointFolder(model)
+    config = checkpoint.config
     family = {"LlamaForCausalLM": "LLAMA", "Qwen2ForCausalLM": "QWEN2", "Qwen3ForCausalLM": "QWEN3"}
     architecture = gguf.MODEL_ARCH[family[config.architecture]]
     writer = gguf.GGUFWriter(target, gguf.MODEL_ARCH_NAMES[architecture])
@@ -374,11 +500,12 @@ def _write_gguf(model: Path, target: Path) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config.vocab_size)
     names = gguf.get_tensor_name_map(architecture, config.layers)
-    for name, tensor in load_weights(model, config, device=torch.device("cpu"), dtype=torch.float32).items():
+    for name in expected_shapes(config):
+        tensor = checkpoint.tensor(name).float()
         if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
             pairs = tensor.view(-1, 2, config.head_dim // 2, *tensor.shape[1:])
             tensor = pairs.transpose(1, 2).reshape(tensor.shape)  # llama.cpp rotates neighbours
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), tensor.numpy())
+        writer.add_tensor(str(names.get_name(name, (".weight", ".bias"))), tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -33,10 +33,11 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
     "small": {"hidden": 256, "layers": 6, "heads": 8, "kv_heads": 2, "intermediate": 704},
     "medium": {"hidden": 512, "layers": 12, "heads": 8, "kv_heads": 4, "intermediate": 1536},
+    "135m": {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "intermediate": 1536},
     "1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "intermediate": 8192},
     "8b": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "intermediate": 14336},
 }
-"""Llama shapes by name; the last two are those of Llama 3."""
+"""Llama shapes by name: `135m` is SmolLM2's, the last two are those of Llama 3."""
 
 
 def make_model(
@@ -129,7 +130,9 @@ class ModelSettings(CommandSettings):
     """What model is made."""
 
     documents: Path = Field(description="records (JSON lines) whose texts it must write")
-    shape: Literal["tiny", "small", "medium", "1b", "8b"] = Field(default="small", description="its size")
+    shape: Literal["tiny", "small", "medium", "135m", "1b", "8b"] = Field(
+        default="small", description="its size"
+    )
     vocabulary: int = Field(default=8192, ge=1, description="tokens, at most")
     context: int = Field(default=8192, ge=1, description="positions")
     weights: bool = Field(

@@ -43,7 +43,7 @@ class PastaProvider(CustomLLM):
         answer = await self.client.generate(call["messages"], sampling=_sampling(call["optional_params"]))
         message = Message(role="assistant", content=answer.text)
         reply = ModelResponse(
-            model=call["model"], choices=[Choices(finish_reason=_finish_reason(answer), message=message)]
+            model=call["model"], choices=[Choices(finish_reason=answer.finish_reason, message=message)]
         )
         setattr(reply, "usage", Usage(**_usage(answer)))  # noqa: B010 - a field it has without declaring it
         return reply
@@ -58,7 +58,7 @@ class PastaProvider(CustomLLM):
                 yield GenericStreamingChunk(text=text, is_finished=False, finish_reason="", usage=None)
             done = await answer.result()
         yield GenericStreamingChunk(
-            text="", is_finished=True, finish_reason=_finish_reason(done), usage=_usage(done)
+            text="", is_finished=True, finish_reason=done.finish_reason, usage=_usage(done)
         )
 
 
@@ -70,17 +70,9 @@ def _sampling(options: dict[str, Any]) -> pasta_async.Sampling:
     return pasta_async.Sampling(**values)
 
 
-def _finish_reason(answer: pasta_async.Generation) -> str:
-    return "length" if answer.finish_reason == "length" else "stop"
-
-
 def _usage(answer: pasta_async.Generation) -> Any:
     prompt, completion = answer.usage.prompt_tokens, answer.usage.completion_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 async def main() -> None:

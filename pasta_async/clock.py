@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
+    from collections.abc import AsyncGenerator
 
-__all__ = ["REAL_CLOCK", "Clock", "RealClock", "time_limit", "within"]
-
-_T = TypeVar("_T")
+__all__ = ["REAL_CLOCK", "Clock", "RealClock", "time_limit"]
 
 
 class Clock(Protocol):
@@ -50,12 +48,17 @@ REAL_CLOCK: Clock = RealClock()
 
 
 @asynccontextmanager
-async def time_limit(clock: Clock, seconds: float) -> AsyncGenerator[None]:
+async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None]:
     """Do what stands in the block in so many seconds of a clock, as `asyncio.timeout` does on the loop's.
+
+    None is no limit.
 
     Raises:
         TimeoutError: It took longer, and was cancelled.
     """
+    if seconds is None:
+        yield
+        return
     async with asyncio.timeout(None) as limit:
 
         async def alarm() -> None:
@@ -68,15 +71,3 @@ async def time_limit(clock: Clock, seconds: float) -> AsyncGenerator[None]:
         finally:
             task.cancel()
             await asyncio.wait([task])
-
-
-async def within(clock: Clock, seconds: float, work: Awaitable[_T]) -> _T:
-    """Do some work in so many seconds of a clock.
-
-    Raises:
-        TimeoutError: It took longer, and was cancelled.
-
-    Cancelling it cancels the work, and waits until it is over.
-    """
-    async with time_limit(clock, seconds):
-        return await work

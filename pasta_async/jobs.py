@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -37,13 +38,11 @@ class Journal:
         self.rows: list[dict[str, Any]] = []
         self._durable = durable
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self._whole_lines()
-        if lines:
-            found = self._read(lines)
+        if found := self._written():
             self._check(found[0], json.loads(json.dumps(dict(identity))))
             self.rows += found[1:]
         self._file = self.path.open("a", encoding="utf-8")
-        if not lines:
+        if not found:
             self._write(identity)
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -65,18 +64,14 @@ class Journal:
         if self._durable:
             os.fsync(self._file.fileno())
 
-    def _whole_lines(self) -> list[bytes]:
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
+    def _written(self) -> list[dict[str, Any]]:
+        """What an earlier run wrote, without a line that was cut."""
+        content = self.path.read_bytes() if self.path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             self.path.write_bytes(whole)
-        return whole.splitlines()
-
-    def _read(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
-            found: list[Any] = [json.loads(line) for line in lines]
+            found: list[Any] = [json.loads(line) for line in whole.splitlines()]
         except ValueError:
             found = [None]
         if not all(isinstance(row, dict) for row in found):
@@ -144,15 +139,12 @@ def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Ge
         done: Steps that an earlier run has done.
         shown: Whether to show anything: of several processes only one should.
     """
-    if not shown:
+    if not shown or find_spec("rich") is None:
         yield Advance()
         return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
-        yield Advance()
-        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -12,10 +12,9 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, Json
 
@@ -45,6 +44,7 @@ __all__ = [
     "main",
     "sample",
     "trie_of",
+    "weights_digest",
 ]
 
 
@@ -116,14 +116,14 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
-        "weights": [_weights(settings.backend), _weights(settings.baseline)],
+        "weights": [weights_digest(settings.backend), weights_digest(settings.baseline)],
     }
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
     journal = stack.enter_context(Journal(path, identity))
     return Drawing(settings, client, recording, baseline, journal)
 
 
-def _weights(backend: str) -> str:
+def weights_digest(backend: str) -> str:
     """A hash of the weights in a folder, which may be trained anew; of nothing for a server."""
     scheme, _, folder = backend.partition(":")
     hashed = hashlib.sha256()
@@ -141,13 +141,11 @@ def answer_seed(seed: int, prompt: str, number: int) -> int:
     return int.from_bytes(hashed[:8], "big") >> 1
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """A request, and the ids that came back as far as somebody took them."""
 
-    thread: int
-    context: tuple[int, ...]
-    output: list[int] = field(default_factory=list[int])
+    request: DecodeRequest
+    output: list[int]
 
 
 class Recording(WrappingBackend):
@@ -181,7 +179,7 @@ class Recording(WrappingBackend):
 
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
-        exchange = Exchange(request.thread, request.ids)
+        exchange = Exchange(request, [])
         if (recorded := self._records.get()) is not None:
             recorded.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
@@ -200,9 +198,9 @@ def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> T
         discarded: Threads whose output was thrown away.
     """
     trie = Trie()
-    for exchange in sorted(exchanges, key=lambda exchange: exchange.thread):
-        if exchange.output and exchange.thread not in discarded:
-            trie.extend(trie.extend(-1, exchange.context), exchange.output, target=True)
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.request.thread):
+        if exchange.output and exchange.request.thread not in discarded:
+            trie.extend(trie.extend(-1, exchange.request.ids), exchange.output, target=True)
     trie.targets = sorted(set(trie.targets))  # what was sampled again after a failure is there once
     return trie
 

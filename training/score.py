@@ -14,9 +14,10 @@ import hashlib
 import math
 import pkgutil
 import re
+import tomllib
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -156,22 +157,10 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
 
 # --- judges
 
-JUDGE_PROMPT = (
-    "You compare two answers to the same prompt, as a careful reader would who needs a right, complete and "
-    "readable answer. Neither length nor position counts for anything by itself.",
-    """\
-Here is a prompt, and what two assistants answered.
-
-The prompt:
-{prompt}
-
-The answers:
-{{"name": "{first_name}", "output": \"\"\"{first}\"\"\"}}
-{{"name": "{second_name}", "output": \"\"\"{second}\"\"\"}}
-
-Which answer is better? Reply with its name alone, {first_name} or {second_name}.""",
+JUDGE_PROMPT: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
 )
-"""The system's and the user's message."""
+"""The `system` and the `user` message that compare two answers."""
 
 
 class Judge(Protocol):
@@ -234,14 +223,13 @@ class PairwiseJudge:
 
 def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
     """The judge's prompt for two answers."""
-    system, question = JUDGE_PROMPT
     turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
     prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
     first_name, second_name = NAMES
-    request = question.format(
+    request = JUDGE_PROMPT["user"].format(
         prompt=prompt, first_name=first_name, second_name=second_name, first=first, second=second
     )
-    return [{"role": "system", "content": system}, {"role": "user", "content": request}]
+    return [{"role": "system", "content": JUDGE_PROMPT["system"]}, {"role": "user", "content": request}]
 
 
 async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitStack) -> Judge:
@@ -257,7 +245,7 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
             return pkgutil.resolve_name(settings.judge)()
         except (ImportError, AttributeError) as error:
             raise InvalidRequestError(f"--judge {settings.judge}: {error}") from error
-    form = hashlib.sha256("".join(JUDGE_PROMPT).encode()).hexdigest()[:16]
+    form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
     kept = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}

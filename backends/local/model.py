@@ -152,8 +152,8 @@ def _seen(block: Block, cache: KVCache) -> Sequence[_Seen]:
     if isinstance(block.table, slice):
         shared = _views(cache.whole[:, None, block.table])
     if block.own:
-        slots = cache.whole.shape[1] // RUN * RUN
-        runs = cache.whole[:, :slots].unflatten(1, (-1, RUN))
+        layers, slots, *rest = cache.whole.shape
+        runs = cache.whole[:, : slots // RUN * RUN].view(layers, -1, RUN, *rest)
         own = _views(runs[:, block.own.rows, : block.own.columns])
     return [*map(_Seen, shared, own)]
 

@@ -30,8 +30,8 @@ from pasta_async.evals.methods.__main__ import summarise as method_rows
 from pasta_async.evals.records import markdown_table
 from pasta_async.evals.report import plots
 from pasta_async.evals.report.plots import Point
-from pasta_async.evals.report.results import best, dominated_by, read_results, read_run, spreads
-from pasta_async.evals.statistics import format_estimate
+from pasta_async.evals.report.results import best, dominated_by, read_results, read_run, timed
+from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ class Report:
 
     def __init__(self, results: Results, target: float | None = None) -> None:
         self._plots: dict[str, Figure] = {}
-        timed = spreads(results)
-        clocks = {spread.label: spread.speedup for spread in timed}
+        pairs = timed(results)
+        clocks = {label: estimate([one.speedup for one in own]) for label, own in pairs.items()}
         self._shown: dict[str, Any] = {"results": results, "plots": self._plots}
         if results.of["alpaca"]:
             self._shown["alpaca"] = self._alpaca(results.of["alpaca"], clocks)
         if results.models:
             self._shown |= self._frontier(results.models, clocks)
-        if timed:
-            self._plots["realised"] = plots.realised(timed)
+        if pairs:
+            self._plots["realised"] = plots.realised(pairs)
             self._shown["timed"] = {
                 **{f"Speed: {label}": speed.summarise(runs) for label, runs in results.of["speed"].items()},
                 **{f"Methods: {label}": method_rows(rows) for label, rows in results.of["methods"].items()},
@@ -161,8 +161,8 @@ class Report:
                 self._plots[name] = plots.quality_by_speed(points, speed=axis, quality=about, baseline=score)
         rows = [row("sequential baseline", baseline, **{"wall clock": "-"})] if same else []
         for model in models:
-            timed = format_estimate(model.speedup("wall_clock", clocks), ".2f")
-            rows.append(row(model.name, model.figures, **{"wall clock": timed}))
+            clock = format_estimate(model.speedup("wall_clock", clocks), ".2f")
+            rows.append(row(model.name, model.figures, **{"wall clock": clock}))
         later = [model for model in models if model.group]
         ahead = {m.name: [one.name for one in dominated_by(m, later)] for m in models if not m.group}
         return {

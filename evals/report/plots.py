@@ -14,20 +14,18 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from pasta_async.evals.statistics import estimate
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
 
+    from pasta_async.evals.answers import Comparison
     from pasta_async.evals.load import Figures
     from pasta_async.evals.statistics import Estimate
 
 __all__ = [
     "PUBLISHED",
     "Point",
-    "Spread",
     "best_points",
     "exactly",
     "load_curves",
@@ -57,20 +55,6 @@ class Point:
     def place(self) -> tuple[float, float]:
         """Speed-up and quality."""
         return self.speedup["value"], self.quality["value"]
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Theoretical and realised speed-ups of the same answers, prompt by prompt."""
-
-    label: str
-    theoretical: Sequence[float]
-    realised: Sequence[float]
-
-    @property
-    def speedup(self) -> Estimate:
-        """Realised: geometric mean over the prompts."""
-        return estimate(self.realised)
 
 
 def exactly(value: float) -> Estimate:
@@ -160,7 +144,7 @@ def _points(axes: Axes, points: Sequence[Point], colour: str, form: str, label: 
 
 
 @mpl.rc_context(fname=_STYLE)
-def realised(found: Sequence[Spread]) -> Figure:
+def realised(found: Mapping[str, Sequence[Comparison]]) -> Figure:
     """Realised against theoretical speed-up: a dot for each prompt, a ring for each geometric mean."""
     figure = Figure(figsize=(6.2, 5.2))
     axes = figure.subplots()
@@ -168,11 +152,11 @@ def realised(found: Sequence[Spread]) -> Figure:
     axes.axline((1, 1), slope=1, color=_SOFT, lw=1, ls=":")
     axes.xaxis.set_major_formatter(_TIMES)
     axes.yaxis.set_major_formatter(_TIMES)
-    for number, one in enumerate(found):
-        colour = f"C{number % 8}"
-        axes.scatter(one.theoretical, one.realised, s=16, color=colour, alpha=0.35, lw=0)
-        middle = geometric_mean(one.theoretical), geometric_mean(one.realised)
-        axes.plot(*middle, "o", ms=11, color=colour, mec=_CARD, mew=2, zorder=3, label=one.label)
+    for number, (label, pairs) in enumerate(found.items()):
+        x, y, colour = [p.theoretical for p in pairs], [p.speedup for p in pairs], f"C{number % 8}"
+        axes.scatter(x, y, s=16, color=colour, alpha=0.35, lw=0)
+        middle = geometric_mean(x), geometric_mean(y)
+        axes.plot(*middle, "o", ms=11, color=colour, mec=_CARD, mew=2, zorder=3, label=label)
     axes.legend(loc="upper left", handletextpad=0.3)
     return figure
 

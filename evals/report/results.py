@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare
 from pasta_async.evals.load import Block
-from pasta_async.evals.report.plots import Point, Spread
+from pasta_async.evals.report.plots import Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pasta_async.evals.answers import Comparison
     from pasta_async.evals.statistics import Estimate
 
-__all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "spreads"]
-
-_KINDS: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, str, str]]] = {
-    "speed": (lambda row: Answer(**row), ("prompt", "number", "method")),
-    "methods": (lambda row: Answer(**row), ("prompt", "number", "method")),
-    "load": (lambda row: Block(**row), ("mode", "level", "method")),
-}
-"""What a row is made into, and its keys: with the first two, the third has the same values everywhere."""
+__all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "timed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +145,15 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _measured(path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
-    if kind not in _KINDS:
+    if kind not in ("speed", "methods", "load"):
         raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
-    make, (one, other, method) = _KINDS[kind]
+    make, unit = (Block, ("mode", "level")) if kind == "load" else (Answer, ("prompt", "number"))
     rows = [row for row in rows if "environment" not in row]
-    methods = defaultdict[tuple[Any, Any], set[str]](set)
+    methods = defaultdict[tuple[Any, ...], set[str]](set)
     try:
         for row in rows:
-            methods[row[one], row[other]].add(row[method])
-        found = [make(row) for row in rows]
+            methods[tuple(row[key] for key in unit)].add(row["method"])
+        found: list[Any] = [make(**row) for row in rows]
         if kind == "speed":
             compare(found)
         if len({*map(frozenset, methods.values())}) > 1:
@@ -209,18 +202,11 @@ def _model(name: str, result: dict[str, Any], start: str) -> Model:
     return Model(label, result, f"round {stage.removeprefix('round')}", candidate=True)
 
 
-def spreads(results: Results) -> list[Spread]:
-    """What was timed: every model under `speed`, every method under `methods`."""
-    found = [_spread(label, compare(rows)) for label, rows in results.of["speed"].items()]
+def timed(results: Results) -> dict[str, list[Comparison]]:
+    """What was timed, by label: every model under `speed`, every method under `methods`."""
+    found = {label: compare(rows) for label, rows in results.of["speed"].items()}
     for label, rows in results.of["methods"].items():
         where = f" ({label})" if len(results.of["methods"]) > 1 else ""
-        found += [
-            _spread(f"{name}{where}", compare(rows, name, "sequential"))
-            for name in dict.fromkeys(row.method for row in rows)
-            if name != "sequential"
-        ]
+        for name in dict.fromkeys(row.method for row in rows if row.method != "sequential"):
+            found[f"{name}{where}"] = compare(rows, name, "sequential")
     return found
-
-
-def _spread(label: str, pairs: Sequence[Comparison]) -> Spread:
-    return Spread(label, [pair.theoretical for pair in pairs], [pair.speedup for pair in pairs])

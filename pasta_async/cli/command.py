@@ -26,7 +26,6 @@ __all__ = [
     "Positive",
     "as_command",
     "command",
-    "ending",
     "fail",
     "read_text",
     "reported_errors",
@@ -88,7 +87,7 @@ def command(
         import typer
 
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        errors = partial(ending, resumes=resumes)
+        errors = partial(_ending, resumes)
         app.command(help=description)(as_command(settings, run, errors, positional=positional))
         app(args=None if arguments is None else list(arguments), prog_name=program)
 
@@ -164,21 +163,10 @@ def _complaints(error: ValidationError) -> str:
 
 
 @contextmanager
-def ending(*also: type[Exception], resumes: bool = False) -> Generator[None]:
-    """Run a command in this: its errors end the process with a line on stderr instead of a traceback.
-
-    A `PastaError` ends the process with status 1 and its name and message on stderr, Ctrl-C with status 130.
-
-    Args:
-        also: Other errors that are reported in the same way.
-        resumes: Whether the same command goes on after Ctrl-C, which is then said.
-
-    Raises:
-        SystemExit: In place of these.
-    """
+def _ending(resumes: bool) -> Generator[None]:
     try:
         yield
-    except (PastaError, *also) as error:
+    except PastaError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted" + "; the same command goes on" * resumes + "\n")
@@ -187,7 +175,7 @@ def ending(*also: type[Exception], resumes: bool = False) -> Generator[None]:
 
 @contextmanager
 def reported_errors() -> Generator[None]:
-    """As `ending`, for users of `pasta-async`: in words only, and status 2 for what they typed wrong."""
+    """For users of `pasta-async`: errors in words only, and status 2 for what they typed wrong."""
     try:
         yield
     except (PastaError, ModuleNotFoundError) as error:

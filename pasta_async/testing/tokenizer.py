@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from pasta_async.errors import InvalidRequestError
@@ -91,11 +91,9 @@ class Chat:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._first = tokenizer.vocab_size
-        self.vocab_size: int = self._first + len(_MARKERS)
-
-    def _id(self, marker: str) -> int:
-        return self._first + _MARKERS.index(marker)
+        self._markers = dict(enumerate(_MARKERS, tokenizer.vocab_size))
+        self._ids = {marker: token for token, marker in self._markers.items()}
+        self.vocab_size: int = tokenizer.vocab_size + len(_MARKERS)
 
     def encode(self, messages: Sequence[Message], *, plain: bool) -> list[int]:
         """Encode messages up to where the answer begins. Fields other than role and content are left out."""
@@ -104,15 +102,15 @@ class Chat:
             role, content = message.get("role"), message.get("content")
             if role not in _ROLES or not isinstance(content, str):
                 raise InvalidRequestError(f"message {n}: needs a text, and a role among {', '.join(_ROLES)}")
-            ids += (self._id(f"<|{role}|>"), *self._tokenizer.encode(content), self._id("<|end|>"))
-        return [*ids, self._id("<|plain answer|>" if plain else "<|answer|>")]
+            ids += (self._ids[f"<|{role}|>"], *self._tokenizer.encode(content), self._ids["<|end|>"])
+        return [*ids, self._ids["<|plain answer|>" if plain else "<|answer|>"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, markers included."""
         parts: list[str] = []
-        for is_marker, group in groupby(ids, lambda token: token >= self._first):
+        for is_marker, group in groupby(ids, self._markers.__contains__):
             run = [*group]
-            parts += [_MARKERS[i - self._first] for i in run] if is_marker else [self._tokenizer.decode(run)]
+            parts += [self._markers[i] for i in run] if is_marker else [self._tokenizer.decode(run)]
         return "".join(parts)
 
     def question(self, ids: Sequence[int]) -> tuple[str, bool]:
@@ -120,10 +118,10 @@ class Chat:
 
         A context that is no chat is a question as a whole.
         """
-        markers = [n for n, token in enumerate(ids) if token >= self._first]
-        plain = bool(markers) and ids[markers[-1]] == self._id("<|plain answer|>")
-        users = [n for n in markers if ids[n] == self._id("<|user|>")]
+        found = [(n, self._markers[token]) for n, token in enumerate(ids) if token in self._markers]
+        plain = bool(found) and found[-1][1] == "<|plain answer|>"
+        users = [(start, end) for (start, marker), (end, _) in pairwise(found) if marker == "<|user|>"]
         if not users:
-            return self.decode([token for token in ids if token < self._first]), plain
-        end = next(n for n in markers if n > users[-1])
-        return self._tokenizer.decode(ids[users[-1] + 1 : end]), plain
+            return self._tokenizer.decode([token for token in ids if token not in self._markers]), plain
+        start, end = users[-1]
+        return self._tokenizer.decode(ids[start + 1 : end]), plain

@@ -1,4 +1,4 @@
-"""`command` and `ending`: how every command reads its line, and how it ends."""
+"""`command`: how every command reads its line, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
-from pasta_async.cli.command import command, ending
+from pasta_async.cli.command import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,12 +153,6 @@ def test_other_errors_are_not_hidden() -> None:
 
     with pytest.raises(ZeroDivisionError):
         command(Copy, work, "copy", "", positional=["source"])(["there"])
-
-
-def test_further_errors_can_be_reported() -> None:
-    with pytest.raises(SystemExit) as caught, ending(KeyError):
-        raise KeyError("there")
-    assert str(caught.value.code).startswith("KeyError: ")
 
 
 @pytest.mark.parametrize("resumes", [False, True])

@@ -7,7 +7,7 @@ from pasta_async.evals.answers import Answer
 from pasta_async.evals.card import card
 from pasta_async.evals.documents import Prompt
 from pasta_async.evals.frontier import outcome
-from pasta_async.training.synthetic import sample
+from pasta_async.training.synthetic import sample, score
 from pasta_async.training.synthetic.records import parallel_chain
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def result(right: int, *splits: str) -> dict[str, Any]:
             prompts.append(Prompt(example.prompt, "totals", example))
             parallel.append(Answer(place, "parallel", tokens=120, critical_path=80, text=text))
             plain.append(Answer(place, "baseline", tokens=120, critical_path=120, text=text))
-    grades = [float(prompt.right(one.text) is True) for prompt, one in zip(prompts, parallel, strict=True)]
+    grades = [
+        float(prompt.example is not None and score(prompt.example, one.text))
+        for prompt, one in zip(prompts, parallel, strict=True)
+    ]
     return outcome(prompts, parallel, grades, (plain, grades))
 
 

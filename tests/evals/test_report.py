@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +16,8 @@ from playwright.async_api import async_playwright
 from pasta_async import InvalidRequestError
 from pasta_async.evals.report.__main__ import main
 from pasta_async.evals.report.plots import Point, best_points
-from pasta_async.evals.report.results import read_results, spreads
+from pasta_async.evals.report.results import read_results, timed
+from pasta_async.evals.statistics import estimate as bootstrap
 from pasta_async.evals.statistics import format_estimate
 
 if TYPE_CHECKING:
@@ -70,15 +72,16 @@ def test_no_point_of_the_frontier_is_beaten_by_another() -> None:
 def test_a_speed_up_that_was_timed_takes_the_place_of_the_theoretical_one(
     files: dict[str, Path], report: Path
 ) -> None:
-    timed = format_estimate(spreads(read_results([str(files["speed"])]))[0].speedup, ".2f")
+    (pairs,) = timed(read_results([str(files["speed"])])).values()
+    clock = format_estimate(bootstrap([one.speedup for one in pairs]), ".2f")
     rows = (report / "tables.md").read_text().splitlines()
-    assert [row.endswith(f"| {timed} |") for row in rows if "| made-up judge |" in row] == [True, False]
+    assert [row.endswith(f"| {clock} |") for row in rows if "| made-up judge |" in row] == [True, False]
 
 
 def test_methods_are_compared_with_the_sequential_answers_of_their_own_run(files: dict[str, Path]) -> None:
-    found = spreads(read_results([str(files["methods"])]))
-    assert [one.label for one in found] == ["pasta", "skeleton", "no join"]
-    assert found[0].speedup["value"] == pytest.approx(0.9 * 1.83, rel=0.05)
+    found = timed(read_results([str(files["methods"])]))
+    assert [*found] == ["pasta", "skeleton", "no join"]
+    assert geometric_mean([one.speedup for one in found["pasta"]]) == pytest.approx(0.9 * 1.83, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.training.synthetic import score
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -142,7 +143,7 @@ def test_held_out_prompts_are_of_both_kinds_and_repeat():
     assert splits == {"names", "templates"}
     assert len({prompt.text for prompt in prompts}) == 8
     assert prompts == held_out(["describe", "chain"], 4)
-    assert all(prompt.right(prompt.example.document.text) for prompt in prompts if prompt.example)
+    assert all(score(prompt.example, prompt.example.document.text) for prompt in prompts if prompt.example)
 
 
 def test_prompts_come_from_a_file(tmp_path: Path):
