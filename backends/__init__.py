@@ -1,4 +1,4 @@
-"""Where tokens come from: SGLang over HTTP or in-process, the embedded engine, a script, several of these.
+"""Where tokens come from: SGLang, the embedded engine, a script, several of these.
 
 `open_backend` makes one from a URL-like string; the classes themselves live in their own modules and are
 imported only when they are asked for.
@@ -52,7 +52,7 @@ class BackendOptions(TypedDict, total=False):
     threads: int | None
     """`local:`: processor threads."""
     server_args: Mapping[str, Any]
-    """`sglang:`: further arguments of `sglang.Engine`."""
+    """`sglang:`: further options of SGLang's server."""
 
 
 _OPTIONS = {
@@ -67,7 +67,7 @@ _OPTIONS = {
 _FORMS = """  local:                  the embedded engine with the model that ships with the package
   local:/path/to/model    the embedded engine with a model folder or a GGUF file
   http://host:30000       an SGLang server (https as well)
-  sglang:/path/to/model   SGLang inside this process
+  sglang:/path/to/model   an SGLang server of this program's own
 
 Several of them, of one model, have answers spread over them."""
 
@@ -110,11 +110,11 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
         from pasta_async.backends.local import LocalBackend
 
         return LocalBackend(rest or None, **given)
-    from pasta_async.backends.sglang import EngineBackend, SGLangBackend
+    from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 
     if kind == "http":
         return SGLangBackend(url, **given)
-    return EngineBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
+    return LaunchedBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
 
 
 def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:

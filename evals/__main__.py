@@ -9,8 +9,8 @@ import runpy
 import sys
 
 _COMMANDS = (
-    "alpaca card costs documents frontier hardware load methods random_model report simulator speed".split()
-)
+    "alpaca card costs documents engine frontier hardware load methods random_model report simulator speed"
+).split()
 
 
 def _run(name: str, *arguments: str) -> None:

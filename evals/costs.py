@@ -14,6 +14,7 @@ import gc
 import multiprocessing
 import os
 import socket
+import sys
 import tracemalloc
 from contextlib import contextmanager
 from functools import partial
@@ -23,12 +24,11 @@ from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import typer
 from numpy import quantile
 from pydantic import Field
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.cli.command import CommandSettings, Count, Positive, as_command, ending
+from pasta_async.cli.command import CommandSettings, Count, Positive, command
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.testing import Fault, ScriptedBackend
@@ -296,20 +296,27 @@ def _serve(listener: socket.socket, backend: str, latency: float) -> None:
     asyncio.run(server.serve(sockets=[listener]))
 
 
-def _run(work: Callable[[Any], list[list[Row]]], settings: CostSettings, _: object) -> None:
+def _run(work: Callable[[Any], list[list[Row]]], settings: CostSettings) -> str:
     where = {"settings": settings.model_dump(mode="json"), **environment()}
     tables = work(settings)
-    print("\n\n".join(map(markdown_table, tables)))
     if settings.out:
         write_rows(settings.out, [where, *(row for table in tables for row in table)])
+    return "\n\n".join(map(markdown_table, tables))
+
+
+_COMMANDS = {
+    "interpreter": command(InterpreterSettings, partial(_run, _interpreter), "costs interpreter", __doc__),
+    "server": command(ServerSettings, partial(_run, _server), "costs server", __doc__),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the micro-benchmark that the first argument names."""
-    app = typer.Typer(help=__doc__, add_completion=False, pretty_exceptions_enable=False)
-    for settings, work in ((InterpreterSettings, _interpreter), (ServerSettings, _server)):
-        app.command(work.__name__[1:])(as_command(settings, partial(_run, work), ending))
-    app(args=None if arguments is None else [*arguments], prog_name="costs")
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if name not in _COMMANDS:
+        sys.stderr.write(f"name one of these, and --help for its options: {', '.join(_COMMANDS)}\n")
+        sys.exit(2)
+    _COMMANDS[name](others)
 
 
 if __name__ == "__main__":

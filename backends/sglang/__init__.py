@@ -1,8 +1,8 @@
-"""SGLang as a backend: a server over HTTP, or the engine in this process."""
+"""SGLang as a backend: a server over HTTP, or one that this program starts itself."""
 
 from __future__ import annotations
 
 from pasta_async.backends.sglang.backend import SGLangBackend
-from pasta_async.backends.sglang.engine import EngineBackend
+from pasta_async.backends.sglang.launch import LaunchedBackend
 
-__all__ = ["EngineBackend", "SGLangBackend"]
+__all__ = ["LaunchedBackend", "SGLangBackend"]

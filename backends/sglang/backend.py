@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
+import uuid
+import zlib
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from pasta_async.backends.sglang.common import ABORT_SECONDS, ServedModel, SGLangProtocol, request_ids
-from pasta_async.backends.sglang.handshake import ROUTING_KEY, engines, shake_hands
+from pasta_async.backends.sglang.events import Increments
+from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
+from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, Server
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
+from pasta_async.errors import (
+    BackendConnectError,
+    BackendProtocolError,
+    BackendStatusError,
+    InvalidRequestError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import httpx
 
-    from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
     from pasta_async.backends.sglang.transport import EventStream
     from pasta_async.backends.tokenization import AsyncTextCodec
-    from pasta_async.protocol import DecodeRequest, ModelInfo
+    from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
 __all__ = ["SGLangBackend"]
 
 _T = TypeVar("_T")
 
+ABORT_SECONDS = 5.0
+"""How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
 
-class SGLangBackend(SGLangProtocol):
+MAX_STOPS, MAX_STOP_PATTERN = 32, 256
+"""Stop patterns that SGLang takes, and characters of one."""
+
+
+class SGLangBackend:
     """An SGLang server, or a router (`sglang-router`) in front of some.
 
     Needs nothing but the URL: prompts and chat templates are encoded by the server. A router encodes nothing
@@ -77,7 +91,7 @@ class SGLangBackend(SGLangProtocol):
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
         self._model: ServedModel | None = None
-        self._rids = request_ids()
+        self._rids = _request_ids()
         self._open: set[_Call] = set()
 
     async def connect(self) -> ModelInfo:
@@ -89,7 +103,7 @@ class SGLangBackend(SGLangProtocol):
             BackendStatusError: The server refused, for want of an `api_key` perhaps.
             UnsupportedModelError: The server has no tokenizer, or no model that generates text.
         """
-        return await super().connect()
+        return (await self._connected()).info
 
     async def check(self) -> ModelInfo:
         """Ask the server anew what it serves, if it lives. Raises as `connect`; cancelling is safe."""
@@ -104,17 +118,61 @@ class SGLangBackend(SGLangProtocol):
         self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
         return self._model
 
+    async def encode(self, text: str) -> list[int]:
+        """Encode text as data. Raises as `encode_chat`; may be cancelled at any point."""
+        return await self._tokenize(lambda tokenizer: tokenizer.encode(text))
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        """Encode messages by the model's chat template. May be cancelled at any point.
+
+        Raises:
+            InvalidRequestError: The text is no valid Unicode, or cannot be encoded as data.
+            PromptTooLongError: It has far more tokens than the model takes.
+            BackendError: The server failed, or its template refused the messages (400).
+        """
+        return await self._tokenize(lambda tokenizer: tokenizer.encode_chat(messages, template_kwargs))
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens kept. May be cancelled at any point."""
+        checked = _checked_ids(ids, await self.connect())
+        return await self._tokenize(lambda tokenizer: tokenizer.detokenize(checked))
+
     async def _tokenize(self, work: Callable[[AsyncTextCodec | RemoteTokenizer], Awaitable[_T]]) -> _T:
         try:
-            return await super()._tokenize(work)
+            return await work((await self._connected()).tokenizer)
         except BackendConnectError:
             if self._engines == [self._server]:
                 raise
         await self.check()  # a router's worker has gone: it knows others
-        return await super()._tokenize(work)
+        return await work((await self._connected()).tokenizer)
 
-    def _send(self, request: DecodeRequest, body: dict[str, Any]) -> AbstractAsyncContextManager[_Call]:
-        return self._call("/generate", body, {ROUTING_KEY: request.answer, **(request.headers or {})})
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """Decode a request.
+
+        Closing the generator, or cancelling the task that iterates it, aborts the request on the server and
+        closes its connection before it returns, in at most 5 s.
+
+        Raises:
+            InvalidRequestError: The ids do not fit the model. Nothing was sent.
+            BackendError: The server refused or failed, or the backend was closed.
+        """
+        model = await self._connected()
+        increments = Increments(
+            model.info.vocab_size,
+            incremental=model.incremental and request.stream,
+            has_text=isinstance(model.tokenizer, RemoteTokenizer),
+        )
+        reader = model.reader(request.stop_ids)
+        headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
+        async with self._call("/generate", _body(request, model), headers) as call:
+            while (event := await call.next()) is not None:
+                for piece in await reader.read(increments.take(event)):
+                    call.over = call.over or piece.finish_reason is not None
+                    if not request.max_tokens:  # SGLang answers with one all the same
+                        piece = piece._replace(ids=(), text="")
+                    yield piece
+            if not call.over:
+                raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
 
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
@@ -167,6 +225,7 @@ class _Call:
         self._stream: EventStream | None = None
         self._ending: asyncio.Task[None] | None = None
         self.over = False
+        """Whether nothing of it is left to abort."""
 
     async def next(self) -> dict[str, Any] | None:
         """The next event, None at the end. The first call sends the request."""
@@ -200,3 +259,74 @@ class _Call:
         if self._stream:
             with anyio.move_on_after(ABORT_SECONDS):
                 await self._stream.aclose()
+
+
+def _request_ids() -> Iterator[str]:
+    """Names for requests, no two alike in the world.
+
+    SGLang aborts every request whose id *begins* with the one named: ids of one length are no prefixes of
+    each other.
+    """
+    process = uuid.uuid4().hex
+    return (f"pasta-{process}-{number:012x}" for number in itertools.count())
+
+
+def _body(request: DecodeRequest, model: ServedModel) -> dict[str, Any]:
+    """A request in the form of `/generate`; mappings in `request.extra` are merged into its fields."""
+    params = _sampling_params(request, model.info)
+    if not model.has_tokenizer:  # it could not tell what the text is
+        params.pop("stop_regex", None)
+    body: dict[str, Any] = {
+        "input_ids": _checked_ids(request.ids, model.info),
+        "sampling_params": params,
+        "stream": request.stream,
+    }
+    if model.dp_size > 1:  # each rank has a prefix cache of its own
+        body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % model.dp_size
+    for name, value in request.extra.items():
+        mine = body.get(name)
+        body[name] = {**mine, **value} if isinstance(mine, dict) else value
+    return body
+
+
+def _checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
+    """The ids, if the server can take them: one outside the vocabulary kills it."""
+    numbers = set(map(type, ids)) <= {int}
+    if not numbers or (ids and not 0 <= min(ids) <= max(ids) < info.vocab_size):
+        bad = next(i for i in ids if type(i) is not int or not 0 <= i < info.vocab_size)
+        raise InvalidRequestError(f"{bad!r} is no token id of {info.name} (0 to {info.vocab_size - 1})")
+    return list(ids)
+
+
+def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
+    """SGLang's sampling parameters; what a server could have another default for is spelled out."""
+    room = info.context_length - len(request.ids)
+    if not request.ids or room < 1:
+        raise InvalidRequestError(
+            f"a context of {len(request.ids)} tokens; {info.name} takes 1 to {info.context_length - 1}, "
+            f"since prompt and answer share {info.context_length}"
+        )
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": min(request.max_tokens, room),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if request.stop_ids:
+        params["stop_token_ids"] = list(request.stop_ids)
+    # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
+    patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
+    if patterns := [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]:
+        params["stop_regex"] = patterns[:MAX_STOPS]
+    if info.honours_seeds and request.seed is not None:
+        params["sampling_seed"] = request.seed
+    return params

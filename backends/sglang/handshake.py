@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from pasta_async.backends.sglang.common import ServedModel
+from pasta_async.backends.sglang.events import LocalReader, RemoteReader
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
@@ -28,11 +29,12 @@ from pasta_async.errors import (
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pasta_async.backends.tokenization import AsyncTextCodec
 
-__all__ = ["ROUTING_KEY", "engines", "shake_hands"]
+__all__ = ["ROUTING_KEY", "ServedModel", "engines", "shake_hands"]
 
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
@@ -48,6 +50,25 @@ _KNOWN_ENDS = (
     "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
 """Usual end-of-text tokens, beside those of the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What was learned of a server."""
+
+    info: ModelInfo
+    tokenizer: AsyncTextCodec | RemoteTokenizer
+    incremental: bool
+    """Whether streams hold only what is new."""
+    dp_size: int = 1
+    has_tokenizer: bool = True
+    """Whether SGLang knows what text its ids are."""
+
+    def reader(self, stop_ids: Sequence[int]) -> LocalReader | RemoteReader:
+        """A reader for one request, which asked to stop at these ids."""
+        if isinstance(self.tokenizer, RemoteTokenizer):
+            return RemoteReader(self.info.tags, stop_ids, self.tokenizer.detokenize_for_reader)
+        return LocalReader(self.tokenizer.detokenizer(), self.info.tags, stop_ids)
 
 
 async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: int | None) -> ServedModel:

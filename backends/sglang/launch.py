@@ -1,40 +1,53 @@
-"""How SGLang is started, as a server or in this process, to suit pasta_async."""
+"""How SGLang is started to suit pasta_async: the command, and a server that belongs to a backend."""
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import importlib
 import importlib.util
+import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
+import anyio
 import httpx
 
-from pasta_async.errors import BackendConnectError, BackendError
+from pasta_async.backends.sglang.backend import SGLangBackend
+from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
-__all__ = [
-    "CPU_ENVIRONMENT",
-    "Device",
-    "ServerCommand",
-    "engine_arguments",
-    "find_device",
-    "running_server",
-    "server_command",
-]
+    from pasta_async.backends.sglang.handshake import ServedModel
+    from pasta_async.protocol import ModelInfo
+
+__all__ = ["Device", "LaunchedBackend", "ServerCommand", "running_server", "server_command"]
 
 Device = Literal["cuda", "cpu"]
 
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Without this SGLang does not see a CPU as a device."""
+
+_END_WITH_PARENT = """\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Has Linux send SIGTERM to a program once the thread that started it is gone, and becomes that program."""
+
+_POLL_SECONDS, _STOP_SECONDS = 0.25, 30.0
+"""Between two looks whether a server is ready; and how long it may take to end before it is killed."""
 
 _Settings = dict[str, tuple[str | int | bool, str]]
 _COMMON: _Settings = {
@@ -85,36 +98,108 @@ def server_command(
     Raises:
         BackendError: SGLang is not installed.
     """
-    device = find_device(device)
+    if importlib.util.find_spec("sglang") is None:
+        raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
+    if device is None:
+        device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
     given = {argument.partition("=")[0] for argument in extra}
     chosen: dict[str, str] = {}
-    for name, (value, why) in _settings(device).items():
+    for name, (value, why) in (_COMMON | (_CUDA if device == "cuda" else _CPU)).items():
         flag = "--" + name.replace("_", "-")
         if flag not in given:
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
-    return ServerCommand(argv, device, chosen, CPU_ENVIRONMENT if device == "cpu" else {})
+    return ServerCommand(argv, device, chosen, _CPU_ENVIRONMENT if device == "cpu" else {})
 
 
-def engine_arguments(device: Device) -> dict[str, str | int | bool]:
-    """The same settings as arguments of `sglang.Engine`."""
-    return {name: value for name, (value, _) in _settings(device).items()}
+class LaunchedBackend(SGLangBackend):
+    """An SGLang server of this program's own, started by `connect` and ended by `aclose`.
 
+    It listens on a free port of the loopback interface, writes to standard error, and ends with the program,
+    however that ends.
 
-def find_device(wanted: Device | None = None) -> Device:
-    """Where SGLang is to run: as wanted, else on a GPU if there is one.
-
-    Raises:
-        BackendError: SGLang is not installed.
+    Args:
+        path: A model folder.
+        device: Where to run; None looks for a GPU.
+        server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
+            which win over those chosen here, `log_level="error"` among them.
     """
-    if importlib.util.find_spec("sglang") is None:
-        raise BackendError("SGLang is not installed here: pip install 'pasta_async[sglang]'")
-    return wanted or ("cuda" if importlib.import_module("torch").cuda.is_available() else "cpu")
+
+    def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port: int = probe.getsockname()[1]
+        super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
+        self._path = Path(path)
+        self._device: Device | None = device
+        self._flags = [*_flags({"log_level": "error", **server_args})]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def connect(self) -> ModelInfo:
+        """Start the server, once.
+
+        Cancelling stops the wait, not the start: a later call takes it up, and `aclose` ends it.
+
+        Raises:
+            UnsupportedModelError: The folder holds no model that can be used.
+            BackendError: SGLang is missing, or could not start.
+        """
+        return await super().connect()
+
+    async def _learn(self) -> ServedModel:
+        if not (self._path / "config.json").is_file():
+            raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
+        if self._process is None:
+            command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
+            self._process = _start(command.argv, command.environment, 2)  # standard output is the program's
+            atexit.register(self._stop)
+        while not await asyncio.to_thread(_answers, f"{self._server.url}/model_info"):
+            if (status := self._process.poll()) is not None:
+                self._stop()
+                raise BackendError(
+                    f"SGLang could not start on {self._path}: it ended with status {status}, and says why in "
+                    "this program's standard error"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+        return await super()._learn()
+
+    async def aclose(self) -> None:
+        """End open requests with an error, and the server. Cancelling it does not stop the ending."""
+        with anyio.CancelScope(shield=True):
+            await super().aclose()
+            await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        """End the server and its processes, by force where they do not end by themselves."""
+        process, self._process = self._process, None
+        if process:
+            atexit.unregister(self._stop)
+            _stop(process)
 
 
-def _settings(device: Device) -> _Settings:
-    return _COMMON | (_CUDA if device == "cuda" else _CPU)
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int | None
+) -> subprocess.Popen[bytes]:
+    """Start a server in a process group of its own, which ends if this program is killed."""
+    guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
+    return subprocess.Popen(
+        [*guard, *argv],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output and subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server and all that it started, by force where that does not end by itself."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @contextmanager
@@ -140,14 +225,7 @@ def running_server(
     """
     if _answers(ready):
         raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
-    process = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output and subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, **(environment or {})},
-    )
+    process = _start(argv, environment or {}, output)
     deadline = time.monotonic() + timeout
     try:
         while not _answers(ready):
@@ -162,10 +240,7 @@ def running_server(
             time.sleep(0.5)
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(30)
+        _stop(process)
 
 
 def _answers(url: str) -> bool:
@@ -173,3 +248,15 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=10).is_success
     except httpx.HTTPError:
         return False
+
+
+def _flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments as SGLang's command line has them."""
+    for name, value in arguments.items():
+        if value is None or value is False:
+            continue
+        yield "--" + name.replace("_", "-")
+        if isinstance(value, list | tuple):
+            yield from map(str, cast("Sequence[object]", value))
+        elif value is not True:
+            yield json.dumps(value) if isinstance(value, dict) else str(value)

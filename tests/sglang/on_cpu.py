@@ -2,7 +2,7 @@
 
 ``python tests/sglang/on_cpu.py sglang.launch_server --model-path MODEL ...`` is what ``python -m`` would be
 elsewhere; SGLang was installed without its dependencies (requirements/sglang-cpu.txt). Its speed says nothing
-about SGLang on a GPU. A program that uses the engine itself imports this module first.
+about SGLang on a GPU. A program that imports SGLang itself imports this module first.
 
 Inert modules take the place of the GPU packages that SGLang imports at its top. With a small Llama-like model
 in float32 and torch's own attention, SGLang never calls into them: it only needs `import triton` and

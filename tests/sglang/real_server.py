@@ -11,19 +11,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
 
-from pasta_async.backends.sglang.launch import server_command
+from pasta_async.backends.sglang import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
-
-ON_CPU = (sys.executable, str(Path(__file__).with_name("on_cpu.py")))
-"""Runs a module where there is no GPU stack."""
 
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
@@ -70,18 +68,27 @@ def require_sglang(module: str = "sglang") -> None:
     pytest.skip(missing)
 
 
+def server_command(model: str, **options: Any) -> launch.ServerCommand:
+    """The library's command, with stand-ins for the GPU packages."""
+    command = launch_command(model, **options)
+    program = str(Path(__file__).with_name("on_cpu.py"))
+    return replace(command, argv=[sys.executable, program, *command.argv[2:]])  # instead of `python -m`
+
+
+launch_command = launch.server_command
+
+
 @contextmanager
 def running_server(model: Path, log: Path) -> Generator[tuple[str, int]]:
     """Serve a model on a CPU; the server's URL, and the process group that it is."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = server_command(str(model), device="cpu", port=port, extra=FLAGS)
-    argv = [*ON_CPU, *command.argv[2:]]  # instead of `python -m`
 
     def ready() -> bool:
         return httpx.get(f"{url}/model_info", timeout=5).is_success
 
-    with _running(argv, log, ready, command.environment) as group:
+    with _running(command.argv, log, ready, command.environment) as group:
         yield url, group
 
 

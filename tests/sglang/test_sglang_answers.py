@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
+import real_server as stand_ins
 from real_server import require_sglang, until
 
-from pasta_async import Client, Generation
+from pasta_async import BackendError, Client, Generation
+from pasta_async.backends.sglang import LaunchedBackend
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.evals.documents import held_out
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from real_server import RealServer
 
@@ -123,24 +126,55 @@ async def _read(client: Client, prompt: str, begun: asyncio.Event) -> None:
                 begun.set()
 
 
-def test_the_engine_in_this_process_answers_alike_and_leaves_the_process_alone(
-    shipped: Path, tmp_path: Path
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers are started with stand-ins for the GPU packages."""
+    monkeypatch.setattr("pasta_async.backends.sglang.launch.server_command", stand_ins.server_command)
+
+
+@pytest.mark.usefixtures("on_cpu")
+async def test_a_server_of_ones_own_answers_alike_and_ends_with_the_backend(
+    shipped: Path, local: LocalBackend
 ) -> None:
     require_sglang()
-    prompts, result = tmp_path / "prompts.json", tmp_path / "result.json"
-    prompts.write_text(json.dumps(PROMPTS))
-    program = Path(__file__).with_name("engine_program.py")
-    command = [sys.executable, str(program), str(shipped), str(prompts), str(result)]
-    with (tmp_path / "log").open("w+") as log:
-        ended = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ, check=False)
-        log.seek(0)
-        assert ended.returncode == 0, log.read()[-3000:]
-    said: dict[str, Any] = json.loads(result.read_text())
-    assert said["policy kept"] and said["handlers kept"]
-    assert said["children left"] == 0 and said["other child alive"]
-    assert said["refused"] == "InvalidRequestError"
-    assert "config.json" in said["no model"] and "could not start" in said["broken"]
-    assert said["cancelled"] and said["again"] == said["written"][0]
-    assert said["written"] == said["local"]
-    for caches in said["caches"]:
-        check_caches(caches["prompt"], caches["threads"])
+    before = psutil.Process().children(recursive=True)
+    backend = LaunchedBackend(shipped, device="cpu", skip_server_warmup=True)
+    there, here = await answers(backend, PROMPTS[:20]), await answers(local, PROMPTS[:20])
+    assert written(there) == written(here)
+    servers = {*psutil.Process().children(recursive=True)} - {*before}
+    assert len(servers) > 1
+    await backend.aclose()
+    assert psutil.wait_procs(servers, timeout=10)[1] == []
+
+
+@pytest.mark.usefixtures("on_cpu")
+async def test_a_model_that_cannot_be_served_is_refused(shipped: Path, tmp_path: Path) -> None:
+    require_sglang()
+    before = psutil.Process().children()
+    copy = shutil.copytree(shipped, tmp_path / "broken")
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    for folder, error in ((tmp_path, UnsupportedModelError), (copy, BackendError)):
+        backend = LaunchedBackend(folder, device="cpu")
+        with pytest.raises(error):
+            await backend.connect()
+        await backend.aclose()
+    assert psutil.Process().children() == before
+
+
+PROGRAM = """
+import asyncio, sys
+from pasta_async.backends.sglang import launch
+argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
+launch.server_command = lambda *given, **options: launch.ServerCommand(argv, "cpu", {}, {})
+asyncio.run(launch.LaunchedBackend(sys.argv[1]).connect())
+"""
+
+
+def test_a_server_ends_with_a_program_that_is_killed(shipped: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(shipped)]) as process:
+        started = psutil.Process(process.pid)
+        while not (servers := started.children()):
+            assert process.poll() is None
+        process.kill()
+    assert psutil.wait_procs(servers, timeout=30)[1] == []

@@ -19,6 +19,7 @@ import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.protocol import DecodeRequest
+from pasta_async.training.corpus import read_records, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune
 from pasta_async.training.prefer import PreferSettings, prefer
 from pasta_async.training.trainer.vocabulary import ModelCodec
@@ -35,7 +36,11 @@ CHAT = [{"role": "user", "content": "Tell 0"}]
 def trained(folder: Path) -> tuple[Path, Path]:
     """The models of stage 1 and of stage 2."""
     base_folder(folder / "base", "qwen2", hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
-    first = {"model": folder / "base", "data": [data_file(folder / "data.jsonl")], "out": folder / "one"}
+    data = folder / "data.jsonl"
+    # One prompt has all these answers, so which of them is the likeliest is chance: each has a promise.
+    records = [record for record in read_records(data_file(data)) if "<promise" in record.written]
+    write_records(data, records)
+    first = {"model": folder / "base", "data": [data], "out": folder / "one"}
     first |= {"batch": 5, "steps": 60, "lr": 1e-2, "warmup": 5}
     assert finetune(FinetuneSettings.model_validate({**COMMON, **first}))
     model = folder / "one" / "model"
