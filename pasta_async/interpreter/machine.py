@@ -6,7 +6,6 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
@@ -183,9 +182,13 @@ class Machine:
 
         Those of the first are in the prefix cache anyway: it has the same context in the written form.
         """
-        chunks = [thread for thread in self._budget.round if not thread.superseded]
-        done = sum(1 for _ in takewhile(lambda thread: thread.state == "done", chunks))
-        return sum(thread.kept for thread in chunks[1 : done + 1]) if done < len(chunks) else 0
+        counts: list[int] = []
+        for thread in self._budget.round:
+            if thread.state != "done":
+                return sum([*counts, thread.recorded.settled][1:])
+            if not thread.superseded:
+                counts.append(thread.kept)
+        return 0
 
     def certain(self) -> list[Part]:
         """The beginning of main's next context, up to what is still written; main waits at a sync."""

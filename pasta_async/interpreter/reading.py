@@ -208,6 +208,11 @@ class RecordedTokens:
         """The ids as they were generated: what the thread itself has behind its context."""
         self._units: list[_Recorded] = []
 
+    @property
+    def settled(self) -> int:
+        """How many ids stand before what was added last, which may yet be cut."""
+        return self._units[-1].start if self._units else 0
+
     def add(self, ids: tuple[int, ...], text: str) -> None:
         """What was read as one unit; `mark` and `end` say where in it tags ended."""
         if not self._units or self._units[-1].text:

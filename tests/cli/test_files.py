@@ -57,11 +57,9 @@ def test_the_page_loads_nothing_and_holds_hostile_text_as_text(tmp_path: Path) -
 def test_a_file_that_cannot_be_is_refused_before_anything_is_decoded(tmp_path: Path, option: str) -> None:
     backend = scripted()
     result = generate("x", option, tmp_path, backend=backend)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"pasta-async: {option}: {tmp_path} is a folder; name a file\n",
-    )
+    assert result.exit_code == 2
+    assert f"{option}: {tmp_path}" in result.stderr
     result = generate("x", option, tmp_path / "missing" / "file", backend=backend)
     assert result.exit_code == 2
-    assert f"there is no folder {tmp_path / 'missing'}" in result.stderr
+    assert str(tmp_path / "missing") in result.stderr
     assert not backend.requests

@@ -43,10 +43,15 @@ def nothing_is_left(backend: ScriptedBackend) -> None:
     assert all(play.finish_reason for play in backend.played)
 
 
+def computed(backend: ScriptedBackend) -> int:
+    """Context tokens that were not in the prefix cache."""
+    return sum(len(play.request.ids) - play.cached_tokens for play in backend.played)
+
+
 def comparable(generation: Generation) -> dict[str, Any]:
     """All of an answer but what the requests ahead change: what was found in the cache, and their number."""
     told = generation.model_dump(exclude={"prefills"})
-    for name in ("cached_tokens", "requests"):
+    for name in ("cached_tokens", "prefilled_tokens", "requests"):
         del told["usage"][name]
     for thread in told["threads"]:
         for request in thread["requests"]:
@@ -61,18 +66,28 @@ _DOCUMENTS = st.lists(_PART, max_size=9).map(lambda parts: parse("".join([*parts
 _LATENCIES = st.dictionaries(st.integers(0, 6), st.sampled_from([0.1, 0.5, 3.0, 20.0]), max_size=4)
 
 
-@given(document=_DOCUMENTS, name=st.sampled_from([*TAGGED, *UNTAGGED]), latencies=_LATENCIES)
+_ASKED = st.sampled_from([{}, {}, {"fork": "cut"}, {"whole_chunks": True}])
+
+
+@given(
+    document=_DOCUMENTS,
+    name=st.sampled_from([*TAGGED, *UNTAGGED]),
+    latencies=_LATENCIES,
+    piece=st.sampled_from([1, 1, 3]),
+    asked=_ASKED,
+)
 @settings(max_examples=40)
 async def test_what_is_sent_ahead_begins_a_view_of_main_and_changes_nothing_else(
-    document: Document, name: str, latencies: dict[int, float]
+    document: Document, name: str, latencies: dict[int, float], piece: int, asked: dict[str, Any]
 ) -> None:
     source = document if name in TAGGED else Script.of(document)
-    options: dict[str, Any] = {"tokenizer": tokenizer(name), "thread_latency": latencies}
+    options: dict[str, Any] = {"tokenizer": tokenizer(name), "thread_latency": latencies, "piece": piece}
     without = ScriptedBackend(source, latency=1.0, **options)
     backend = ScriptedBackend(source, latency=1.0, prefill_ahead=True, **options)
-    expected = await answer(without, limits=ROOMY, sampling=ENDLESS)
-    generation = await answer(backend, limits=ROOMY, sampling=ENDLESS)
-    assert comparable(generation) == comparable(expected)  # nothing was computed twice, or in vain
+    expected = await answer(without, limits=ROOMY, sampling=ENDLESS, **asked)
+    generation = await answer(backend, limits=ROOMY, sampling=ENDLESS, **asked)
+    assert comparable(generation) == comparable(expected)
+    assert computed(backend) == computed(without)  # nothing twice, nothing in vain
     assert not ahead(without)
     assert not expected.prefills
     assert len(generation.prefills) == len(ahead(backend))
@@ -101,9 +116,7 @@ async def test_the_request_at_the_join_finds_all_but_what_the_last_chunk_left() 
     assert [record.finish_reason for record in generation.prefills] == ["length"] * len(ahead(backend))
     assert [record.completion_tokens for record in generation.prefills] == [0] * len(ahead(backend))
     assert generation.usage.requests == len(backend.requests)
-    assert generation.usage.prefilled_tokens == sum(
-        len(play.request.ids) - play.cached_tokens for play in backend.played
-    )
+    assert generation.usage.prefilled_tokens == computed(backend)
 
 
 async def test_at_most_one_is_under_way_and_main_decodes_nothing_meanwhile() -> None:

@@ -30,7 +30,7 @@ LATE = {
     "evals/costs": {"opentelemetry", "prometheus_client"},
     "evals/forcing": {"torch"},
     "evals/hardware": {"torch"},
-    "evals/peers": {"gguf", "safetensors", "tokenizers", "torch", "transformers"},
+    "evals/peers": {"gguf", "torch", "transformers"},
     "evals/random_model": {"torch", "safetensors", "tokenizers"},
     "pasta_async/jobs": {"rich"},
     "pasta_async/testing/fixtures": {"pytest"},

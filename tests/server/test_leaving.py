@@ -124,5 +124,4 @@ def test_it_refuses_to_let_others_in_without_a_key(command: list[str]) -> None:
         [*command, "--host", "0.0.0.0"], env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 2
-    assert "needs a key" in done.stderr
     assert "PASTA_SERVER_API_KEYS" in done.stderr
