@@ -18,7 +18,7 @@ def _run(name: str, *arguments: str) -> None:
         sys.stderr.write(f"name one of these, and --help for its options: {', '.join(_COMMANDS)}\n")
         sys.exit(0 if name == "--help" else 2)
     sys.argv = [name, *arguments]
-    runpy.run_module(f"pasta_async.evals.{name}", run_name="__main__")
+    runpy.run_module(f"pasta_async.evals.{name}", run_name="__main__", alter_sys=True)
 
 
 def main() -> None:

@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, *others = (sys.argv[1:] if arguments is None else arguments) or [""]
     if name not in _COMMANDS:
         sys.stderr.write(f"name one of these, and --help for its options: {', '.join(_COMMANDS)}\n")
-        sys.exit(2)
+        sys.exit(0 if name == "--help" else 2)
     _COMMANDS[name](others)
 
 

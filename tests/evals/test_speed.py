@@ -203,12 +203,15 @@ def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.C
     assert "| all | 2 |" in capsys.readouterr().out
 
 
-def test_an_unknown_benchmark_is_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "pasta_async.evals", "tea"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "speed" in done.stderr
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [(["tea"], 2, "speed"), (["load", "--backend", "local:", "--documents", "missing"], 1, "missing")],
+)
+def test_a_benchmark_is_run_by_its_name(command: list[str], status: int, said: str):
+    program = [sys.executable, "-m", "pasta_async.evals", *command, *["--at-once", "2"] * (status == 1)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert said in done.stderr
 
 
 def test_tables_and_raw_rows(tmp_path: Path):
