@@ -248,8 +248,13 @@ class _Local:
         return Prediction(fmean(bits.values()), [likeliest[place] for place in sorted(likeliest)])
 
     def text_ids(self, text: str) -> list[int]:
-        """Ids of a text."""
-        return self._runner.run(self._backend.encode(text))
+        """Ids of a text, line by line, for all of it may be longer than the model's context."""
+
+        async def ids() -> list[int]:
+            lines = [await self._backend.encode(line) for line in text.splitlines(keepends=True)]
+            return [token for line in lines for token in line]
+
+        return self._runner.run(ids())
 
     def vocabulary(self) -> int:
         assert self._backend.engine is not None
