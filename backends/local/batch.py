@@ -3,7 +3,7 @@
 Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
 meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
 shared part are read once, and one product serves all threads. What only one thread has is attended to apart
-(`OwnPart`) where that saves more than it costs.
+(`OwnPart`): it stands in runs of slots that are not next to each other, and others need not look at it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
 
-_MANY = 3  # threads from which on their own parts may be worth a product of their own
-_WORTH_IT = 2500  # pairs of query and key that such a product has to save, for it takes some more operators
+_FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
+_SPARSE = 3  # runs for each thread up to which its own part is looked at apart: those between are read along
 _HOLES = 0.2  # share of slots between those attended to that is read along rather than stepped over
 _MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
 _LARGE = 32  # queries of a group that is worth a product of its own
@@ -138,8 +138,9 @@ class BatchMaker:
             for part, behind in _parts(entry):
                 group = entry.group if part is entry else (entry.group, end, behind)
                 members.setdefault(group, []).append((part, end - behind))
+        apart = self._apart and len(members) <= _FEW_GROUPS
         groups = [
-            self._group([entry for entry, _ in chosen], [end for _, end in chosen])
+            self._group([entry for entry, _ in chosen], [end for _, end in chosen], apart)
             for chosen in members.values()
         ]
         return Batch(
@@ -150,11 +151,11 @@ class BatchMaker:
             blocks=[self._block(chosen) for chosen in _similar(groups)],
         )
 
-    def _group(self, entries: list[Entry], ends: list[int]) -> _Group:
+    def _group(self, entries: list[Entry], ends: list[int], apart: bool) -> _Group:
         rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
-        own, entries = self._own_part(entries)
+        own, entries = self._own_part(entries) if apart else (None, entries)
         table = self._union(entries)
-        if len(rows) == 1 and len(table) == len(entries[0].slots):
+        if len(rows) == len(entries) and all(len(entry.slots) == len(table) for entry in entries):
             return _Group(rows, table, None, own)
         self._column[table] = np.arange(len(table))
         mask = np.full((len(rows), len(table)), -np.inf, np.float32)
@@ -169,9 +170,9 @@ class BatchMaker:
         return _Group(rows, table, mask, own)
 
     def _own_part(self, entries: list[Entry]) -> tuple[OwnPart | None, list[Entry]]:
-        """What single threads alone see, if it pays to look at it apart, and the entries without it."""
+        """What single threads alone see, where it can be looked at apart, and the entries without it."""
         count = len(entries)
-        if not self._apart or count < _MANY or any(entry.count > 1 for entry in entries):
+        if count == 1 or any(entry.count > 1 for entry in entries):
             return None, entries
         seen = np.concatenate([entry.slots for entry in entries])
         low = int(seen.min())
@@ -182,7 +183,7 @@ class BatchMaker:
             return None, entries
         first, rows = min(runs), max(runs) + 1 - min(runs)
         columns = max(int(own[-1]) % RUN for own in private if len(own)) + 1
-        if count * sum(map(len, private)) - rows * columns < _WORTH_IT:
+        if rows > _SPARSE * count:
             return None, entries
         mask = np.full((rows, 1, 1, columns), -np.inf, np.float32)
         query_of_row, row_of_query = np.zeros(rows, np.int64), np.zeros(count, np.int64)

@@ -274,8 +274,8 @@ def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, f
         assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
 
 
-def test_what_single_threads_see_is_a_part_of_its_own_where_that_saves_work() -> None:
-    pool, maker = SlotPool(16 * RUN), BatchMaker(16 * RUN, 3, torch.device("cpu"), torch.float32)
+def test_what_single_threads_see_is_a_part_of_its_own() -> None:
+    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, 3, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
 
     def entries(threads: int, tokens: int) -> list[Entry]:
@@ -285,8 +285,9 @@ def test_what_single_threads_see_is_a_part_of_its_own_where_that_saves_work() ->
     (long,) = maker.make(entries(8, 80)).blocks
     assert long.own is not None
     assert (long.table, long.own.rows, long.own.columns) == (slice(0, 50), slice(1, 9), 80)
-    for few in (entries(2, 80), entries(6, 5)):
-        (block,) = maker.make(few).blocks
+    between = entries(50, 5)
+    for together in (entries(1, 80), [between[0], between[-1]]):
+        (block,) = maker.make(together).blocks
         assert block.own is None
 
 
