@@ -180,6 +180,7 @@ class Plan:
         return self._add(name, settings, options, "records.jsonl", annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:
+        between = {"export_dtype": "float32"} if number < stage.rounds else {}  # halves round deltas away
         for weight in [f"{weight:g}" for weight in stage.quality_weights]:
             name = f"round{number}/lambda{weight}"
             before = f"stage1/{stage.start}" if number == 1 else f"round{number - 1}/lambda{weight}"
@@ -189,20 +190,30 @@ class Plan:
             settings = "training.score:ScoreSettings"
             scores = self._add(f"scores/{where}", settings, stage.score, "scores.jsonl", **own)
             own |= {"scores": scores.result, "model": self.steps[before].result, "quality_weight": weight}
-            self.models.append(self._train(name, "training.prefer:PreferSettings", stage.train, **own))
+            options = {**stage.train, **between}
+            self.models.append(self._train(name, "training.prefer:PreferSettings", options, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
-        """Samples of a model. Every round has prompts of its own: new ones, or another part."""
+        """Samples of a model. Every round has prompts of its own, and none that stage 1 has seen."""
         synthetic, own = self.recipe.data.synthetic, dict[str, Any]()
         if synthetic is None:
-            own |= {"prompts": [self._plain()], "skip": (number - 1) * stage.prompts, "limit": stage.prompts}
+            own |= {"prompts": [self._behind(stage)], "skip": (number - 1) * stage.prompts}
+            own["limit"] = stage.prompts
         else:
             fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
             own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
         own |= {"backend": self._backend(self.steps[model]), "baseline": self._backend(self.models[0])}
+        own |= {"unseen": [self._annotated(stage.start)], "own_plain": stage.train.get("keep_plain", False)}
         settings = "training.sample:SampleSettings"
         return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
+
+    def _behind(self, stage: Stage2) -> Path:
+        """The rows behind those of stage 1, twice as many as are needed: some are repeated or leak."""
+        source = self.recipe.data.source or {}
+        part = {"skip": source.get("skip", 0) + source["limit"], "limit": 2 * stage.rounds * stage.prompts}
+        settings = "training.corpus:CorpusSettings"
+        return self._add("prompts/all", settings, {**source, **part}, "records.jsonl").result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
