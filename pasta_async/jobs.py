@@ -43,6 +43,8 @@ class Journal:
         self._durable, self._held = durable, held
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
+        self._file.seek(0)
+        self._file.truncate(sum(len(line) for line in self._file if line.endswith(b"\n")))
         try:
             if found := next(self._lines(), None):
                 self._check(found[1], json.loads(json.dumps(dict(identity))))
@@ -85,14 +87,9 @@ class Journal:
         return place
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """What an earlier run wrote, with places; a last line that was cut is removed."""
+        """Every line with its place."""
         place = 0
-        while True:
-            self._file.seek(place)
-            line = self._file.readline()
-            if not line.endswith(b"\n"):
-                self._file.truncate(place)
-                return
+        while self._file.seek(place) == place and (line := self._file.readline()):
             try:
                 row: Any = json.loads(line)
             except ValueError:

@@ -215,12 +215,12 @@ def test_what_is_exported_is_float32(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(900)
 def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
-    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1}
+    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1, "tag_rate": 3}
     assert finetune(settings(tmp_path, **shared))
     out = tmp_path / "two"
     flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
     flags += ["--batch", 4, "--save-every", 2, "--threads", 1, "--row-tokens", 512, "--lr", 3e-3]
-    flags += ["--track", "none", "--export-dtype", "float32"]
+    flags += ["--track", "none", "--tag-rate", 3]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -250,7 +250,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> None:
-    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "recompute": tied}
+    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "tag_rate": 1, "recompute": tied}
     base_folder(tmp_path / "base", tie_word_embeddings=tied)
     data_file(tmp_path / "data.jsonl")
     assert not finetune(settings(tmp_path, **lora, stop_at=3))
