@@ -181,7 +181,7 @@ def test_rows_are_short_on_a_cpu_but_for_long_examples(
         return pack(trees, length, *rest)
 
     monkeypatch.setattr(loop, "pack_row", packed)
-    base_folder(tmp_path / "base")
+    base_folder(tmp_path / "base", max_position_embeddings=4096)
     text = "Both wars reshaped Europe, the outcome was one. "
     records = [plain_record(CHAT, text * n, id=str(n)) for n in (1, 2, 3, 4, 5, 120)]
     write_records(tmp_path / "data.jsonl", records)
@@ -204,13 +204,6 @@ def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
         expected = merged(input_ids=ids).logits[0, :, : codec.vocab_size]
         found = PeftModel.from_pretrained(base, adapter)(input_ids=ids).logits[0, :, : codec.vocab_size]
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
-
-
-def test_what_is_exported_is_float32(tmp_path: Path) -> None:
-    run = settings(tmp_path, steps=1)
-    assert finetune(FinetuneSettings.model_validate(run.model_dump(exclude={"export_dtype"}, mode="json")))
-    written = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    assert {value.dtype for value in written.values()} == {torch.float32}
 
 
 @pytest.mark.timeout(900)
@@ -371,7 +364,7 @@ def test_too_little_memory_is_said_with_what_makes_it_smaller(
 def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(tmp_path), "--out", str(tmp_path / "run"), "--data", str(tmp_path / "data.jsonl")]
     with pytest.raises(SystemExit) as left:
-        main([*flags, "--lr", "0"])
+        main([*flags, "--lr", "-1"])
     assert left.value.code == 2
     assert "--lr" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"InvalidRequestError: .*data\.jsonl"):

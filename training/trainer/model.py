@@ -37,7 +37,7 @@ ROW_MULTIPLE = 64
 
 REFUSAL = "training does not support it"
 
-_MEANINGS = dict(
+_MEANINGS: dict[str, str] = dict(
     zip(
         TAG_TOKENS,
         (
@@ -104,21 +104,24 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: as long as the others, and each in a direction of its own.
+        """Rows for new tags in [rows, hidden]: as far from the table's mean as others, each in its own direction.
 
-        It is halfway between what the tag means (the mean of a description's rows) and a random direction.
+        That is halfway between what the tag means (the mean of a description's rows) and a random direction.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
         old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
         mean = weight.mean(0, keepdim=True)
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
-        used, chance = weight[: codec.vocab_size], torch.Generator().manual_seed(0)
-        length, spread = used.norm(dim=1).mean(), used.std(0)
+        chance = torch.Generator().manual_seed(0)
+        apart = (
+            weight[: codec.vocab_size] - mean
+        )  # what rows share decides a logit's level: it stays as it is
+        length, spread = apart.norm(dim=1).mean(), apart.std(0)
         for tag, token in self.new_tags().items():
-            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - mean[0], dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
-            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
+            grown[token] = mean[0] + length * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[str, int]:
