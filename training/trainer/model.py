@@ -106,8 +106,7 @@ class BaseModel:
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
         """Rows for new tags in [rows, hidden]: as long as others, and each in a direction of its own.
 
-        It has what all rows share; the rest is halfway between what the tag means (the mean of a
-        description's rows) and a random direction.
+        That is halfway between what the tag means (the mean of a description's rows) and a random direction.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
@@ -116,14 +115,11 @@ class BaseModel:
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
         chance = torch.Generator().manual_seed(0)
         used = weight[: codec.vocab_size]
-        shared = used.mean(0)  # what rows share decides the level of a logit: it stays as it is
-        length = (used.norm(dim=1).mean().square() - shared.square().sum()).clamp(min=0).sqrt()
-        axis = functional.normalize(shared, dim=0)
+        length, spread = used.norm(dim=1).mean(), used.std(0)
         for tag, token in self.new_tags().items():
-            meaning = weight[codec.encode(_MEANINGS[tag])].mean(0) - shared
-            drawn = torch.randn(len(shared), generator=chance) * used.std(0)
-            own = functional.normalize(meaning, dim=0) + functional.normalize(drawn, dim=0)
-            grown[token] = shared + length * functional.normalize(own - (own @ axis) * axis, dim=0)
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
+            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[str, int]:
