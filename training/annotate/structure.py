@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["LEAST", "Cut", "annotate_by_structure"]
+__all__ = ["LEAST", "Cut", "annotate_by_structure", "structure_marks"]
 
 Cut = Literal["points", "details"]
 LEAST = 20
@@ -52,6 +52,8 @@ _CLOSING = re.compile(
     r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
     re.IGNORECASE,
 )
+_LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
+"""Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SMALL = frozenset(
     (
@@ -83,6 +85,13 @@ def annotate_by_structure(
         cut: Where to cut.
         least: Tokens that a piece must have to be promised.
     """
+    return recount(insert_tags(text, structure_marks(text, count, cut, least)), count)
+
+
+def structure_marks(
+    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
+) -> list[Mark]:
+    """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
     blocks = _blocks(text)
     if cut == "points":
         kept, join = _kept(blocks, text)
@@ -90,7 +99,7 @@ def annotate_by_structure(
     else:
         found, join = [_detail(text, block) for block in blocks], []
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
-    return recount(insert_tags(text, [*marks, *join] if len(marks) > 1 else ()), count)
+    return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -103,9 +112,13 @@ def _blocks(text: str) -> list[_Block]:
         first, behind = node.map or (0, 0)
         start = starts[first]
         end = start + len(text[start : starts[min(behind, len(starts) - 1)]].rstrip())
+        tail = end
         if node.type == "list_item" and (marker := _MARKER.match(text, start, end)):
             start = marker.end()
+            if node is nodes[-1] and (left := _LEFT_LIST.search(text, start, end)):
+                end, tail = left.start() + 1, left.end()
         blocks += [_Block(node.type, start, end)] if start < end else []
+        blocks += [_Block("paragraph", tail, len(text.rstrip()))] if end < tail else []
     return blocks
 
 
@@ -144,5 +157,20 @@ def _promise(start: int, end: int, named_by: str) -> Mark:
     """A promise, whose topic is the first three words that say something, or the first three."""
     words = [word[:30] for word in _WORD.findall(named_by[:400])]
     telling = [word for word in words if word.lower() not in _SMALL]
-    topic = " ".join((telling or words)[:3]) or "this part"
-    return Mark(start, end, Promise(topic, None, Chunk()))
+    return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
+
+
+def _told_apart(text: str, marks: Sequence[Mark]) -> list[Mark]:
+    """The same promises, one that begins as an earlier one does named by a word that tells them apart."""
+    apart: list[Mark] = []
+    taken: set[str] = set()
+    for number, (start, end, tag) in enumerate(marks, 1):
+        topic = tag.topic if isinstance(tag, Promise) else ""
+        if topic.lower() in taken:
+            first = topic.split()[:2]
+            words = [word[:30] for word in _WORD.findall(text[start:end][:400])]
+            names = (" ".join([*first, word]) for word in words if word.lower() not in _SMALL)
+            topic = next((name for name in names if name.lower() not in taken), f"{first[0]} {number}")
+        taken.add(topic.lower())
+        apart.append(Mark(start, end, Promise(topic, None, Chunk())))
+    return apart
