@@ -29,7 +29,6 @@ from pasta_async.backends.tokenization import TextCodec
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
 from pasta_async.lang.document import (
-    ASYNC_CLOSE,
     ASYNC_OPEN,
     PROMISE_CLOSE,
     PROMISE_OPEN,
@@ -56,7 +55,7 @@ _AT_ONCE = 16
 
 
 class Costs(NamedTuple):
-    """What a round that starts at candidate j costs, in bits a token; [j][k - j], 0 for what has no text."""
+    """What a round that starts at candidate j costs, in bits a token; [j][k - j], 0 for what has no word."""
 
     chunks: list[list[float]]
     """Of candidate k without those from j to k - 1."""
@@ -132,22 +131,24 @@ class LikelihoodModel:
 
     def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
         """The costs of some answers' candidates; None where the model's context is too short."""
-        trees = [
-            [self._tree(record, marks, start) for start in range(len(marks) + 1)] for record, marks in answers
+        trees: list[tuple[int, Trie, list[_Slot]]] = []
+        for number, (record, marks) in enumerate(answers):
+            for start in range(len(marks) + 1):  # rounds share a tree, and what they have in common
+                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self._row_tokens // 2:
+                    trees.append((number, Trie(), []))
+                trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
+        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self._context}
+        kept = [one for one in trees if one[0] not in too_long]
+        bits = [dict[_Slot, float]() for _ in answers]
+        for (number, _, slots), losses in zip(kept, self._losses([one[1] for one in kept]), strict=True):
+            bits[number] |= _means(slots, losses)
+        return [
+            None if number in too_long else _costs(bits[number], len(marks))
+            for number, (_, marks) in enumerate(answers)
         ]
-        losses = iter(self._losses([tree for group in trees for tree, _ in group]))
-        found: list[Costs | None] = []
-        for group in trees:
-            bits = [_means(slots, next(losses)) for _, slots in group]
-            found.append(_costs(bits) if all(map(len, (tree for tree, _ in group))) else None)
-        return found
 
-    def _tree(self, record: Record, marks: Sequence[Mark], start: int) -> tuple[Trie, list[_Slot]]:
-        """The views of the round that starts at a candidate, and what each of their targets belongs to.
-
-        The tree is empty if a view is longer than the model's context.
-        """
-        tree, slots = Trie(), list[_Slot]()
+    def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
+        """Add the views of the round that starts at a candidate; yields what each target belongs to."""
         root = tree.extend(-1, self.prompt(record))
         document = _round(record.document.text, marks, start, self._count)
         views = encode_views(self, document)
@@ -155,15 +156,14 @@ class LikelihoodModel:
         for number, (thread, context, target) in enumerate(views):
             node = tree.extend(root, self._visible(context))
             if thread > start:
-                chunk = target[: -(target[-1] == self.tags[ASYNC_CLOSE]) or None]
-                tree.extend(node, chunk, target=True)
-                slots += [_Slot("chunks", thread - 1)] * len(chunk)
+                tree.extend(node, target[:-1], target=True)  # less `</async>`
+                yield from [_Slot(start, "chunks", thread - 1)] * (len(target) - 1)
             elif number == main:
                 for place, (gap, promise) in enumerate(self._gaps(target), start):
-                    node = tree.extend(node, gap, target=True)
-                    node = tree.extend(node, promise)
-                    slots += [_Slot("gaps", place)] * len(gap)
-        return (tree, slots) if max(tree.depths()) < self._context else (Trie(), [])
+                    says = self._says(gap)
+                    yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
+                    node = tree.extend(node, gap if says or self._known else [], target=says)
+                    node = tree.extend(node, promise if self._known else [])
 
     def _count(self, text: str) -> int:
         return len(self.encode(text))
@@ -172,19 +172,16 @@ class LikelihoodModel:
         """A context as the model reads it: without tags if it does not know them."""
         if self._known:
             return [*ids]
-        kept, run = list[int](), list[int]()
-        behind = [*ids[1:], self.end]
-        inside = False
-        names = {token: tag for tag, token in self.tags.items()}
-        for token, following in zip(ids, behind, strict=True):
-            tag = names.get(token)
-            if tag == PROMISE_CLOSE:  # what is hidden goes with its list marker
-                hidden = following != self.tags[ASYNC_OPEN]
-                kept += [] if hidden and not self._says(run) else run
+        kept, run, inside = list[int](), list[int](), False
+        for token, following in zip(ids, [*ids[1:], self.end], strict=True):
+            if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
+                inside = False
+                kept += run if following == self.tags[ASYNC_OPEN] or self._says(run) else []
                 run = []
-            elif tag is None and not inside:
+            elif token == self.tags[PROMISE_OPEN]:
+                inside = True
+            elif not inside and token not in self.tags.values():
                 run.append(token)
-            inside = tag == PROMISE_OPEN or (inside and tag != PROMISE_CLOSE)
         return kept + run
 
     def _gaps(self, target: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -193,7 +190,7 @@ class LikelihoodModel:
         for token in target[:-1]:
             (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
             if token == self.tags[PROMISE_CLOSE]:
-                yield (gap, promise) if self._known else (gap if self._says(gap) else [], [])
+                yield gap, promise
                 gap, promise = [], []
         yield gap, promise
 
@@ -204,7 +201,7 @@ class LikelihoodModel:
     @torch.inference_mode()
     def _losses(self, trees: Sequence[Trie]) -> list[list[float]]:
         """Bits of each target of each tree."""
-        sizes = {number: len(tree) for number, tree in enumerate(trees) if tree.ids}
+        sizes = dict(enumerate(map(len, trees)))
         small = [number for number, size in sizes.items() if size <= self._row_tokens]
         dealt = deal_rows([sizes[number] for number in small], self._row_tokens, 1) if small else []
         rows = [[small[place] for place in row] for row in dealt if row]
@@ -222,6 +219,8 @@ class LikelihoodModel:
 class _Slot(NamedTuple):
     """What a target belongs to."""
 
+    start: int
+    """Of the round."""
     kind: str
     """chunks or gaps"""
     number: int
@@ -241,17 +240,17 @@ def _means(slots: Sequence[_Slot], losses: Iterable[float]) -> dict[_Slot, float
     return {slot: sums[slot] / size for slot, size in sizes.items()}
 
 
-def _costs(bits: Sequence[dict[_Slot, float]]) -> Costs:
+def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
     """What every round costs, by the bits a token in each of them: less those where nothing is hidden."""
 
-    def rows(kind: str, size: int) -> list[list[float]]:
-        return [
-            [bits[start].get(slot, 0.0) - bits[slot.number].get(slot, 0.0) for slot in slots]
-            for start in range(size)
-            if (slots := [_Slot(kind, number) for number in range(start, size)])
-        ]
+    def cost(start: int, kind: str, number: int) -> float:
+        hidden, visible = _Slot(start, kind, number), _Slot(number, kind, number)
+        return round(bits.get(hidden, 0.0) - bits.get(visible, 0.0), 4)  # less is the order of the sums
 
-    return Costs(rows("chunks", len(bits) - 1), rows("gaps", len(bits)))
+    def rows(kind: str, size: int) -> list[list[float]]:
+        return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]
+
+    return Costs(rows("chunks", candidates), rows("gaps", candidates + 1))
 
 
 def annotate_by_likelihood(
