@@ -162,8 +162,7 @@ class LikelihoodModel:
                 for place, (gap, promise) in enumerate(self._gaps(target), start):
                     says = self._says(gap)
                     yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
-                    node = tree.extend(node, gap if says or self._known else [], target=says)
-                    node = tree.extend(node, promise if self._known else [])
+                    node = tree.extend(tree.extend(node, gap, target=says), promise)
 
     def _count(self, text: str) -> int:
         return len(self.encode(text))
@@ -176,7 +175,7 @@ class LikelihoodModel:
         for token, following in zip(ids, [*ids[1:], self.end], strict=True):
             if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
                 inside = False
-                kept += run if following == self.tags[ASYNC_OPEN] or self._says(run) else []
+                kept += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
                 run = []
             elif token == self.tags[PROMISE_OPEN]:
                 inside = True
@@ -190,13 +189,23 @@ class LikelihoodModel:
         for token in target[:-1]:
             (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
             if token == self.tags[PROMISE_CLOSE]:
-                yield gap, promise
+                yield (gap, promise) if self._known else (self._without_marker(gap), [])
                 gap, promise = [], []
         yield gap, promise
 
+    def _without_marker(self, ids: list[int]) -> list[int]:
+        """What stands before a hidden chunk, without a last line that has no word."""
+        if not self._says(ids):
+            return []
+        for place in range(len(ids) - 1, -1, -1):
+            text = self._text.detokenize(ids[place : place + 1])
+            if "\n" in text or any(map(str.isalpha, text)):
+                return ids[: place + (not text.isspace())] if "\n" in text else ids
+        return ids
+
     def _says(self, ids: Sequence[int]) -> bool:
         """Whether there is a word in it, which a list marker has none of."""
-        return any(character.isalpha() for character in self._text.detokenize(ids))
+        return any(map(str.isalpha, self._text.detokenize(ids)))
 
     @torch.inference_mode()
     def _losses(self, trees: Sequence[Trie]) -> list[list[float]]:
