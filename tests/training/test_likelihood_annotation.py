@@ -158,8 +158,9 @@ def test_an_interrupted_run_goes_on_to_the_same_file(without_tags: Path, tmp_pat
     assert (tmp_path / "out" / "annotated.jsonl").read_bytes() == whole
     again = annotate(settings(tmp_path, without_tags, tau=0.5))  # another tau needs no model
     assert (again["resumed"], again["measured"]) == (3, 0)
+    other = base_folder(tmp_path / "other", "qwen2")
     with pytest.raises(InvalidRequestError):
-        annotate(settings(tmp_path, without_tags, cut="details"))
+        annotate(settings(tmp_path, other))
 
 
 def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> None:

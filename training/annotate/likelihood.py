@@ -28,12 +28,7 @@ from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
-from pasta_async.lang.document import (
-    ASYNC_OPEN,
-    PROMISE_CLOSE,
-    PROMISE_OPEN,
-    TAG_TOKENS,
-)
+from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN, TAG_TOKENS
 from pasta_async.training.annotate.structure import LEAST, structure_marks
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
@@ -294,12 +289,12 @@ def annotate_by_likelihood(
     Raises:
         PastaError: The model cannot be used, or the journal has the costs of something else.
     """
-    keys = [digest(record.messages, record.document.text) for record in records]
     texts = [record.document.text for record in records]
     marks = [structure_marks(text, count, cut, least) for text in texts]
     marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
+    keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
     asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
-    identity = {"model": _identity(Path(model)), "cut": cut, "least": least}
+    identity = {"model": _identity(Path(model))}
     with Journal(journal, identity) as kept:
         resumed = {row["key"] for row in kept.rows} & asked.keys()
         _measure({key: one for key, one in asked.items() if key not in resumed}, model, kept, row_tokens)
@@ -327,6 +322,12 @@ def _measure(
             for key, costs in zip(some, model.costs([asked[key] for key in some]), strict=True):
                 journal.append({"key": key, "costs": costs and costs._asdict()})
             advance(len(some))
+
+
+def _key(record: Record, marks: Sequence[Mark]) -> str:
+    """Stands for an answer and its candidates."""
+    places = [(mark.start, mark.end) for mark in marks]
+    return digest(record.messages, f"{places}{record.document.text}")
 
 
 def _identity(folder: Path) -> dict[str, Any]:
