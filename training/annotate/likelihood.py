@@ -2,9 +2,10 @@
 
 Structure names the candidates (`structure_marks`). A round that starts at candidate j hides each candidate
 from those behind it, and from what main writes between and behind them, until a `<sync/>`. For every j, the
-candidates from j on, and main's text, are computed in the very views that the interpreter would have; the
-same in the round that starts right there shows what it costs, in bits a token, that the candidates from j on
-are hidden. From these costs `choose` makes the annotation, so that other thresholds need no model.
+candidates from j on, and main's text, are computed in the very views that the interpreter would have. Less
+what they cost in the round that starts right there (or in the plain answer, where a model that knows the tags
+finds that cheaper), this is the price of hiding, in bits a token. From these costs `choose` makes the
+annotation, so that other thresholds need no model.
 
 A model that does not know the tags gets the same views without them: the text that is visible, less the list
 markers of the candidates that are not.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.annotate.structure import Cut
     from pasta_async.training.corpus import Record
-    from pasta_async.training.tokens import CountTokens
+    from pasta_async.training.tokens import CountTokens, EncodedView
 
 __all__ = ["Costs", "LikelihoodModel", "annotate_by_likelihood", "choose"]
 
+_PLAIN = -1
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
 
@@ -116,9 +118,9 @@ class LikelihoodModel:
         """Ids of a text as data."""
         return self._text.encode(text)
 
-    def prompt(self, record: Record) -> list[int]:
-        """Ids of a record's messages, up to where the answer begins."""
-        return self._text.encode_chat(record.messages, {})
+    def prompt(self, record: Record, pasta: bool = True) -> list[int]:
+        """Ids of a record's messages, up to where the answer begins; without `pasta`, a plain one."""
+        return self._text.encode_chat(record.messages, {} if pasta else {"pasta": False})
 
     def token_bytes(self, token: int) -> bytes:
         """The UTF-8 of one token."""
@@ -158,6 +160,18 @@ class LikelihoodModel:
                     says = self._says(gap)
                     yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
                     node = tree.extend(tree.extend(node, gap, target=says), promise)
+        if self._known and start == 0:
+            yield from self._add_plain(tree, record, views)
+
+    def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
+        """Add the plain answer, which a model that knows the tags may find cheaper than joined chunks."""
+        node = tree.extend(-1, self.prompt(record, pasta=False))
+        gaps = [gap for gap, _ in self._gaps(views[0].target)]
+        chunks = [view.target[:-1] for view in views[1:]]
+        for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
+            for kind, ids in zip(("gaps", "chunks"), pieces, strict=True):
+                node = tree.extend(node, ids, target=True)
+                yield from [_Slot(_PLAIN, kind, number)] * len(ids)
 
     def _count(self, text: str) -> int:
         return len(self.encode(text))
@@ -167,7 +181,7 @@ class LikelihoodModel:
         if self._known:
             return [*ids]
         kept, run, inside = list[int](), list[int](), False
-        for token, following in zip(ids, [*ids[1:], self.end], strict=True):
+        for token, following in zip(ids, [*ids[1:], self.end], strict=False):
             if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
                 inside = False
                 kept += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
@@ -190,13 +204,15 @@ class LikelihoodModel:
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """What stands before a hidden chunk, without a last line that has no word."""
-        if not self._says(ids):
-            return []
-        for place in range(len(ids) - 1, -1, -1):
-            text = self._text.detokenize(ids[place : place + 1])
-            if "\n" in text or any(map(str.isalpha, text)):
-                return ids[: place + (not text.isspace())] if "\n" in text else ids
-        return ids
+        texts = [self._text.detokenize([token]) for token in ids]
+        place = len(ids)
+        while place and "\n" not in texts[place - 1]:
+            place -= 1
+            if any(map(str.isalpha, texts[place])):
+                return ids
+        while place and texts[place - 1].isspace():
+            place -= 1
+        return ids[:place]
 
     def _says(self, ids: Sequence[int]) -> bool:
         """Whether there is a word in it, which a list marker has none of."""
@@ -224,7 +240,7 @@ class _Slot(NamedTuple):
     """What a target belongs to."""
 
     start: int
-    """Of the round."""
+    """Of the round; `_PLAIN` for the plain answer."""
     kind: str
     """chunks or gaps"""
     number: int
@@ -248,8 +264,12 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
     """What every round costs, by the bits a token in each of them: less those where nothing is hidden."""
 
     def cost(start: int, kind: str, number: int) -> float:
-        hidden, visible = _Slot(start, kind, number), _Slot(number, kind, number)
-        return round(bits.get(hidden, 0.0) - bits.get(visible, 0.0), 4)  # less is the order of the sums
+        hidden = bits.get(_Slot(start, kind, number))
+        if hidden is None or start == number:
+            return 0.0
+        plain = bits.get(_Slot(_PLAIN, kind, number), math.inf)
+        visible = min(plain, bits[_Slot(number, kind, number)])
+        return round(hidden - visible, 4)  # what is less is the order of the sums
 
     def rows(kind: str, size: int) -> list[list[float]]:
         return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]
