@@ -88,7 +88,7 @@ def test_what_hiding_siblings_costs_is_what_the_views_cost(with_tags: Path) -> N
     visible = {view.thread: view for view in encode_views(model, joined)}[3]
     assert hidden.target == visible.target
     expected = [bits(with_tags, prompt + view.context, view.target[:-1]) for view in (hidden, visible)]
-    plain, place = model.encode(ANSWERS[0]), len(model.encode(ANSWERS[0].split(" Water")[0]))
+    plain, place = model.encode(ANSWERS[0]), len(model.encode(ANSWERS[0].split("Water")[0]))
     chunk = hidden.target[:-1]
     assert plain[place : place + len(chunk)] == chunk
     expected.append(bits(with_tags, model.prompt(record, pasta=False) + plain[:place], chunk))
@@ -107,8 +107,8 @@ def test_a_model_without_tags_sees_the_text_without_the_siblings(without_tags: P
     (costs,) = model.costs([(record, candidates(ANSWERS[0]))])
     assert costs
     ids, prompt = model.encode(ANSWERS[0]), model.prompt(record)
-    first, marker, chunk = map(model.encode, ("Both:", "\n3.", " Water has no taste at all."))
-    before = model.encode(ANSWERS[0].split(" Water")[0])
+    first, marker, chunk = map(model.encode, ("Both:", "\n3. ", "Water has no taste at all."))
+    before = model.encode(ANSWERS[0].split("Water")[0])
     assert ids[: len(before) + len(chunk)] == before + chunk
     alone = bits(without_tags, prompt + first + marker, chunk)
     whole = bits(without_tags, prompt + before, chunk)

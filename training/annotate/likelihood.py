@@ -105,7 +105,7 @@ class LikelihoodModel:
         self._text = TextCodec.from_folder(folder)
         self._known = self._text.tags is not None
         ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tags: dict[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
         self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
         device = "cuda" if torch.cuda.is_available() else "cpu"
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
