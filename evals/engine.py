@@ -61,7 +61,7 @@ class EngineSettings(CommandSettings):
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
     documents: Path | None = Field(default=None, description="annotated answers to be written under force")
     answers: Count = Field(default=40, description="how many of them, drawn at random")
-    text: Path | None = Field(default=None, description="a text; how well its tokens are foretold is told")
+    text: Path | None = Field(default=None, description="a text: how likely its tokens are to each engine")
     tokens: Count = Field(default=20_000, description="how many of them, in windows of 256")
     gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
     out: Path | None = Field(default=None, description="file for the raw figures")

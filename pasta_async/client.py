@@ -28,7 +28,14 @@ from pasta_async.interpreter import (
 )
 from pasta_async.observers import AnswerStart, Observation
 from pasta_async.options import Limits, Sampling, Settings
-from pasta_async.prompting import check_ids, check_json, check_length, read_prompt, with_instructions
+from pasta_async.prompting import (
+    check_ids,
+    check_json,
+    check_length,
+    check_text,
+    read_prompt,
+    with_instructions,
+)
 from pasta_async.protocol import Backend
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
@@ -46,6 +53,9 @@ if TYPE_CHECKING:
     from pasta_async.streaming import Emit, Watch
 
 __all__ = ["Client", "generate", "stream"]
+
+_FORMS = 64
+"""Values of the chat template that are remembered with how its prompts end."""
 
 
 class Client:
@@ -126,12 +136,13 @@ class Client:
         """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
 
         Raises:
-            InvalidRequestError: It cannot be encoded, or is longer than the model or the limits take.
+            InvalidRequestError: It is no text, or longer than the model or the limits take.
             GenerationTimeoutError: It took longer than `Limits.timeout`.
             BackendError: The backend cannot be used.
 
         Cancelling it is safe.
         """
+        check_text(text)
         async with self._time_limit(self.limits):
             info = await self.connect()
             ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
@@ -274,6 +285,8 @@ class Client:
         )
         key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
         if key not in self._thinking:  # the template's end is the same for every prompt
+            if len(self._thinking) >= _FORMS:  # callers choose what the template is given
+                self._thinking.clear()
             self._thinking[key] = await self._ends_in_thinking(ids, start)
         return ids, self._thinking[key]
 
