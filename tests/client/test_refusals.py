@@ -171,6 +171,8 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("http://host:30000", {"vocab_size": "x"}),
         ("http://host/\ud800", {}),
         ("sglang:/model", {"api_key": "secret"}),
+        ("sglang:/model", {"device": "gpu"}),
+        ("sglang:/model", {"server_args": 5}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],
     ids=str,

@@ -72,7 +72,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "place"),
     [
         ({"id": "1", "messages": user("x")}, "records.jsonl:2: written"),
         ({"id": "1", "messages": [], "written": ""}, "records.jsonl:2: messages"),
@@ -82,11 +82,11 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         ([], "records.jsonl:2: record"),
     ],
 )
-def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, told: str) -> None:
+def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, place: str) -> None:
     path = lines(tmp_path / "records.jsonl", {"id": "0", "messages": user("x"), "written": ""}, row)
     with pytest.raises(InvalidRequestError) as caught:
         list(read_records(path))
-    assert told in str(caught.value)
+    assert place in str(caught.value)
 
 
 # --- readers
