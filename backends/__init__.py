@@ -7,12 +7,13 @@ imported only when they are asked for.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from pathlib import Path
 
     import httpx
@@ -114,7 +115,10 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
 
     if kind == "http":
         return SGLangBackend(url, **given)
-    return LaunchedBackend(rest, **{"device": given.get("device"), **given.get("server_args", {})})
+    further: Any = given.get("server_args", {})
+    if given.get("device") not in (None, "cpu", "cuda") or not isinstance(further, Mapping):
+        raise InvalidRequestError(f"{url}: device is cpu or cuda, server_args a mapping of SGLang's options")
+    return LaunchedBackend(rest, **{"device": given.get("device"), **cast("Mapping[str, Any]", further)})
 
 
 def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:

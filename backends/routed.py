@@ -202,7 +202,7 @@ class RoutedBackend:
                 if not (error.retryable or isinstance(error, BackendTimeoutError)):
                     raise
         if not models:
-            raise self._nobody()
+            raise self._none_usable()
         return _common(models)
 
     async def encode(self, text: str) -> list[int]:
@@ -306,13 +306,13 @@ class RoutedBackend:
     def _live(self) -> list[Member]:
         live = [member for member in self.members if member.live]
         if not live:
-            raise self._nobody()
+            raise self._none_usable()
         return live
 
     def _loads(self) -> dict[str, int]:
         return {member.name: member.open_requests for member in self._live()}
 
-    def _nobody(self) -> BackendConnectError:
+    def _none_usable(self) -> BackendConnectError:
         why = "".join(f"\n  {member.name}: {member.error}" for member in self.members)
         return BackendConnectError(f"none of the {len(self.members)} backends can be used:{why}")
 

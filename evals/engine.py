@@ -29,7 +29,8 @@ from pydantic import Field
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.documents import read_documents
-from pasta_async.evals.peers import Peer, llama_cpp_files, open_contestant
+from pasta_async.evals.llama_cpp import llama_cpp_files
+from pasta_async.evals.peers import Peer, open_contestant
 from pasta_async.evals.records import environment, markdown_table, opened_journal
 from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import progress
@@ -61,7 +62,7 @@ class EngineSettings(CommandSettings):
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
     documents: Path | None = Field(default=None, description="annotated answers to be written under force")
     answers: Count = Field(default=40, description="how many of those with promises, drawn at random")
-    text: Path | None = Field(default=None, description="a text; how well its tokens are foretold is told")
+    text: Path | None = Field(default=None, description="a text: how likely its tokens are to each engine")
     tokens: Count = Field(default=20_000, description="how many of them, in windows of 256")
     gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
     out: Path | None = Field(default=None, description="file for the raw figures")
@@ -170,7 +171,7 @@ def _quality(rows: Sequence[dict[str, Any]]) -> str:
         for name, row in found.items()
     ]
     count = len(next(iter(found.values()))["likeliest"])
-    return f"\n\nHow well a text is foretold ({count:,} tokens):\n\n{markdown_table(table)}"
+    return f"\n\nHow likely a text is ({count:,} tokens):\n\n{markdown_table(table)}"
 
 
 def _tables(rows: Sequence[dict[str, Any]], settings: EngineSettings) -> str:

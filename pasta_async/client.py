@@ -28,7 +28,17 @@ from pasta_async.interpreter import (
 )
 from pasta_async.observers import AnswerStart, Observation
 from pasta_async.options import Limits, Sampling, Settings
-from pasta_async.prompting import check_ids, check_json, check_length, read_prompt, with_instructions
+from pasta_async.prompting import (
+    SYSTEM_PROBE,
+    USER_PROBE,
+    check_ids,
+    check_json,
+    check_length,
+    check_text,
+    default_system,
+    read_prompt,
+    with_instructions,
+)
 from pasta_async.protocol import Backend
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
@@ -46,6 +56,9 @@ if TYPE_CHECKING:
     from pasta_async.streaming import Emit, Watch
 
 __all__ = ["Client", "generate", "stream"]
+
+_FORMS = 64
+"""Values of the chat template that are remembered with how its prompts end."""
 
 
 class Client:
@@ -86,6 +99,7 @@ class Client:
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
         self._thinking: dict[tuple[str, str], bool] = {}
+        self._systems: dict[str, str] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -126,12 +140,13 @@ class Client:
         """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
 
         Raises:
-            InvalidRequestError: It cannot be encoded, or is longer than the model or the limits take.
+            InvalidRequestError: It is no text, or longer than the model or the limits take.
             GenerationTimeoutError: It took longer than `Limits.timeout`.
             BackendError: The backend cannot be used.
 
         Cancelling it is safe.
         """
+        check_text(text)
         async with self._time_limit(self.limits):
             info = await self.connect()
             ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
@@ -263,25 +278,50 @@ class Client:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
         if ids:
             return ids, await self._ends_in_thinking(ids, start)
-        if dialect == "text":
-            messages = with_instructions(messages)
         kwargs = {**({"pasta": False} if start.baseline else {}), **start.chat_template_kwargs}
-        ids = await self._encoding.run(  # several answers to one conversation, asked for together, share it
+        if dialect == "text":
+            own = messages[0]["role"] != "system"
+            messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
+        ids = await self._encode_chat(messages, kwargs, start)
+        key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
+        if key not in self._thinking:  # the template's end is the same for every prompt
+            if len(self._thinking) >= _FORMS:  # callers choose what the template is given
+                self._thinking.clear()
+            self._thinking[key] = await self._ends_in_thinking(ids, start)
+        return ids, self._thinking[key]
+
+    async def _encode_chat(
+        self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
+    ) -> list[int]:
+        return await self._encoding.run(  # several answers to one conversation, asked for together, share it
             lambda: with_retries(
                 lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
             ),
             json.dumps([messages, kwargs], sort_keys=True),
         )
-        key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
-        if key not in self._thinking:  # the template's end is the same for every prompt
-            self._thinking[key] = await self._ends_in_thinking(ids, start)
-        return ids, self._thinking[key]
+
+    async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:
+        """What the chat template puts into the system message of a chat that has none."""
+        key = json.dumps(kwargs, sort_keys=True)
+        if key not in self._systems:
+            if len(self._systems) >= _FORMS:
+                self._systems.clear()
+            chat: list[Message] = [
+                {"role": "system", "content": SYSTEM_PROBE},
+                {"role": "user", "content": USER_PROBE},
+            ]
+            given, without = [
+                await self._detokenize(await self._encode_chat(part, kwargs, start), start)
+                for part in (chat, chat[1:])
+            ]
+            self._systems[key] = default_system(without, given)
+        return self._systems[key]
 
     async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
-        tail = await with_retries(
-            lambda: self._backend.detokenize(ids[-8:]), start.limits.retries, self._clock
-        )
-        return tail.rstrip().endswith(THINK_OPEN)
+        return (await self._detokenize(ids[-8:], start)).rstrip().endswith(THINK_OPEN)
+
+    async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
+        return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)
 
 
 def _open(

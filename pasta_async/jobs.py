@@ -8,13 +8,14 @@ import os
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pasta_async.errors import InvalidRequestError, PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 
 __all__ = ["Advance", "Journal", "for_each", "progress"]
 
@@ -28,27 +29,46 @@ class Journal:
         path: The file; missing folders are made.
         identity: What the rows are of. It is the first line; rows of something else are never mixed in.
         durable: Force each row to the disk, which takes milliseconds: for what was paid for.
+        held: Whether `rows` has them, rather than the file alone: not so for what is large.
 
     Raises:
         InvalidRequestError: The file holds rows of something else; the message says what differs.
     """
 
-    def __init__(self, path: Path | str, identity: Mapping[str, Any], *, durable: bool = False) -> None:
+    def __init__(
+        self, path: Path | str, identity: Mapping[str, Any], *, durable: bool = False, held: bool = True
+    ) -> None:
         self.path: Path = Path(path)
         self.rows: list[dict[str, Any]] = []
-        self._durable = durable
+        self._durable, self._held = durable, held
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if found := self._written():
-            self._check(found[0], json.loads(json.dumps(dict(identity))))
-            self.rows += found[1:]
-        self._file = self.path.open("a", encoding="utf-8")
-        if not found:
-            self._write(identity)
+        self._file = self.path.open("a+b")
+        self._file.seek(0)
+        self._file.truncate(sum(len(line) for line in self._file if line.endswith(b"\n")))
+        try:
+            if found := next(self._lines(), None):
+                self._check(found[1], json.loads(json.dumps(dict(identity))))
+                self.rows += [row for _, row in self.stored()] if held else []
+            else:
+                self._write(identity)
+        except InvalidRequestError:
+            self._file.close()
+            raise
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Keep a row."""
-        self._write(row)
-        self.rows.append(dict(row))
+    def append(self, row: Mapping[str, Any]) -> int:
+        """Keep a row; returns its place, for `read`."""
+        if self._held:
+            self.rows.append(dict(row))
+        return self._write(row)
+
+    def stored(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of the file with their places, one at a time."""
+        return islice(self._lines(), 1, None)
+
+    def read(self, place: int) -> dict[str, Any]:
+        """The row at a place of the file."""
+        self._file.seek(place)
+        return json.loads(self._file.readline())
 
     def __enter__(self) -> Self:
         """The journal itself."""
@@ -58,25 +78,26 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def _write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(dict(row), ensure_ascii=False) + "\n")
+    def _write(self, row: Mapping[str, Any]) -> int:
+        place = self._file.seek(0, os.SEEK_END)
+        self._file.write((json.dumps(dict(row), ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
         self._file.flush()
         if self._durable:
             os.fsync(self._file.fileno())
+        return place
 
-    def _written(self) -> list[dict[str, Any]]:
-        """What an earlier run wrote, without a line that was cut."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self.path.write_bytes(whole)
-        try:
-            found: list[Any] = [json.loads(line) for line in whole.splitlines()]
-        except ValueError:
-            found = [None]
-        if not all(isinstance(row, dict) for row in found):
-            raise InvalidRequestError(f"{self.path} holds no results: write to another place")
-        return found
+    def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Every line with its place."""
+        place = 0
+        while self._file.seek(place) == place and (line := self._file.readline()):
+            try:
+                row: Any = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise InvalidRequestError(f"{self.path} holds no results: write to another place")
+            yield place, cast("dict[str, Any]", row)
+            place += len(line)
 
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]

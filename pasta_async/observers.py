@@ -115,7 +115,7 @@ class Observation(AnswerObserver):
         """The answer, once it is there."""
 
     def __enter__(self) -> Self:
-        """The answer begins; nobody is told before `begin`, or before it fails."""
+        """The answer begins; observers are called from `begin` on, or when it fails before that."""
         return self
 
     def begin(self, model: ModelInfo | None) -> None:

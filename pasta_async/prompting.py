@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INSTRUCTIONS",
+    "SYSTEM_PROBE",
+    "USER_PROBE",
     "Prompt",
     "check_ids",
     "check_json",
     "check_length",
+    "check_text",
+    "default_system",
     "read_prompt",
     "with_instructions",
 ]
@@ -65,15 +69,32 @@ promised last, without any tag, and end it with </async>.
 """What a model is told about the language."""
 
 
-def with_instructions(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the description in the system message, which is added if there is none."""
+def with_instructions(messages: Sequence[Message], default: str = "") -> list[Message]:
+    """The messages with the description in the system message, after the `default` if there is none."""
     first, *rest = messages
     if first["role"] != "system":
-        return [{"role": "system", "content": INSTRUCTIONS}, *messages]
+        return [{"role": "system", "content": f"{default}\n\n{INSTRUCTIONS}".lstrip()}, *messages]
     content = first["content"]
     if isinstance(content, list):
         return [{**first, "content": [*content, {"type": "text", "text": INSTRUCTIONS}]}, *rest]
     return [{**first, "content": f"{content}\n\n{INSTRUCTIONS}"}, *rest]
+
+
+SYSTEM_PROBE, USER_PROBE = "qwxz", "zxwq"
+
+
+def default_system(without: str, given: str) -> str:
+    """The system message that a chat template brings where there is none; empty if it brings none.
+
+    Args:
+        without: A chat of one user message, `USER_PROBE`, as the template writes it.
+        given: The same behind the system message `SYSTEM_PROBE`.
+    """
+    before, _, behind = given.partition(SYSTEM_PROBE)
+    framed = without.startswith(before) and without.endswith(behind)
+    if not framed or len(without) < len(before) + len(behind) or USER_PROBE not in behind:
+        return ""
+    return without[len(before) : len(without) - len(behind)].strip()
 
 
 def read_prompt(prompt: Prompt) -> tuple[list[Message], list[int]]:
@@ -134,9 +155,20 @@ def check_json(value: object, name: str) -> None:
         InvalidRequestError: Why not.
     """
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} cannot be sent as JSON: {shortened(str(error))}") from error
+
+
+def check_text(text: object) -> None:
+    """Refuse what is no text that can be encoded.
+
+    Raises:
+        InvalidRequestError: It is something else, or has half a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"a text is encoded, not {shortened(text)}")
+    check_json(text, "the text")
 
 
 def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:

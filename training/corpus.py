@@ -178,20 +178,24 @@ INSIDE = 0.95
 """Least share of an evaluation prompt's shingles that are in the training prompt..."""
 INSIDE_WORDS = 8
 """...if it has so many words (GPT-3's authors took n-grams of 8 to 13, arXiv 2005.14165, appendix C)."""
+SHORT_WORDS = 4
+"""Evaluation prompts of at least so many words may not be quoted in a prompt or an answer."""
+COPIED = 0.5  # least share of an evaluation answer's runs of `INSIDE_WORDS` words that a training answer has
 
 
 class Overlap(NamedTuple):
-    """Why a prompt is kept out: the rule, and the evaluation prompt that it meets."""
+    """Why a record is kept out: the rule, and the evaluation prompt, or answer, that it meets."""
 
-    rule: Literal["exact", "near", "inside"]
+    rule: Literal["exact", "near", "inside", "answer"]
     prompt: str
 
 
 class LeakageFilter:
-    """Finds prompts that would leak evaluation prompts (`prompts`) into training, and counts them."""
+    """Finds what would leak evaluation prompts or their answers into training, and counts it."""
 
-    def __init__(self, prompts: tuple[str, ...]) -> None:
+    def __init__(self, prompts: tuple[str, ...], answers: tuple[str, ...] = ()) -> None:
         self.prompts: tuple[str, ...] = prompts
+        self.answers: tuple[str, ...] = answers
         self.counts: Counter[str] = Counter()
         """Records that `keep` left out: by rule, and those `repeated`."""
         texts = [_normalise(prompt) for prompt in prompts]
@@ -203,6 +207,16 @@ class LeakageFilter:
         for number, one in enumerate(shingles):
             for shingle in one:
                 self._index[shingle].append(number)
+        self._texts = texts
+        self._starts: defaultdict[str, list[int]] = defaultdict(list)
+        for number, text in enumerate(texts):
+            for start in _runs(text, SHORT_WORDS)[:1]:
+                self._starts[start].append(number)
+        self._runs = [_runs(_normalise(answer), INSIDE_WORDS) for answer in answers]
+        self._copied: defaultdict[str, list[int]] = defaultdict(list)
+        for number, runs in enumerate(self._runs):
+            for run in runs:
+                self._copied[run].append(number)
 
     def find(self, prompt: str) -> Overlap | None:
         """The evaluation prompt that a prompt leaks, if there is one."""
@@ -219,12 +233,28 @@ class LeakageFilter:
             return Overlap("near", self.prompts[max(near, key=near.__getitem__)])
         if inside and max(inside.values()) >= INSIDE:
             return Overlap("inside", self.prompts[max(inside, key=inside.__getitem__)])
-        return None
+        quoted = self._quoted(text)
+        return None if quoted is None else Overlap("inside", self.prompts[quoted])
+
+    def find_in_answer(self, answer: str) -> Overlap | None:
+        """The evaluation prompt that an answer quotes, or the evaluation answer that it copies."""
+        text = _normalise(answer)
+        if (quoted := self._quoted(text)) is not None:
+            return Overlap("answer", self.prompts[quoted])
+        runs = _runs(text, INSIDE_WORDS) if self._copied else []
+        shared = Counter(number for run in runs for number in self._copied.get(run, ()))
+        copied = (number for number, n in shared.items() if n >= COPIED * len(self._runs[number]))
+        return next((Overlap("answer", self.answers[number]) for number in copied), None)
+
+    def _quoted(self, text: str) -> int | None:
+        """The first evaluation prompt that stands in a text, word for word."""
+        candidates = (n for start in _runs(text, SHORT_WORDS) for n in self._starts.get(start, ()))
+        return next((number for number in candidates if f" {self._texts[number]} " in f" {text} "), None)
 
     def keep(self, records: Iterable[Record]) -> Iterator[Record]:
         """The records that leak nothing and repeat no earlier one; the others are added to `counts`.
 
-        Every message of the user in a record is compared.
+        Every message of a record is compared, and its answer.
         """
         seen: set[str] = set()
         for record in records:
@@ -232,12 +262,22 @@ class LeakageFilter:
                 self.counts["repeated"] += 1
                 continue
             seen.add(record.id)
-            texts = (message["content"] for message in record.messages if message["role"] == "user")
-            found = next(filter(None, map(self.find, texts)), None)
+            answer: Message = {"role": "assistant", "content": record.document.text}
+            found = next(filter(None, map(self._find_in, (*record.messages, answer))), None)
             if found is None:
                 yield record
             else:
                 self.counts[found.rule] += 1
+
+    def _find_in(self, message: Message) -> Overlap | None:
+        find = self.find_in_answer if message["role"] == "assistant" else self.find
+        return find(message["content"])
+
+
+def _runs(text: str, length: int) -> list[str]:
+    """Every different run of so many words, in order."""
+    words = text.split()
+    return [*dict.fromkeys(" ".join(words[i : i + length]) for i in range(len(words) - length + 1))]
 
 
 def _normalise(prompt: str) -> str:
@@ -268,11 +308,12 @@ class SourceSettings(StrictModel):
     data: str = Field(description="a file of prompts and answers, the folder of a data set, or its name")
     split: str = Field(default="train", description="split of a data set")
     limit: int | None = Field(default=None, ge=1, description="read no more rows than this")
+    skip: int = Field(default=0, ge=0, description="leave out the first so many rows")
     prompts: Path | None = Field(
         default=None, description="file with the prompts of rows that hold answers alone, in the same order"
     )
     against: tuple[Path, ...] = Field(
-        default=(), description="files of evaluation prompts to keep out of the data"
+        default=(), description="files of evaluation prompts, and answers, to keep out of the data"
     )
 
     def read(self) -> tuple[Iterator[Record], LeakageFilter]:
@@ -281,13 +322,22 @@ class SourceSettings(StrictModel):
         Raises:
             InvalidRequestError: The data or the evaluation prompts cannot be read.
         """
-        leaks = LeakageFilter(tuple(prompt for path in self.against for prompt in read_prompts(path)))
-        records = read_source(self.data, split=self.split, limit=self.limit, prompts=self.prompts)
+        rows = [row for path in self.against for row in _read_exchanges(path)]
+        answers = tuple(filter(None, (answer for _, answer in rows)))
+        leaks = LeakageFilter(tuple(prompt for prompt, _ in rows), answers)
+        records = read_source(
+            self.data, split=self.split, limit=self.limit, skip=self.skip, prompts=self.prompts
+        )
         return leaks.keep(records), leaks
 
 
 def read_source(
-    data: str | Path, *, split: str = "train", limit: int | None = None, prompts: str | Path | None = None
+    data: str | Path,
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    skip: int = 0,
+    prompts: str | Path | None = None,
 ) -> Iterator[Record]:
     """Read prompts with their answers, one at a time.
 
@@ -305,13 +355,15 @@ def read_source(
             can load, or the name of a data set on the hub, which is streamed (or a short one: `ALIASES`).
         split: Of a data set.
         limit: Rows to read at most.
+        skip: Rows to leave out before.
         prompts: A file with the prompts of rows that hold answers alone, in the same order.
 
     Raises:
         InvalidRequestError: The data cannot be read, or a row cannot be mapped; with its place.
     """
     questions = None if prompts is None else read_prompts(prompts)
-    for number, (place, row) in enumerate(islice(_rows(str(data), split), limit)):
+    wanted = islice(_rows(str(data), split), skip, None if limit is None else skip + limit)
+    for number, (place, row) in enumerate(wanted, skip):
         if questions is not None:
             if number >= len(questions):
                 raise InvalidRequestError(f"{prompts} has {len(questions)} prompts, {data} has more answers")
@@ -325,9 +377,15 @@ def read_prompts(path: str | Path) -> list[str]:
     Raises:
         InvalidRequestError: The file cannot be read, or a row has no prompt.
     """
+    return [prompt for prompt, _ in _read_exchanges(path)]
+
+
+def _read_exchanges(path: str | Path) -> list[tuple[str, str | None]]:
+    """The prompts of a file, each with its answer where it has one."""
     if not Path(path).is_file():
         raise InvalidRequestError(f"{path}: there is no such file")
-    found = [_exchange(row, place)[0][-1]["content"] for place, row in _rows(str(path), "train")]
+    rows = (_exchange(row, place) for place, row in _rows(str(path), "train"))
+    found = [(messages[-1]["content"], answer) for messages, answer in rows]
     if not found:
         raise InvalidRequestError(f"{path} holds no prompt")
     return found

@@ -12,10 +12,10 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, Json
 
 from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.training.packing import Trie
-    from pasta_async.training.preference import SampledPrompt
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
 __all__ = ["BonBon", "PreferSettings", "best_of_n_target", "main", "prefer"]
@@ -63,8 +62,14 @@ class PreferSettings(TrainerSettings):
         default="last", description="malformed samples: worse than all others, or left out"
     )
     keep_plain: bool = Field(
-        default=False, description="for a model of both forms: plain answers stay as likely as they are"
+        default=False, description="for a model of both forms: its plain answers stay as likely as they are"
     )
+    template_kwargs: Json[dict[str, Any]] = Field(
+        default={}, description="further values for the chat template, as JSON: those of the sampling"
+    )
+    lr: float = Field(default=0, ge=0, description="peak learning rate (0: 1e-5, for adapters 1e-4)")
+
+    adapter_lr: ClassVar[float] = 1e-4
 
 
 def best_of_n_target(n: int) -> float:
@@ -159,30 +164,31 @@ def prefer(settings: PreferSettings) -> bool:
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
     def make_task(codec: ModelCodec) -> BonBon:
-        _check_samples(pairs, prompts, codec, read_config(settings.model, REFUSAL).vocab_size)
-        kept = _plain_answers(pairs, prompts, codec) if settings.keep_plain else None
+        _check_samples(pairs, codec, read_config(settings.model, REFUSAL).vocab_size)
+        kept = [_plain_answer(pair, codec) for pair in pairs] if settings.keep_plain else None
         return BonBon(pairs, settings.alpha, settings.beta, kept)
 
-    return train(settings, settings.model, make_task)
+    return train(settings, settings.model, make_task, template_kwargs=settings.template_kwargs)
 
 
-def _plain_answers(pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec) -> list[Trie]:
-    """The baseline's answer to each pair's prompt, in the plain form."""
-    known = {prompt.id: prompt for prompt in prompts}
-    return [
-        pack_plain(codec, codec.prompt(one.messages, pasta=False), Document((Text(one.baseline.text),)))
-        for one in (known[pair.id] for pair in pairs)
-    ]
+def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:
+    """The model's own answer to the pair's prompt in the plain form; it has no end if it was cut."""
+    if pair.plain is None:
+        raise InvalidRequestError(
+            f"{pair.id}: the model's own plain answer was not drawn: sample with --own-plain, or leave out "
+            "--keep-plain"
+        )
+    trie = pack_plain(codec, codec.prompt(pair.messages, pasta=False), Document((Text(pair.plain.text),)))
+    if pair.plain.finish_reason != "stop":
+        trie.targets.pop()
+    return trie
 
 
-def _check_samples(
-    pairs: Sequence[Pair], prompts: Sequence[SampledPrompt], codec: ModelCodec, rows: int
-) -> None:
+def _check_samples(pairs: Sequence[Pair], codec: ModelCodec, rows: int) -> None:
     """Refuse another model's samples: ids that this one lacks, or contexts without their prompts."""
     largest = max(max(sample.ids) for pair in pairs for sample in (pair.best, pair.worst))
-    asked = {prompt.id: str(prompt.messages[-1]["content"]).strip() for prompt in prompts}
     known = (
-        asked[pair.id] in codec.detokenize(pair.best.ids[: pair.best.targets[0]])
+        str(pair.messages[-1]["content"]).strip() in codec.detokenize(pair.best.ids[: pair.best.targets[0]])
         for pair in pairs[:_LOOKED_AT]
     )
     if largest >= rows or not any(known):

@@ -11,19 +11,23 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.lang import Text, parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from pasta_async.lang import Node
+    from pasta_async.protocol import Message
 
 __all__ = [
     "Malformed",
@@ -43,11 +47,12 @@ Malformed = Literal["last", "out"]
 
 
 class Plain(StrictModel):
-    """The baseline's answer: greedy, without tags."""
+    """A plain answer: greedy, without tags."""
 
     text: str
     tokens: int = Field(ge=0)
     """Generated, the end-of-text counted."""
+    finish_reason: FinishReason = "stop"
 
 
 class Sample(StrictModel):
@@ -96,13 +101,16 @@ class Sample(StrictModel):
 
 
 class SampledPrompt(StrictModel):
-    """A prompt, its answers, and the baseline's answer."""
+    """A prompt, its answers, and plain ones to compare with."""
 
     id: str = Field(min_length=1)
     """Of the record that the prompt is from."""
     messages: Prompt
     samples: tuple[Sample, ...]
     baseline: Plain
+    """The baseline's, which may be another model."""
+    plain: Plain | None = None
+    """That of the model that drew the samples."""
 
 
 class Score(StrictModel):
@@ -124,6 +132,9 @@ class Pair:
     best: Sample
     worst: Sample
     n: int
+    messages: Sequence[Message] = ()
+    plain: Plain | None = None
+    """The model's own plain answer."""
 
 
 def value(score: Score, weight: float) -> float:
@@ -131,13 +142,23 @@ def value(score: Score, weight: float) -> float:
     return score.quality if math.isinf(weight) else score.speedup + weight * score.quality
 
 
-def read_samples(path: Path | str) -> list[SampledPrompt]:
-    """Read a file of sampled answers.
+def read_samples(path: Path | str, tokens: bool = True) -> Iterator[SampledPrompt]:
+    """Read a file of sampled answers, one prompt at a time.
+
+    Args:
+        path: Of the file.
+        tokens: Whether samples have their ids, most of what they hold.
 
     Raises:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
-    return [prompt for _, prompt in read_lines(path, SampledPrompt)]
+    without: dict[str, Any] = {"ids": (), "parents": (), "targets": ()}
+    for _, prompt in read_lines(path, SampledPrompt):
+        if tokens:
+            yield prompt
+        else:
+            samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
+            yield prompt.model_copy(update={"samples": samples})
 
 
 def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
@@ -150,7 +171,7 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
 
 
 def choose_pairs(
-    prompts: Sequence[SampledPrompt],
+    prompts: Iterable[SampledPrompt],
     scores: Mapping[tuple[str, int], Score],
     weight: float,
     seed: int = 0,
@@ -162,7 +183,7 @@ def choose_pairs(
     bottom, are drawn for; a prompt whose best ties with its worst is left out.
 
     Args:
-        prompts: With their samples.
+        prompts: With their samples; only those of pairs are held.
         scores: By prompt and number of the sample.
         weight: Of quality against speed-up; infinite for quality alone.
         seed: Of the draws among equals.
@@ -171,15 +192,21 @@ def choose_pairs(
     Returns:
         The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
         prompts that give a pair (pairs), or have fewer than two usable samples (few), no well-formed one
-        (no_best), or a best that ties with the worst (ties).
+        (no_best), or a best that ties with the worst (ties); pairs whose best and worst have other tags,
+        not only other text (restructured).
 
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.
     """
-    _check(prompts, scores)
     pairs: list[Pair] = []
     counts: Counter[str] = Counter()
+    finished: dict[tuple[str, int], bool] = {}
+    seen: set[str] = set()
     for prompt in prompts:
+        if prompt.id in seen:
+            raise InvalidRequestError(f"the prompt {prompt.id!r} occurs more than once among the samples")
+        seen.add(prompt.id)
+        finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
         counts.update(_count(prompt, scores))
         usable = [
             ((one.well_formed, round(value(scores[prompt.id, one.number], weight), 9)), one)
@@ -187,16 +214,20 @@ def choose_pairs(
             if one.exact and one.targets and (prompt.id, one.number) in scores
             if one.well_formed or malformed == "last"
         ]
-        pair = _pair(prompt.id, usable, random.Random(f"{seed}/{prompt.id}"))
-        counts[pair if isinstance(pair, str) else "pairs"] += 1
-        pairs += [pair] if isinstance(pair, Pair) else []
+        pair = _pair(prompt, usable, random.Random(f"{seed}/{prompt.id}"))
+        if isinstance(pair, str):
+            counts[pair] += 1
+        else:
+            pairs.append(pair)
+            counts.update(pairs=1, restructured=int(_structure(pair.best) != _structure(pair.worst)))
+    _check(finished, scores)
     if not pairs:
         raise InvalidRequestError(f"there is nothing to prefer: 0 pairs of {dict(counts)}")
     return pairs, counts
 
 
 def _pair(
-    prompt: str, usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random
+    prompt: SampledPrompt, usable: Sequence[tuple[tuple[bool, float], Sample]], draw: random.Random
 ) -> Pair | str:
     """The pair of a prompt, or why there is none; each sample stands behind what decides its place."""
     if len(usable) < 2:
@@ -208,7 +239,12 @@ def _pair(
     best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
-    return Pair(prompt, best, worst, len(usable))
+    return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
+
+
+def _structure(sample: Sample) -> list[type[Node]]:
+    """The tags of an answer, in order."""
+    return [type(node) for node in parse(sample.written).nodes if not isinstance(node, Text)]
 
 
 def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:
@@ -223,13 +259,9 @@ def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> di
     }
 
 
-def _check(prompts: Sequence[SampledPrompt], scores: Mapping[tuple[str, int], Score]) -> None:
-    """Every prompt occurs once, every score is of a sample, and most finished samples have one."""
-    name, repeated = Counter(prompt.id for prompt in prompts).most_common(1)[0] if prompts else ("", 0)
-    if repeated > 1:
-        raise InvalidRequestError(f"the prompt {name!r} occurs more than once among the samples")
-    samples = {(prompt.id, one.number): one for prompt in prompts for one in prompt.samples}
-    finished = {place for place, sample in samples.items() if not sample.error}
+def _check(samples: Mapping[tuple[str, int], bool], scores: Mapping[tuple[str, int], Score]) -> None:
+    """Every score is of a sample, and most of those that are finished, as `samples` says, have one."""
+    finished = {place for place, done in samples.items() if done}
     unknown, missing = scores.keys() - samples.keys(), finished - scores.keys()
     if unknown or 2 * len(missing) > len(finished):
         places, what = (unknown, "scores have no sample") if unknown else (missing, "samples have no score")

@@ -53,9 +53,6 @@ class PretrainSettings(TrainerSettings):
     )
     optimizer: Literal["adamw", "muon"] = Field(default="muon", description="of the matrices in the layers")
     weight_decay: float = Field(default=0.01, ge=0, description="decay of the matrices inside the layers")
-    export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="float16", description="of the weights in OUT/model"
-    )
     copying: int = Field(
         default=7200, ge=0, description="first documents, a falling share of which only copies names"
     )

@@ -121,6 +121,10 @@ class Recipe(StrictModel):
             raise ValueError("evaluation.timed: a model that is served is not timed here; set it to 0")
         if self.stage2 is not None and self.stage2.start not in variants:
             raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1")
+        if self.stage2 is not None and data.source is not None and not data.source.get("limit"):
+            raise ValueError(
+                "data.source.limit: say how many rows stage 1 has; stage 2 has those behind them"
+            )
         return self
 
 

@@ -78,8 +78,8 @@ class Step:
     def command(self, addresses: Mapping[str, str] | None = None) -> list[str]:
         """Its command line, with addresses for models that are served."""
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.processes)]
-        words = [(addresses or {}).get(word, word) for word in as_arguments(self.options)]
-        return [sys.executable, *(torchrun if self.processes > 1 else []), "-m", self.module, *words]
+        arguments = [(addresses or {}).get(argument, argument) for argument in as_arguments(self.options)]
+        return [sys.executable, *(torchrun if self.processes > 1 else []), "-m", self.module, *arguments]
 
 
 class Plan:
@@ -180,6 +180,7 @@ class Plan:
         return self._add(name, settings, options, "records.jsonl", annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:
+        between = {"export_dtype": "float32"} if number < stage.rounds else {}  # halves round deltas away
         for weight in [f"{weight:g}" for weight in stage.quality_weights]:
             name = f"round{number}/lambda{weight}"
             before = f"stage1/{stage.start}" if number == 1 else f"round{number - 1}/lambda{weight}"
@@ -189,20 +190,30 @@ class Plan:
             settings = "training.score:ScoreSettings"
             scores = self._add(f"scores/{where}", settings, stage.score, "scores.jsonl", **own)
             own |= {"scores": scores.result, "model": self.steps[before].result, "quality_weight": weight}
-            self.models.append(self._train(name, "training.prefer:PreferSettings", stage.train, **own))
+            options = {**stage.train, **between}
+            self.models.append(self._train(name, "training.prefer:PreferSettings", options, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
-        """Samples of a model. Every round has prompts of its own: new ones, or another part."""
+        """Samples of a model. Every round has prompts of its own, and none that stage 1 has seen."""
         synthetic, own = self.recipe.data.synthetic, dict[str, Any]()
         if synthetic is None:
-            own |= {"prompts": [self._plain()], "skip": (number - 1) * stage.prompts, "limit": stage.prompts}
+            own |= {"prompts": [self._behind(stage)], "skip": (number - 1) * stage.prompts}
+            own["limit"] = stage.prompts
         else:
             fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
             own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
         own |= {"backend": self._backend(self.steps[model]), "baseline": self._backend(self.models[0])}
+        own |= {"unseen": [self._annotated(stage.start)], "own_plain": stage.train.get("keep_plain", False)}
         settings = "training.sample:SampleSettings"
         return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
+
+    def _behind(self, stage: Stage2) -> Path:
+        """The rows behind those of stage 1, twice as many as are needed: some are repeated or leak."""
+        source = self.recipe.data.source or {}
+        part = {"skip": source.get("skip", 0) + source["limit"], "limit": 2 * stage.rounds * stage.prompts}
+        settings = "training.corpus:CorpusSettings"
+        return self._add("prompts/all", settings, {**source, **part}, "records.jsonl").result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
@@ -251,15 +262,15 @@ def _as_text(value: Any) -> Any:
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
     """Options as a command line has them: `{"lr": 0.1, "recompute": False}` as `--lr 0.1 --no-recompute`."""
-    words: list[str] = []
+    arguments: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             several = cast("list[Any]", value) if isinstance(value, list) else [value]
-            words += [word for one in several for word in (f"--{flag}", str(one))]
-    return words
+            arguments += [part for one in several for part in (f"--{flag}", str(one))]
+    return arguments
 
 
 def run(settings: RunSettings) -> None:
@@ -320,10 +331,10 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
 
 def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, Any]:
     """What a step's result depends on: options, the times of files that they name, of the steps before."""
-    words = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
-    files = [Path(word) for word in words if len(word) < _LONGEST_PATH]
+    arguments = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
+    files = [Path(argument) for argument in arguments if len(argument) < _LONGEST_PATH]
     times = {str(one): one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)}
-    options = [word.replace(f"{out}/", "OUT/") for word in words]
+    options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
     return {"options": options, "files": times, "steps": {one.name: finished[one.name] for one in step.needs}}
 
 
@@ -367,9 +378,9 @@ def _server(model: str, number: int, serving: Serving) -> Generator[str]:
     """The address of a server of a model; the number says which port and GPUs it has."""
     port = serving.port + number
     places = {"model": model.removeprefix(SERVED), "port": port, "gpu": number * serving.gpus}
-    words = [part.format(**places) for part in shlex.split(serving.command)]
+    command = [part.format(**places) for part in shlex.split(serving.command)]
     url = f"http://127.0.0.1:{port}"
-    with running_server(words, f"{url}/health", timeout=serving.start_timeout):
+    with running_server(command, f"{url}/health", timeout=serving.start_timeout):
         yield url
 
 

@@ -8,12 +8,12 @@ resumes an interrupted run.
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, Json
@@ -29,7 +29,7 @@ from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Sequence
 
     from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
     from pasta_async.results import Generation
@@ -48,6 +48,10 @@ __all__ = [
 ]
 
 
+_OWN = -1
+"""Stands for the number of the model's own plain answer, where the baseline is another model."""
+
+
 class SampleSettings(StrictModel):
     """How to draw. Every field is a flag of the command line."""
 
@@ -61,6 +65,13 @@ class SampleSettings(StrictModel):
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
+    own_plain: bool = Field(
+        default=False,
+        description="where the baseline is another model, this one's plain answers too (prefer --keep-plain)",
+    )
+    unseen: tuple[Path, ...] = Field(
+        default=(), description="files of records that the model was trained on: their prompts are left out"
+    )
     template_kwargs: Json[dict[str, Any]] = Field(
         default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
     )
@@ -76,17 +87,19 @@ async def sample(settings: SampleSettings) -> dict[str, Any]:
     started = time.monotonic()
     async with AsyncExitStack() as stack:
         drawing = await _drawing(settings, stack)
-        advance = stack.enter_context(progress(len(records) * (settings.n + 1), "answers"))
-        prompts = await drawing.run(records, advance)
-    write_records(settings.out, prompts)
-    samples = [one for prompt in prompts for one in prompt.samples]
+        each = settings.n + 1 + bool(settings.own_plain and settings.baseline)
+        advance = stack.enter_context(progress(len(records) * each, "answers"))
+        await drawing.run(records, advance)
+        prompts = write_records(settings.out, drawing.prompts(records))
+    found = drawing.collected
+    count = max(1, found["samples"])
     return {
-        "prompts": len(prompts),
-        "left_out": len(records) - len(prompts),
-        "samples": len(samples),
-        "well_formed": fmean([one.well_formed for one in samples] or [0.0]),
-        "exact": fmean([one.exact for one in samples] or [0.0]),
-        "mean_tokens": fmean([one.tokens for one in samples] or [0.0]),
+        "prompts": prompts,
+        "left_out": len(records) - prompts,
+        "samples": found["samples"],
+        "well_formed": found["well_formed"] / count,
+        "exact": found["exact"] / count,
+        "mean_tokens": found["tokens"] / count,
         "failures": dict(Counter(drawing.failures).most_common()),
         "resumed": drawing.totals["resumed"],
         "tokens": drawing.totals["tokens"],
@@ -99,8 +112,12 @@ def _records(settings: SampleSettings) -> list[Record]:
     ids = Counter(record.id for record in records)
     if repeated := [name for name, count in ids.items() if count > 1]:
         raise InvalidRequestError(f"the prompt {repeated[0]!r} is in more than one file")
+    seen = {digest(record.messages, "") for path in settings.unseen for record in read_records(path)}
+    found, records = len(records), [one for one in records if digest(one.messages, "") not in seen]
+    if found > len(records):
+        print(f"{found - len(records)} of {found} prompts were trained on, and are left out", file=sys.stderr)
     if not records:
-        raise InvalidRequestError(f"no prompts in {', '.join(map(str, settings.prompts))}")
+        raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}")
     return records[settings.skip :][: settings.limit or None]
 
 
@@ -119,7 +136,7 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
         "weights": [weights_digest(settings.backend), weights_digest(settings.baseline)],
     }
     path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
-    journal = stack.enter_context(Journal(path, identity))
+    journal = stack.enter_context(Journal(path, identity, held=False))
     return Drawing(settings, client, recording, baseline, journal)
 
 
@@ -213,7 +230,8 @@ class Drawing:
         client: Draws the samples; its backend is `recording`.
         recording: Records them.
         baseline: Draws the baseline's answers.
-        journal: Keeps finished answers, which are not drawn again. Answers that ended in an error are.
+        journal: Keeps finished answers, which are not drawn again. Answers that ended in an error are. It
+            is where answers are until they are asked for: in memory they would need many times the space.
     """
 
     def __init__(
@@ -226,17 +244,19 @@ class Drawing:
     ) -> None:
         self._settings, self._client, self._recording = settings, client, recording
         self._baseline, self._journal = baseline, journal
-        self._found: dict[tuple[str, int | None], Any] = {
-            (row["prompt"], row["number"]): row["answer"] for row in journal.rows
+        self._found: dict[tuple[str, int | None], int | Sample] = {
+            (row["prompt"], row["number"]): place for place, row in journal.stored()
         }
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
         self.failures: list[str] = []
         """The errors that ended answers."""
+        self.collected: Counter[str] = Counter()
+        """Of what `prompts` has yielded: samples, how many are well_formed and exact, their tokens."""
 
-    async def run(self, records: Sequence[Record], advance: Advance) -> list[SampledPrompt]:
-        """Draw for every record. A prompt whose baseline failed is left out.
+    async def run(self, records: Sequence[Record], advance: Advance) -> None:
+        """Draw for every record.
 
         Cancelling it cancels the answers under way.
 
@@ -244,8 +264,9 @@ class Drawing:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
         info, numbers = await self._client.connect(), range(self._settings.n)
+        plain = (None, *[_OWN] * (self._settings.own_plain and self._client is not self._baseline))
         # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        wanted = [*((one, None) for one in records), *((one, k) for one in records for k in numbers)]
+        wanted = [(one, k) for part in (plain, numbers) for one in records for k in part]
         due = [(one, number) for one, number in wanted if (_key(one), number) not in self._found]
         self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
@@ -256,28 +277,39 @@ class Drawing:
             advance()
 
         await for_each(due, draw, self._settings.together)
-        return [
-            SampledPrompt.model_validate(
-                {
-                    "id": record.id,
-                    "messages": record.messages,
-                    "samples": [self._found[_key(record), number] for number in numbers],
-                    "baseline": self._found[_key(record), None],
-                }
-            )
-            for record in records
-            if (_key(record), None) in self._found
-        ]
+
+    def prompts(self, records: Sequence[Record]) -> Iterator[SampledPrompt]:
+        """What was drawn, one prompt at a time. One whose baseline failed is left out."""
+        own = None if self._client is self._baseline else _OWN
+        for record in records:
+            if (_key(record), None) in self._found:
+                prompt = SampledPrompt.model_validate(
+                    {
+                        "id": record.id,
+                        "messages": record.messages,
+                        "samples": [self._answer(record, k) for k in range(self._settings.n)],
+                        "baseline": self._answer(record, None),
+                        "plain": self._answer(record, own),
+                    }
+                )
+                for one in prompt.samples:
+                    kinds = {"well_formed": one.well_formed, "exact": one.exact, "tokens": one.tokens}
+                    self.collected.update(samples=1, **kinds)
+                yield prompt
+
+    def _answer(self, record: Record, number: int | None) -> Any:
+        found = self._found.get((_key(record), number))
+        return self._journal.read(found)["answer"] if isinstance(found, int) else found
 
     async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
-        """Draw a sample, or the baseline's answer if it has no number."""
-        plain, error = number is None, ""
+        """Draw a sample, or the baseline's answer if it has no number, or the model's own plain one."""
+        plain, error = number in (None, _OWN), ""
         seed = None
-        if number is not None and info.honours_seeds:
+        if number is not None and not plain and info.honours_seeds:
             seed = answer_seed(self._settings.seed, record.id, number)
         with self._recording.recorded() as exchanges:
             try:
-                generation = await (self._baseline if plain else self._client).generate(
+                generation = await (self._baseline if number is None else self._client).generate(
                     record.messages,
                     temperature=0.0 if plain else 1.0,
                     max_tokens=self._settings.max_tokens,
@@ -291,17 +323,22 @@ class Drawing:
                 self._budget.failed(failure)
                 error, generation = f"{type(failure).__name__}: {failure}", failure.partial
                 self.failures.append(error)
-        if number is not None:
+        if number is not None and not plain:
             answer = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         elif generation and not error:
-            answer = Plain(text=generation.text, tokens=generation.usage.completion_tokens)
+            answer = Plain(
+                text=generation.text,
+                tokens=generation.usage.completion_tokens,
+                finish_reason=generation.finish_reason,
+            )
         else:
             return
         self.totals["tokens"] += answer.tokens
         row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
-        self._found[_key(record), number] = row["answer"]
-        if not error:
-            self._journal.append(row)
+        if isinstance(answer, Sample) and error:
+            self._found[_key(record), number] = answer
+        else:
+            self._found[_key(record), number] = self._journal.append(row)
 
 
 def _key(record: Record) -> str:

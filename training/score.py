@@ -102,7 +102,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     Raises:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
-    prompts = await asyncio.to_thread(read_samples, settings.samples)
+    prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     answers = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
     async with AsyncExitStack() as stack:
         journal = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")

@@ -169,7 +169,10 @@ class ConfigReader:
     def __init__(
         self, path: Path, raw: dict[str, Any], refusal: str = _REFUSAL, keys: Mapping[str, str] | None = None
     ) -> None:
-        self.path, self.raw, self.refusal, self.keys = path, raw, refusal, keys or {}
+        self.path: Path = path
+        self.raw: dict[str, Any] = raw
+        self.refusal: str = refusal
+        self.keys: Mapping[str, str] = keys or {}
 
     def refuse(self, why: str) -> UnsupportedModelError:
         """The error that says why."""

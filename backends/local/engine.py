@@ -20,7 +20,7 @@ from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
-    from pasta_async.backends.local.checkpoint import Checkpoint
+    from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.local.linear import DType
     from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
@@ -64,7 +64,8 @@ class Engine:
 
     def __init__(self, model: Path | Checkpoint, options: EngineOptions) -> None:
         checkpoint = open_checkpoint(model) if isinstance(model, Path) else model
-        config = self.config = checkpoint.config
+        config = checkpoint.config
+        self.config: ModelConfig = config
         self._device = _usable_device(options.device)
         shapes = expected_shapes(config)
         self.weights: int = sum(map(math.prod, shapes.values()))

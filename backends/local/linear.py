@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -14,7 +15,7 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["DType", "Embedding", "Linear", "choose_dtype", "linear", "pad_rows", "storage_dtype"]
+__all__ = ["DType", "Basis", "Embedding", "Linear", "choose_dtype", "linear", "pad_rows", "storage_dtype"]
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -69,6 +70,7 @@ def linear(
     biases: Sequence[torch.Tensor],
     dtype: DType,
     scale: torch.Tensor | None = None,
+    basis: Basis | None = None,
 ) -> Linear:
     """The product with matrices that have the same input, in a number format.
 
@@ -77,10 +79,11 @@ def linear(
         biases: `[out]` each; none, or one for each matrix.
         dtype: The number format.
         scale: `[in]`, multiplied into the columns.
+        basis: That the input is in.
     """
     bias = torch.cat(tuple(biases)) if biases else None
     if dtype == "int8":
-        return _Int8Linear(matrices, bias, scale)
+        return _Int8Linear(matrices, bias, scale, basis)
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)
@@ -95,13 +98,49 @@ def pad_rows(rows: int, dtype: DType) -> int:
     return -(-rows // step) * step
 
 
+class Basis:
+    """Another basis for the hidden state, in which no component is far larger than the others.
+
+    A few components of a language model's hidden state are many times larger than the rest, which leaves
+    few of 8 bits to those. Layers do not care about the basis, so the matrices that read and write the state
+    are multiplied by an orthogonal one as they are loaded, and a step does no more than before (QuaRot, arXiv
+    2404.00456). The matrix is the Kronecker product of a discrete cosine transform and a Hadamard matrix of
+    at most 64.
+
+    Args:
+        hidden: Size of the hidden state.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        fine = math.gcd(hidden, 64)
+        self._hadamard = torch.ones(1, 1)
+        while len(self._hadamard) < fine:
+            self._hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), self._hadamard)
+        self._hadamard /= math.sqrt(fine)
+        coarse = hidden // fine
+        place = torch.arange(coarse, dtype=torch.float64)
+        self._cosine = torch.cos(math.pi / coarse * (place + 0.5) * place[:, None]) * math.sqrt(2 / coarse)
+        self._cosine[0] /= math.sqrt(2)
+        self._cosine = self._cosine.float()
+
+    def inputs(self, rows: torch.Tensor) -> torch.Tensor:
+        """A matrix `[out, hidden]`, or a table of hidden states, for states in this basis; float32."""
+        shaped = rows.float().view(len(rows), len(self._cosine), len(self._hadamard))
+        return (self._cosine.T @ (shaped @ self._hadamard)).view(rows.shape)
+
+    def outputs(self, matrix: torch.Tensor) -> torch.Tensor:
+        """A matrix `[hidden, in]`, or a bias `[hidden]`, that writes into this basis; float32."""
+        rows = matrix.view(len(matrix), -1).float().T.contiguous()
+        return self.inputs(rows).T.reshape(matrix.shape)
+
+
 class Embedding:
     """Rows of a table `[vocabulary, hidden]`, kept in 8 bits with a scale for each row if `dtype` is int8."""
 
-    def __init__(self, table: torch.Tensor, dtype: DType) -> None:
+    def __init__(self, table: torch.Tensor, dtype: DType, basis: Basis | None = None) -> None:
         self._scale: torch.Tensor | None = None
         if dtype == "int8":
-            self._table, self._scale = _quantised([table], None)
+            self._table, self._scale = _quantised([table], None, basis)
         else:
             self._table = table.to(storage_dtype(dtype))
 
@@ -147,9 +186,13 @@ class _Int8Linear:
     """
 
     def __init__(
-        self, matrices: Sequence[torch.Tensor], bias: torch.Tensor | None, scale: torch.Tensor | None
+        self,
+        matrices: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+        scale: torch.Tensor | None,
+        basis: Basis | None,
     ) -> None:
-        rounded, scales = _quantised(matrices, scale)
+        rounded, scales = _quantised(matrices, scale, basis)
         zeros, untyped = torch.zeros(len(scales), dtype=torch.int64), cast("Any", torch)
         with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
             warnings.simplefilter("ignore", UserWarning)
@@ -196,12 +239,13 @@ def _converted(
 
 
 def _quantised(
-    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
+    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, basis: Basis | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The matrices as one, int8 `[sum of out, in]`, and what each row's step is worth, `[sum of out, 1]`."""
     rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
     steps = torch.empty(len(rounded), 1)
-    for rows, exact in _blocks(matrices, scale):
+    for rows, part in _blocks(matrices, scale):
+        exact = part if basis is None else basis.inputs(part)
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
     return rounded, steps

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from pasta_async.backends.local.cache import RUN
-from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.linear import Basis, Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,11 +49,14 @@ class CausalLM:
     def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType) -> None:
         self.config = config
         self._dtype: DType = dtype
-        self._layers = [_Layer(config, read, f"model.layers.{i}.", dtype) for i in range(config.layers)]
+        basis = Basis(config.hidden) if dtype == "int8" else None
+        self._layers = [
+            _Layer(config, read, f"model.layers.{i}.", dtype, basis) for i in range(config.layers)
+        ]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
-        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")))
-        self._embedding = Embedding(table, dtype)
+        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")), basis)
+        self._embedding = Embedding(table, dtype, basis)
         self._rotation = _rotations(config, positions, table.device)
         self._epsilon = _epsilon(config, table.device)
 
@@ -80,7 +83,9 @@ class CausalLM:
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
-    def __init__(self, config: ModelConfig, read: Read, prefix: str, dtype: DType) -> None:
+    def __init__(
+        self, config: ModelConfig, read: Read, prefix: str, dtype: DType, basis: Basis | None
+    ) -> None:
         c = self.config = config
         norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
         norm2 = _norm_scale(read(prefix + "post_attention_layernorm.weight"))
@@ -89,10 +94,14 @@ class _Layer:
         biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
         for parts in (qkv, biases):
             parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
-        self._qkv = linear(qkv, biases, dtype, norm1)
-        self._out = linear(*_taken(read, [attention + "o_proj"], c.out_bias), dtype)
-        self._gate_up = linear(*_taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias), dtype, norm2)
-        self._down = linear(*_taken(read, [mlp + "down_proj"], c.mlp_bias), dtype)
+        self._qkv = linear(qkv, biases, dtype, norm1, basis)
+        gate_up = _taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
+        self._gate_up = linear(*gate_up, dtype, norm2, basis)
+        out = _taken(read, [attention + "o_proj"], c.out_bias)
+        down = _taken(read, [mlp + "down_proj"], c.mlp_bias)
+        if basis:
+            out, down = ([[*map(basis.outputs, parts)] for parts in pair] for pair in (out, down))
+        self._out, self._down = linear(*out, dtype), linear(*down, dtype)
         self._qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
             q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")

@@ -9,9 +9,12 @@ import uuid
 import zlib
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
+import httpx  # noqa: TC002 - the same
+from pydantic import Field, InstanceOf, StrictBool, StrictInt, StrictStr
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
@@ -24,12 +27,10 @@ from pasta_async.errors import (
     BackendStatusError,
     InvalidRequestError,
 )
+from pasta_async.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    import httpx
 
     from pasta_async.backends.sglang.transport import EventStream
     from pasta_async.backends.tokenization import AsyncTextCodec
@@ -44,6 +45,17 @@ ABORT_SECONDS = 5.0
 
 MAX_STOPS, MAX_STOP_PATTERN = 32, 256
 """Stop patterns that SGLang takes, and characters of one."""
+
+
+class SGLangOptions(Options):
+    """What may be set, for the check of types and ranges alone."""
+
+    api_key: StrictStr | None
+    timeout: InstanceOf[httpx.Timeout] | Annotated[float, Field(gt=0, strict=True)]
+    max_connections: Annotated[StrictInt, Field(ge=1)]
+    tokenizer: StrictStr | Path | None
+    vocab_size: Annotated[StrictInt, Field(ge=1)] | None
+    prefill_ahead: StrictBool
 
 
 class SGLangBackend:
@@ -66,6 +78,9 @@ class SGLangBackend:
             server, and serves for one that was started with `--skip-tokenizer-init`.
         vocab_size: Only for a server that does not tell it.
         prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
+
+    Raises:
+        InvalidRequestError: The URL, or an option, is of the wrong type or out of range.
     """
 
     def __init__(
@@ -80,8 +95,14 @@ class SGLangBackend:
         vocab_size: int | None = None,
         prefill_ahead: bool = False,
     ) -> None:
-        if max_connections < 1:
-            raise InvalidRequestError(f"max_connections must be at least 1, not {max_connections}")
+        SGLangOptions(
+            api_key=api_key,
+            timeout=timeout,
+            max_connections=max_connections,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            prefill_ahead=prefill_ahead,
+        )
         self._connections = Connections(
             api_key=api_key, client=client, timeout=timeout, max_connections=max_connections
         )

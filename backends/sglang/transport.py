@@ -258,7 +258,7 @@ def _transport_error(error: httpx.RequestError, where: str) -> BackendTransportE
 def _checked_url(url: str) -> str:
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError) as error:
+    except (httpx.InvalidURL, TypeError, ValueError) as error:
         raise InvalidRequestError(f"{url!r} is no URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InvalidRequestError(

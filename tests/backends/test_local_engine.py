@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import RUN, SlotPool
 from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.linear import choose_dtype, linear
+from pasta_async.backends.local.linear import Basis, choose_dtype, linear
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.errors import InvalidRequestError
@@ -186,6 +186,22 @@ def test_int8_is_close_to_float32(variant: str, tmp_path: Path) -> None:
     for ids in (prompt(40), prompt(1)):
         expected, seen = logits_of(exact, ids), logits_of(rounded, ids)
         assert distance(seen, expected) < 0.3  # of unrelated logits: 1.4
+
+
+@pytest.mark.parametrize("hidden", [64, 72, 576, 15])
+def test_another_basis_keeps_products_and_spreads_what_stands_out(hidden: int) -> None:
+    basis, draw = Basis(hidden), torch.Generator().manual_seed(0)
+    states, reads = torch.randn(5, hidden, generator=draw), torch.randn(7, hidden, generator=draw)
+    writes, bias = torch.randn(hidden, 3, generator=draw), torch.randn(hidden, generator=draw)
+    torch.testing.assert_close(
+        basis.inputs(states) @ basis.inputs(reads).T, states @ reads.T, atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        basis.inputs(reads) @ basis.outputs(writes), reads @ writes, atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(basis.outputs(bias), basis.inputs(bias[None])[0])
+    peak = torch.eye(hidden)[:1] * 100
+    assert float(basis.inputs(peak).abs().max()) < 100 / hidden**0.25
 
 
 def test_int8_rows_do_not_disturb_each_other() -> None:

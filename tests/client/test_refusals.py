@@ -86,6 +86,8 @@ PROMPTS: list[Any] = [
     [{"role": "user", "content": " "}],
     [{"role": "user", "content": "Why?", "name": b"x"}],
     [{"role": "user", "content": "Why?", "parts": DEEP}],
+    [{"role": "user", "content": "Why?", "parts": {1: 2, "b": 3}}],
+    [{"role": "user", "content": "Why?", "parts": float("nan")}],
     [-1],
     [2**40],
     [2**30],
@@ -128,6 +130,8 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"chat_template_kwargs": {"x": object()}},
         {"chat_template_kwargs": {"x": "\ud83c"}},
         {"chat_template_kwargs": {"x": DEEP}},
+        {"chat_template_kwargs": {"x": {1: 2, "b": 3}}},
+        {"chat_template_kwargs": {"x": float("inf")}},
         {"fork": "both"},
         {"baseline": "yes"},
         {"parallel": None},
@@ -161,7 +165,14 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("local:", {"api_key": "secret"}),
         ("http://host:30000", {"device": "cpu"}),
         ("http://host:30000", {"temperature": 1.0}),
+        ("http://host:30000", {"api_key": 5}),
+        ("http://host:30000", {"timeout": "x"}),
+        ("http://host:30000", {"max_connections": 0}),
+        ("http://host:30000", {"vocab_size": "x"}),
+        ("http://host/\ud800", {}),
         ("sglang:/model", {"api_key": "secret"}),
+        ("sglang:/model", {"device": "gpu"}),
+        ("sglang:/model", {"server_args": 5}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],
     ids=str,
@@ -169,6 +180,13 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
 def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         Client(backend, **options)
+
+
+@pytest.mark.parametrize("text", [5, None, b"Why?", ["Why?"], "half a pair: \ud83c"], ids=range(5))
+async def test_a_text_to_encode(text: Any) -> None:
+    async with Client(ScriptedBackend("Because.")) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.encode(text)
 
 
 async def test_a_path_that_is_too_long() -> None:

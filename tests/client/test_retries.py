@@ -183,6 +183,10 @@ async def test_the_template_s_end_is_looked_at_once_for_each_form_of_it() -> Non
         assert backend.calls == 1
         await client.generate("Why?", chat_template_kwargs={"enable_thinking": True})
         assert backend.calls == 2
+        for number in range(64):  # what callers choose freely is not remembered for ever
+            await client.generate("Why?", chat_template_kwargs={"number": number})
+        await client.generate("Why?")
+        assert backend.calls == 2 + 64 + 1
 
 
 async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:

@@ -70,6 +70,22 @@ def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
             Journal(tmp_path / "rows.jsonl", {})
 
 
+def test_a_journal_gives_rows_by_their_places_without_holding_them(tmp_path: Path):
+    rows = [{"text": "漢字 \ud800"}, {"text": "two"}, {"text": "three"}]
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, {"of": "x"}, held=False) as journal:
+        places = [journal.append(row) for row in rows[:2]]
+        assert [journal.read(place) for place in reversed(places)] == rows[1::-1]
+    with path.open("ab") as file:
+        file.write(b'{"text": "cu')
+    with Journal(path, {"of": "x"}, held=False) as journal:
+        assert not journal.rows
+        journal.append(rows[2])
+        assert [row for _, row in journal.stored()] == rows
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == rows
+
+
 def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -50,13 +50,13 @@ def computed(backend: ScriptedBackend) -> int:
 
 def comparable(generation: Generation) -> dict[str, Any]:
     """All of an answer but what the requests ahead change: what was found in the cache, and their number."""
-    told = generation.model_dump(exclude={"prefills"})
+    fields = generation.model_dump(exclude={"prefills"})
     for name in ("cached_tokens", "prefilled_tokens", "requests"):
-        del told["usage"][name]
-    for thread in told["threads"]:
+        del fields["usage"][name]
+    for thread in fields["threads"]:
         for request in thread["requests"]:
             del request["cached_tokens"]
-    return told
+    return fields
 
 
 _WORDS = st.integers(0, 70).map(lambda count: " ".join(f"w{n}" for n in range(count)))

@@ -11,7 +11,7 @@ from pasta_async import Client
 from pasta_async.events import ReasoningDelta, TextDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
-from pasta_async.prompting import INSTRUCTIONS
+from pasta_async.prompting import INSTRUCTIONS, SYSTEM_PROBE, USER_PROBE, default_system
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
@@ -37,6 +37,37 @@ def behind_prompt(backend: ScriptedBackend) -> dict[tuple[int, int], tuple[int, 
         counts[request.thread] = counts.get(request.thread, -1) + 1
         contexts[request.thread, counts[request.thread]] = request.ids[prompt:]
     return contexts
+
+
+class DefaultSystem(ScriptedBackend):
+    """Its chat template brings a system message where there is none."""
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        if messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": "You are Smol, and kind."}, *messages]
+        return await super().encode_chat(messages, template_kwargs)
+
+
+async def test_the_system_message_of_the_template_is_kept() -> None:
+    own = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    for kind, prompt, expected in (
+        (DefaultSystem, "Why?", f"You are Smol, and kind.\n\n{INSTRUCTIONS}"),
+        (DefaultSystem, own, f"Be brief.\n\n{INSTRUCTIONS}"),
+        (ScriptedBackend, "Why?", INSTRUCTIONS),
+    ):
+        backend = kind("Because.", tokenizer=tokenizer(UNTAGGED[0]))
+        await Client(backend).generate(prompt, prompted=True)
+        (sent,) = backend.requests
+        chat = [{"role": "system", "content": expected}, {"role": "user", "content": "Why?"}]
+        assert list(sent.ids) == await backend.encode_chat(chat, {})
+
+
+@pytest.mark.parametrize(
+    "template", ["{s}{u}", "[INST] {u} [/INST]", "[INST] {s}\n\n{u} [/INST]", "<s></s><u>{u}</u>"]
+)
+def test_a_template_without_a_system_message_has_no_default(template: str) -> None:
+    without = template.replace("{s}\n\n", "").format(s="", u=USER_PROBE)
+    assert default_system(without, template.format(s=SYSTEM_PROBE, u=USER_PROBE)) == ""
 
 
 @pytest.mark.parametrize("name", UNTAGGED)

@@ -82,8 +82,8 @@ def test_a_slow_reader_pauses_its_own_answer_and_loses_nothing(endless: Path) ->
         while not received.endswith(b"0\r\n\r\n"):
             received += slow.recv(2**20)
         slow.close()
-    told = re.findall(rb"^data: (\{.*)$", received, re.MULTILINE)
-    choices = [choice for each in told for choice in json.loads(each)["choices"]]
+    chunks = re.findall(rb"^data: (\{.*)$", received, re.MULTILINE)
+    choices = [choice for each in chunks for choice in json.loads(each)["choices"]]
     assert "".join(choice["text"] for choice in choices) == "zZ" * 500
 
 

@@ -147,9 +147,9 @@ async def test_the_record_is_the_whole_generation(client: openai.AsyncOpenAI, li
 
 async def test_events_tell_what_each_thread_writes(client: openai.AsyncOpenAI) -> None:
     chunks = await chunks_of(client, extra_body={"pasta": {"events": True, "record": True}})
-    told: list[Any] = [getattr(chunk, "pasta", None) for chunk in chunks]
-    events = [pasta["event"] for pasta in told if pasta and "event" in pasta]
-    record = next(pasta["choices"][0] for pasta in told if pasta and pasta["choices"])
+    extras: list[Any] = [getattr(chunk, "pasta", None) for chunk in chunks]
+    events = [pasta["event"] for pasta in extras if pasta and "event" in pasta]
+    record = next(pasta["choices"][0] for pasta in extras if pasta and pasta["choices"])
     assert {"thread.started", "promise.opened", "thread.delta", "thread.done"} <= {e["type"] for e in events}
     for thread in record["threads"]:
         deltas = [

@@ -63,13 +63,13 @@ async def test_an_answer_has_threads_and_they_have_requests(traces: Traces) -> N
     [answer] = traces.spans("chat scripted")
     assert answer.parent is None
     assert answer.instrumentation_scope and answer.instrumentation_scope.schema_url == SCHEMA_URL
-    told = attributes(answer)
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.request.model"] == "scripted"
-    assert told["gen_ai.usage.input_tokens"] == generation.usage.prompt_tokens
-    assert told["gen_ai.usage.output_tokens"] == generation.usage.completion_tokens
-    assert told["gen_ai.response.finish_reasons"] == ("stop",)
-    assert told["pasta.critical_path"] == generation.critical_path
+    fields = attributes(answer)
+    assert fields["gen_ai.operation.name"] == "chat"
+    assert fields["gen_ai.request.model"] == "scripted"
+    assert fields["gen_ai.usage.input_tokens"] == generation.usage.prompt_tokens
+    assert fields["gen_ai.usage.output_tokens"] == generation.usage.completion_tokens
+    assert fields["gen_ai.response.finish_reasons"] == ("stop",)
+    assert fields["pasta.critical_path"] == generation.critical_path
     threads = traces.children(answer, "pasta.thread")
     assert sorted(attributes(span)["pasta.thread"] for span in threads) == [0, 1, 2]
     for span in threads:
@@ -129,9 +129,9 @@ async def test_a_server_over_http_gets_the_trace_context(traces: Traces) -> None
 async def test_text_is_in_spans_only_if_asked_for(traces: Traces) -> None:
     client = Client(ScriptedBackend(DOCUMENT), observers=[Tracing(traces.provider, text=True)])
     generation = await client.generate("a secret")
-    told = attributes(traces.spans("chat")[0])
-    assert json.loads(told["gen_ai.input.messages"])[0]["parts"][0]["content"] == "a secret"
-    assert json.loads(told["gen_ai.output.messages"])[0]["parts"][0]["content"] == generation.text
+    fields = attributes(traces.spans("chat")[0])
+    assert json.loads(fields["gen_ai.input.messages"])[0]["parts"][0]["content"] == "a secret"
+    assert json.loads(fields["gen_ai.output.messages"])[0]["parts"][0]["content"] == generation.text
     assert {attributes(span)["pasta.topic"] for span in traces.spans("pasta.thread")} == {"", "one", "two"}
 
 

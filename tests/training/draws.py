@@ -43,20 +43,29 @@ def draw(
     together: int = 2,
     plain: ScriptedBackend | None = None,
     max_tokens: int = 2048,
+    own_plain: bool = False,
     after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
     """Draw, in a loop of its own."""
     settings = SampleSettings(
-        prompts=(journal,), out=journal, n=n, together=together, seed=7, max_tokens=max_tokens
+        prompts=(journal,),
+        out=journal,
+        n=n,
+        together=together,
+        seed=7,
+        max_tokens=max_tokens,
+        own_plain=own_plain,
     )
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
         recording = Recording(backend)
         client = Client(recording, **options)
         baseline = Client(plain) if plain else client
-        with Journal(journal, {"made": "up"}) as kept:
+        with Journal(journal, {"made": "up"}, held=False) as kept:
             drawing = Drawing(settings, client, recording, baseline, kept)
-            return await drawing.run(prompts or records(), Advance(lambda *_: after_each(drawing))), drawing
+            wanted = prompts or records()
+            await drawing.run(wanted, Advance(lambda *_: after_each(drawing)))
+            return [*drawing.prompts(wanted)], drawing
 
     return asyncio.run(run())

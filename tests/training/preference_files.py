@@ -53,7 +53,8 @@ def prompt_of(
         id=name,
         messages=({"role": "user", "content": content},),
         samples=tuple(samples),
-        baseline=Plain(text="x", tokens=10),
+        baseline=Plain(text="y", tokens=10),
+        plain=Plain(text="x", tokens=10),
     )
 
 

@@ -19,6 +19,7 @@ from pasta_async.testing import ScriptedBackend, WordTokenizer
 from pasta_async.training.corpus import (
     LeakageFilter,
     Record,
+    SourceSettings,
     main,
     plain_record,
     read_prompts,
@@ -71,7 +72,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "place"),
     [
         ({"id": "1", "messages": user("x")}, "records.jsonl:2: written"),
         ({"id": "1", "messages": [], "written": ""}, "records.jsonl:2: messages"),
@@ -81,11 +82,11 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         ([], "records.jsonl:2: record"),
     ],
 )
-def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, told: str) -> None:
+def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, place: str) -> None:
     path = lines(tmp_path / "records.jsonl", {"id": "0", "messages": user("x"), "written": ""}, row)
     with pytest.raises(InvalidRequestError) as caught:
         list(read_records(path))
-    assert told in str(caught.value)
+    assert place in str(caught.value)
 
 
 # --- readers
@@ -236,6 +237,30 @@ def test_what_leaks_is_found_by_its_rule(rule: str, prompt: str) -> None:
 @pytest.mark.parametrize("prompt", OTHERS)
 def test_what_is_only_alike_is_kept(prompt: str) -> None:
     assert LeakageFilter(EVALUATION).find(prompt) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (
+            "Ask me three questions.",
+            "1. Who wrote The Tempest? 2. Why is the sky blue? 3. What is 3 times 4?",
+        ),
+        ("Answer briefly, in one word: what is the capital of France? And of what is it known?", "Paris."),
+        ("Tell me about cities.", "The city is the capital, known for its tower, its museums and its food."),
+    ],
+)
+def test_short_prompts_and_answers_leak_too(question: str, answer: str, tmp_path: Path) -> None:
+    reference = "Paris. The city is the capital, known for its tower, its museums and its food."
+    rows = [{"instruction": EVALUATION[0], "output": reference}, {"instruction": EVALUATION[6]}]
+    against = lines(tmp_path / "eval.jsonl", *rows)
+    kept = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
+    data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, kept)
+    records, leaks = SourceSettings(data=str(data), against=(against,)).read()
+    assert [record.prompt for record in records] == [kept["instruction"]]
+    assert leaks.counts.total() == 1
+    skipping, _ = SourceSettings(data=str(data), skip=1, limit=5).read()
+    assert [record.prompt for record in skipping] == [kept["instruction"]]
 
 
 def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from finetune_folders import ANSWERS, base_folder, data_file
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -21,6 +22,7 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
+from pasta_async.training.corpus import plain_record, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
@@ -137,14 +139,81 @@ def test_a_signal_writes_a_checkpoint_and_leaves(
     assert [line["step"] for line in curve(tmp_path / "run")] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(lora_rank: int, tmp_path: Path) -> None:
+    slow = settings(tmp_path, batch=10, steps=1, form="both", lora_rank=lora_rank, tag_rate=1)
+    fast = slow.model_copy(update={"out": tmp_path / "fast", "tag_rate": 20})
+    assert finetune(slow) and finetune(fast)
+    codec = ModelCodec(tmp_path / "run" / "model")
+    start = BaseModel(tmp_path / "base", codec.tag_ids, "sdpa").loaded().state_dict()
+    moved = [
+        {name: value - start[name] for name, value in load_file(one.out / "model/model.safetensors").items()}
+        for one in (slow, fast)
+    ]
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tags, others = list(codec.tag_ids), list(range(min(codec.tag_ids)))
+        once, often = (each[name] for each in moved)
+        assert once[tags].abs().max() > 0
+        torch.testing.assert_close(often[tags], 20 * once[tags], rtol=1e-3, atol=1e-6)
+        assert torch.equal(often[others], once[others])
+
+
+def test_rates_fit_what_is_trained() -> None:
+    def rates(new_tags: bool, **given: float) -> tuple[float, float]:
+        values = {"model": "m", "data": ["d"], "out": "o", **given}
+        found = FinetuneSettings.model_validate(values).resolved(new_tags)
+        return found.lr, found.tag_rate
+
+    assert rates(True) == (1e-5, 1)
+    assert rates(True, lora_rank=16) == (5e-4, 20)
+    assert rates(False, lora_rank=16) == (5e-4, 1)
+    assert rates(True, lora_rank=16, lr=1e-3, tag_rate=3) == (1e-3, 3)
+
+
+def test_rows_are_short_on_a_cpu_but_for_long_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    pack = loop.pack_row
+
+    def packed(trees: Any, length: int, *rest: Any) -> Any:
+        lengths.append(length)
+        return pack(trees, length, *rest)
+
+    monkeypatch.setattr(loop, "pack_row", packed)
+    base_folder(tmp_path / "base", max_position_embeddings=4096)
+    text = "Both wars reshaped Europe, the outcome was one. "
+    records = [plain_record(CHAT, text * n, id=str(n)) for n in (1, 2, 3, 4, 5, 120)]
+    write_records(tmp_path / "data.jsonl", records)
+    assert finetune(settings(tmp_path, row_tokens=0, batch=6, steps=1, form="plain"))
+    assert sorted(length > 1024 for length in lengths) == [False] * (len(lengths) - 1) + [True]
+
+
+def test_adapters_are_written_by_themselves_too(tmp_path: Path) -> None:
+    assert finetune(settings(tmp_path, lora_rank=2, steps=2, export_dtype="float16"))
+    model, adapter = tmp_path / "run" / "model", tmp_path / "run" / "adapter"
+    codec = ModelCodec(adapter)
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    merged: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base.resize_token_embeddings(merged.config.vocab_size)
+    written = load_file(adapter / "adapter_model.safetensors")
+    assert {value.dtype for value in written.values()} == {torch.float16}
+    assert sum(value.numel() for value in written.values()) < 0.5 * base.num_parameters()
+    ids = torch.tensor([codec.prompt(CHAT) + list(codec.tag_ids)])
+    with torch.no_grad():
+        expected = merged(input_ids=ids).logits[0, :, : codec.vocab_size]
+        found = PeftModel.from_pretrained(base, adapter)(input_ids=ids).logits[0, :, : codec.vocab_size]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
 @pytest.mark.timeout(900)
 def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
-    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1}
+    shared = {"steps": 6, "batch": 4, "save_every": 2, "threads": 1, "tag_rate": 3}
     assert finetune(settings(tmp_path, **shared))
     out = tmp_path / "two"
     flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
     flags += ["--batch", 4, "--save-every", 2, "--threads", 1, "--row-tokens", 512, "--lr", 3e-3]
-    flags += ["--track", "none", "--export-dtype", "float32"]
+    flags += ["--track", "none", "--tag-rate", 3]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -174,7 +243,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> None:
-    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "recompute": tied}
+    lora = {"lora_rank": 2, "steps": 6, "batch": 5, "lr": 2e-2, "tag_rate": 1, "recompute": tied}
     base_folder(tmp_path / "base", tie_word_embeddings=tied)
     data_file(tmp_path / "data.jsonl")
     assert not finetune(settings(tmp_path, **lora, stop_at=3))
@@ -295,7 +364,7 @@ def test_too_little_memory_is_said_with_what_makes_it_smaller(
 def test_the_command_line_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", str(tmp_path), "--out", str(tmp_path / "run"), "--data", str(tmp_path / "data.jsonl")]
     with pytest.raises(SystemExit) as left:
-        main([*flags, "--lr", "0"])
+        main([*flags, "--lr", "-1"])
     assert left.value.code == 2
     assert "--lr" in capsys.readouterr().err
     with pytest.raises(SystemExit, match=r"InvalidRequestError: .*data\.jsonl"):

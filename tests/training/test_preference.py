@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from finetune_folders import ANSWERS, base_folder
+from local_models import TEMPLATE
 from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
 
+import pasta_async.training.prefer as preferring
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune
 from pasta_async.training.prefer import BonBon, PreferSettings, best_of_n_target, main, prefer
-from pasta_async.training.preference import Pair, Score, read_samples
+from pasta_async.training.preference import Pair, Plain, Score, read_samples
 from pasta_async.training.sample import SampleSettings, sample
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
@@ -141,6 +143,35 @@ def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) ->
     assert abs(curve[-1]["kept_ratio"]) < 0.1 * best_of_n_target(5)
 
 
+def test_what_is_kept_is_the_models_own_answer_by_the_templates_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[Any, Any]] = []
+    template = "{% if loud is defined and loud %}LOUD {% endif %}" + TEMPLATE
+    base, codec = ready(tmp_path, prompts=2)
+    (base / "chat_template.jinja").write_text(template)
+    pack = preferring.pack_plain
+
+    def packed(codec: Any, prompt: Any, document: Any) -> Any:
+        kept.append((codec.detokenize(prompt), pack(codec, prompt, document)))
+        return kept[-1][1]
+
+    monkeypatch.setattr(preferring, "pack_plain", packed)
+    own, cut = Plain(text="Mine.", tokens=3), Plain(text="Mine.", tokens=2, finish_reason="length")
+    prompts = [
+        one.model_copy(update={"plain": plain})
+        for one, plain in zip(read_samples(tmp_path / "samples.jsonl"), (own, cut), strict=True)
+    ]
+    write_records(tmp_path / "samples.jsonl", prompts)
+    assert prefer(settings(tmp_path, keep_plain=True, steps=1, template_kwargs='{"loud": true}'))
+    answers = [codec.detokenize([trie.ids[target] for target in trie.targets]) for _, trie in kept]
+    assert answers == ["Mine.<|im_end|>", "Mine."]
+    assert all(prompt.startswith("LOUD ") for prompt, _ in kept)
+    write_records(tmp_path / "samples.jsonl", [one.model_copy(update={"plain": None}) for one in prompts])
+    with pytest.raises(InvalidRequestError, match="--own-plain"):
+        prefer(settings(tmp_path, keep_plain=True, out=tmp_path / "other"))
+
+
 def test_margins_move_to_the_target(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path, steps=30, batch=5, alpha=0.0, lr=5e-4))
@@ -220,7 +251,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
     refused(row_tokens=64)
-    sampled = read_samples(tmp_path / "samples.jsonl")
+    sampled = [*read_samples(tmp_path / "samples.jsonl")]
 
     def with_ids(ids: tuple[int, ...]) -> None:
         changes = {n: {"ids": ids[: len(s.ids)]} for n, s in enumerate(sampled[0].samples)}
@@ -273,7 +304,7 @@ async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
         await sample(
             SampleSettings.model_validate({**values, "out": tmp_path / out, "n": 6, "max_tokens": 400})
         )
-        prompts = read_samples(tmp_path / out)
+        prompts = [*read_samples(tmp_path / out)]
         samples = [each for prompt in prompts for each in prompt.samples]
         assert sum(each.exact for each in samples) > 0.9 * len(samples)
         return sum("<promise" in each.written for each in samples) / len(samples)

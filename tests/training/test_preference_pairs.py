@@ -43,7 +43,7 @@ def chosen(
     malformed: Malformed = "last",
 ) -> list[Pair]:
     prompt = prompt_of(codec, "p", WORDS[: len(values)], changes)
-    return choose_pairs([prompt], scored(prompt, values), weight, seed, malformed)[0]
+    return choose_pairs(iter([prompt]), scored(prompt, values), weight, seed, malformed)[0]
 
 
 def numbers(pairs: list[Pair]) -> tuple[int, int, int]:
@@ -89,8 +89,24 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     assert [pair.id for pair in pairs] == ["fine"]
     assert counts == {
         **{"prompts": 5, "samples": 11, "failed": 1, "unscored": 0, "inexact": 1, "malformed": 2},
-        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1},
+        **{"pairs": 1, "ties": 2, "few": 1, "no_best": 1, "restructured": 0},
     }
+
+
+def test_pairs_of_other_structure_are_counted(codec: ModelCodec) -> None:
+    promise = '<promise topic="{}" tokens="10"/><async>one</async>'.format
+    answers = {
+        "text": ("one", "two"),
+        "more": (promise("a"), promise("a") + promise("b")),
+        "topics": (promise("a") + "one", "two" + promise("b")),
+        "sync": (promise("a"), promise("a") + "<sync/> two"),
+    }
+    prompts = [prompt_of(codec, name, each) for name, each in answers.items()]
+    values = [(2.0, 1.0), (1.0, 1.0)]
+    scores = {key: score for prompt in prompts for key, score in scored(prompt, values).items()}
+    pairs, counts = choose_pairs(prompts, scores, 1.0)
+    assert (counts["pairs"], counts["restructured"]) == (4, 2)
+    assert [(pair.messages, pair.plain) for pair in pairs] == [(one.messages, one.plain) for one in prompts]
 
 
 def test_what_is_not_exact_is_never_chosen(codec: ModelCodec) -> None:

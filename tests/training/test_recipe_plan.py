@@ -12,6 +12,7 @@ import pytest
 from pasta_async import InvalidRequestError
 from pasta_async.training.recipe import PACKAGED, find_recipe, read_recipe
 from pasta_async.training.run import Plan, as_arguments, main
+from pasta_async.training.trainer.settings import TrainerSettings
 
 OUT = Path("runs/x")
 
@@ -152,6 +153,27 @@ def test_rounds_have_prompts_of_their_own_of_other_data() -> None:
     made = plan("llama-8b", "stage2.prompts=100")
     drawn = [flags(made, f"samples/{where}") for where in ("round1", "round2/lambda4")]
     assert [(one["skip"], one["limit"]) for one in drawn] == [(0, 100), (100, 100)]
+    trained, fresh = flags(made, "data/plain"), flags(made, "prompts/all")
+    assert (fresh["skip"], fresh["limit"]) == (trained["limit"], 400)  # behind those of stage 1
+    assert {one["prompts"][0] for one in drawn} == {str(made.steps["prompts/all"].result)}
+    with pytest.raises(InvalidRequestError, match="limit"):
+        plan("llama-8b", "data.source.limit=")
+
+
+def test_what_another_stage_starts_from_is_float32() -> None:
+    made = plan("pasta-tiny")
+    dtypes = [
+        flags(made, name).get("export_dtype") for name in ("stage1/noisy", "round1/lambda4", "round2/lambda4")
+    ]
+    assert dtypes == [None, "float32", "float16"]
+    assert TrainerSettings.model_fields["export_dtype"].default == "float32"
+
+
+def test_stage_2_leaves_out_what_stage_1_has_seen_and_keeps_plain_answers_of_its_own() -> None:
+    for name, annotated, keeps in (("pasta-tiny", "data/noisy", True), ("llama-8b", "data/endpoint", False)):
+        drawn = flags(plan(name), "samples/round1")
+        seen = plan(name).steps[annotated].result
+        assert (drawn["unseen"], drawn["own_plain"]) == ([str(seen)], keeps)
 
 
 def test_only_what_one_model_needs() -> None:

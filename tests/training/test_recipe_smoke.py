@@ -87,7 +87,7 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
     """The same file; what is set is where things are, how much of them there is, and that this is a CPU."""
     text = "The causes were many, and more.\n\nThe outcome of it all was one."
     data, prompts, out = tmp_path / "data.jsonl", tmp_path / "prompts.jsonl", tmp_path / "run"
-    ask = [[{"role": "user", "content": f"Tell {number}"}] for number in range(8)]
+    ask = [[{"role": "user", "content": f"Tell {number}"}] for number in range(16)]
     write_records(data, [plain_record(messages, text) for messages in ask])
     prompts.write_text('{"instruction": "What were the causes?"}\n{"instruction": "And the outcome?"}\n')
     training = ("row_tokens=512", "dtype='auto'", "attention='auto'", "recompute=false", "threads=1")
@@ -96,7 +96,7 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
         values = [
             *("processes=1", "serving=", "stage2.prompts=4", "stage2.sample.n=4"),
             f"base='{llama(tmp_path / 'base')}'",
-            *(f"data.source.data='{data}'", f"data.source.against=['{prompts}']"),
+            *(f"data.source.data='{data}'", f"data.source.against=['{prompts}']", "data.source.limit=8"),
             *(f"data.annotator.base_url='{annotator.url}'", "data.annotator.ask_from=0"),
             *(f"{table}.{value}" for table, own in short.items() for value in (*training, *own)),
             *("stage2.sample.max_tokens=200", "evaluation.max_tokens=200"),
@@ -106,7 +106,7 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
         only = ["--only", "evaluation/round2/lambdainf"]
         assert run("llama-8b", "--out", str(out), *only, *set_each(*values)).wait() == 0
     assert annotator.prompts().total() == 8
-    samples = read_samples(out / "samples/round2/lambdainf/samples.jsonl")
+    samples = [*read_samples(out / "samples/round2/lambdainf/samples.jsonl")]
     assert [len(prompt.samples) for prompt in samples] == [4] * 4
     first = read_samples(out / "samples/round1/samples.jsonl")
     assert not {prompt.id for prompt in samples} & {prompt.id for prompt in first}

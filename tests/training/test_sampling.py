@@ -208,6 +208,21 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
     assert len(asked) == len(plain.requests) == 3
 
 
+def test_the_models_own_plain_answer_is_drawn_beside_another_baseline(tmp_path: Path) -> None:
+    backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
+    without, _ = draw(backend, tmp_path / "j.jsonl", plain=plain)
+    assert [prompt.plain for prompt in without] == [None] * 3
+    prompts, drawn = draw(backend, tmp_path / "j.jsonl", plain=plain, own_plain=True)
+    assert drawn.totals["answers"] == 3
+    for prompt in prompts:
+        assert prompt.plain and prompt.plain.text == parse(WRITTEN).text
+        assert prompt.baseline.text == "Both of them were one."
+    same, _ = draw(backend, tmp_path / "same.jsonl", own_plain=True)
+    assert all(prompt.plain == prompt.baseline for prompt in same)
+    cut, _ = draw(ScriptedBackend("word " * 40), tmp_path / "cut.jsonl", max_tokens=20)
+    assert {prompt.baseline.finish_reason for prompt in cut} == {"length"}
+
+
 def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
     backend = ScriptedBackend(WRITTEN, honours_seeds=False)
     prompts, _ = draw(backend, tmp_path / "j.jsonl")
@@ -342,7 +357,7 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
     summary = json.loads(capsys.readouterr().out)
     assert (summary["samples"], summary["prompts"]) == (6, 3)
     assert run(sampling.main, *together, "--backend", f"local:{folder}", "--together", "9") == 0
-    first, second = read_samples(tmp_path / "samples.jsonl"), read_samples(tmp_path / "b.jsonl")
+    first, second = ([*read_samples(tmp_path / name)] for name in ("samples.jsonl", "b.jsonl"))
     for one, other in zip(first, second, strict=True):
         assert one.baseline == other.baseline
         assert [_timeless(sample) for sample in one.samples] == [_timeless(s) for s in other.samples]
@@ -350,6 +365,19 @@ def test_the_real_engine_draws_the_same_alone_and_in_company(
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     refused = str(run(sampling.main, *alone, "--backend", f"local:{folder}"))
     assert refused.startswith("InvalidRequestError") and "weights" in refused
+
+
+def test_prompts_that_were_trained_on_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "prompts.jsonl", draw_records(3, seed=1))
+    seen = [one.model_copy(update={"id": f"seen-{one.id}"}) for one in draw_records(2, seed=1)]
+    write_records(tmp_path / "seen.jsonl", seen)
+    given = flags(tmp_path, unseen=tmp_path / "seen.jsonl", max_tokens=8, n=1)
+    assert run(sampling.main, *given, "--backend", f"local:{SHIPPED}") == 0
+    (left,) = read_samples(tmp_path / "samples.jsonl")
+    assert left.messages not in [one.messages for one in seen]
+    assert json.loads(capsys.readouterr().out)["prompts"] == 1
 
 
 @pytest.mark.parametrize(
@@ -368,4 +396,4 @@ def test_a_line_that_is_no_sample_is_named(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     path.write_text('{"id": "a", "messages": [], "samples": [], "baseline": {"text": "", "tokens": 1}}\n')
     with pytest.raises(InvalidRequestError, match=r"samples\.jsonl:1: messages: "):
-        read_samples(path)
+        list(read_samples(path))

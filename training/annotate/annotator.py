@@ -2,8 +2,9 @@
 
 With `--base-url` and `--model`, a model behind an OpenAI-compatible endpoint puts in the tags; its key is
 read from the environment. Its reply is checked, and it is asked again with what was wrong. With
-`--heuristic`, structure alone decides. The folder OUT then has annotated.jsonl, rejected.jsonl and
-summary.json, and journal.jsonl with every reply: the same command resumes an interrupted run.
+`--heuristic`, structure alone decides; with `--by-likelihood`, structure and the likelihood of a model in the
+folder `--model`. The folder OUT then has annotated.jsonl, rejected.jsonl and summary.json, and journal.jsonl
+with every reply or cost: the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, Count, command
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
 from pasta_async.training.annotate.checks import check_reply
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
+TAU, SYNC_TAU = 0.5, 0.2
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
 
@@ -48,7 +50,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
 
     out: Path = Field(description="folder of the run")
     base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
-    model: str = Field(default="", description="name of the model at the endpoint")
+    model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
     tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
     ask_from: int = Field(
         default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
@@ -57,17 +59,38 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
     )
     heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
-    cut: Cut = Field(default="points", description="of --heuristic: points or details")
+    by_likelihood: bool = Field(
+        default=False, description="annotate by what the model in the folder --model finds independent"
+    )
+    tau: float = Field(default=TAU, description="bits a token that a chunk may cost without its siblings")
+    sync_tau: float = Field(
+        default=SYNC_TAU, description="bits a token that the text behind chunks may cost without a sync"
+    )
+    row_tokens: Count = Field(default=1024, description="of --by-likelihood: tokens of a forward pass")
+    cut: Cut = Field(
+        default="points", description="of --heuristic, --by-likelihood: points, details or clauses"
+    )
+    least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if not self.heuristic and not (self.base_url.startswith(("http://", "https://")) and self.model):
-            raise ValueError("give --base-url http://host:30000/v1 and --model, or choose --heuristic")
+        if self.by_likelihood and (self.heuristic or not Path(self.model).is_dir()):
+            raise ValueError(
+                "--by-likelihood needs the folder of a model, --model FOLDER, and no --heuristic"
+            )
+        if not (self.heuristic or self.by_likelihood) and not (
+            self.base_url.startswith(("http://", "https://")) and self.model
+        ):
+            raise ValueError(
+                "give --base-url http://host:30000/v1 and --model, or choose --heuristic or --by-likelihood"
+            )
         return self
 
     @property
     def annotator(self) -> str:
         """For `Record.annotator`."""
+        if self.by_likelihood:
+            return f"likelihood:{Path(self.model).resolve().name}"
         return f"structure:{self.cut}" if self.heuristic else self.model
 
 
@@ -95,8 +118,8 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     records = list(source)
     totals, problems = Counter[str](), Counter[str]()
     outcomes: list[Record | Rejected]
-    if settings.heuristic:
-        documents = (annotate_by_structure(record.document.text, count, settings.cut) for record in records)
+    if settings.heuristic or settings.by_likelihood:
+        documents, totals = _locally(settings, records, count)
         outcomes = [*map(partial(_annotated, settings, count), records, documents)]
     else:
         outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
@@ -104,7 +127,8 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
     rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
     unanswered = sum(not one.answered for one in rejected)
-    fields = ("unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
+    fields = ("measured", "too_long") if settings.by_likelihood else ()
+    fields = (*fields, "unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
     summary = {
         "annotator": settings.annotator,
         "accepted": len(accepted),
@@ -146,6 +170,28 @@ def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
         "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
         "quantiles": {f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
     }
+
+
+def _locally(
+    settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
+) -> tuple[list[Document], Counter[str]]:
+    """Annotate without an endpoint."""
+    cut, least = settings.cut, settings.least
+    if settings.heuristic:
+        return [annotate_by_structure(one.document.text, count, cut, least) for one in records], Counter()
+    from pasta_async.training.annotate.likelihood import annotate_by_likelihood  # needs torch
+
+    return annotate_by_likelihood(
+        records,
+        settings.model,
+        settings.out / "journal.jsonl",
+        tau=settings.tau,
+        sync_tau=settings.sync_tau,
+        cut=cut,
+        least=least,
+        count=count,
+        row_tokens=settings.row_tokens,
+    )
 
 
 async def _by_endpoint(

@@ -1,6 +1,6 @@
 """Annotation from structure alone: lists and paragraphs, without any model.
 
-Two ways to cut, after the two methods that decode structured answers in parallel:
+Three ways to cut, two of them after the methods that decode structured answers in parallel:
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
@@ -11,8 +11,11 @@ Two ways to cut, after the two methods that decode structured answers in paralle
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
+`clauses`
+    As points, and in a paragraph that enumerates ("First, ... Second, ...", or "...: ...; ...; ...") each of
+    its clauses is a promise. For annotation by likelihood, which decides about them.
 
-In both, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
+In all, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
 plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
 level only: what stands inside an item goes with it. A topic is made of the first words that say something.
 
@@ -36,13 +39,13 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["LEAST", "Cut", "annotate_by_structure"]
+__all__ = ["LEAST", "Cut", "annotate_by_structure", "structure_marks"]
 
-Cut = Literal["points", "details"]
+Cut = Literal["points", "details", "clauses"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
-_TEXTS = ("paragraph", "list_item")
+_TEXTS = ("paragraph", "list_item", "clause")
 _LINE = re.compile(r"\r\n?|\n")
 _MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
 _HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
@@ -52,6 +55,12 @@ _CLOSING = re.compile(
     r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
     re.IGNORECASE,
 )
+_LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
+"""Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
+_ORDINAL = re.compile(
+    r"(?<!\S)(?:and\s+)?(?:first|second|third|fourth|fifth|next|final|last)(?:ly)?,\s", re.IGNORECASE
+)
+_PART = re.compile(r"[:;]\s+")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _SMALL = frozenset(
     (
@@ -83,14 +92,23 @@ def annotate_by_structure(
         cut: Where to cut.
         least: Tokens that a piece must have to be promised.
     """
+    return recount(insert_tags(text, structure_marks(text, count, cut, least)), count)
+
+
+def structure_marks(
+    text: str, count: CountTokens = rough_tokens, cut: Cut = "points", least: int = LEAST
+) -> list[Mark]:
+    """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
     blocks = _blocks(text)
-    if cut == "points":
+    if cut == "clauses":
+        blocks = [part for block in blocks for part in _clauses(text, block)]
+    if cut != "details":
         kept, join = _kept(blocks, text)
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
     else:
         found, join = [_detail(text, block) for block in blocks], []
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
-    return recount(insert_tags(text, [*marks, *join] if len(marks) > 1 else ()), count)
+    return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -103,10 +121,31 @@ def _blocks(text: str) -> list[_Block]:
         first, behind = node.map or (0, 0)
         start = starts[first]
         end = start + len(text[start : starts[min(behind, len(starts) - 1)]].rstrip())
+        tail = end
         if node.type == "list_item" and (marker := _MARKER.match(text, start, end)):
             start = marker.end()
+            if node is nodes[-1] and (left := _LEFT_LIST.search(text, start, end)):
+                end, tail = left.start() + 1, left.end()
         blocks += [_Block(node.type, start, end)] if start < end else []
+        blocks += [_Block("paragraph", tail, len(text.rstrip()))] if end < tail else []
     return blocks
+
+
+def _clauses(text: str, block: _Block) -> list[_Block]:
+    """What a paragraph that enumerates begins with, and its clauses; any other block as it is."""
+    starts = [found.start() for found in _ORDINAL.finditer(text, block.start, block.end)]
+    if len(starts) < 2:
+        parts = list(_PART.finditer(text, block.start, block.end))
+        enumerates = [part[0][0] for part in parts] == [":", *";" * (len(parts) - 1)]
+        starts = [part.end() for part in parts] if enumerates else []
+    if block.kind != "paragraph" or len(starts) < 2:
+        return [block]
+    ends = [*starts[1:], block.end]
+    clauses = [
+        _Block("clause", start, start + len(text[start:end].rstrip()))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return [_Block("lead", block.start, starts[0]), *clauses] if starts[0] > block.start else clauses
 
 
 def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
@@ -144,5 +183,20 @@ def _promise(start: int, end: int, named_by: str) -> Mark:
     """A promise, whose topic is the first three words that say something, or the first three."""
     words = [word[:30] for word in _WORD.findall(named_by[:400])]
     telling = [word for word in words if word.lower() not in _SMALL]
-    topic = " ".join((telling or words)[:3]) or "this part"
-    return Mark(start, end, Promise(topic, None, Chunk()))
+    return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
+
+
+def _told_apart(text: str, marks: Sequence[Mark]) -> list[Mark]:
+    """The same promises; a topic that an earlier one has is told apart by a word that is new, or a number."""
+    apart: list[Mark] = []
+    topics, known = set[str](), set[str](_SMALL)
+    for number, (start, end, tag) in enumerate(marks, 1):
+        topic = tag.topic if isinstance(tag, Promise) else ""
+        words = [word[:30] for word in _WORD.findall(text[start:end][:400])]
+        if topic.lower() in topics:
+            new = (word for word in words if word.lower() not in known)
+            topic = " ".join([*topic.split()[:2], next(new, str(number))])
+        topics.add(topic.lower())
+        known.update(word.lower() for word in words)
+        apart.append(Mark(start, end, Promise(topic, None, Chunk())))
+    return apart

@@ -21,7 +21,7 @@ from pasta_async.jobs import progress
 from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_row, row_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pasta_async.training.trainer.processes import Checkpoints, Processes
@@ -69,6 +69,8 @@ class Loop:
     """Sharded."""
     pad: int
     """Id that fills a row."""
+    tag_ids: Sequence[int]
+    """Rows of the embeddings that learn `tag_rate` times as fast as the others."""
     processes: Processes
     step: int = 0
     _asked: bool = False  # this process was told to leave
@@ -102,9 +104,9 @@ class Loop:
         sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         norm = float(sharded.full_tensor())
         finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self._optimize()
         for optimizer in self.optimizers:
-            if finite:
-                optimizer.step()
             optimizer.zero_grad()
         if not finite:
             raise TrainingError(
@@ -127,11 +129,32 @@ class Loop:
             "tokens_per_second": round(tokens / seconds, 1),
         }
 
+    @torch.no_grad()
+    def _optimize(self) -> None:
+        """Let the optimizers step, and the tags' rows go `tag_rate` times as far."""
+        rows = [*self._tag_rows()]
+        before = [local[places] for local, places in rows]
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for (local, places), old in zip(rows, before, strict=True):
+            local[places] = old + self.settings.tag_rate * (local[places] - old)
+
+    def _tag_rows(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
+        """This process's shard of each trained table, and where the tags' rows are in it."""
+        for name, param in self.model.named_parameters() if self.settings.tag_rate != 1 else ():
+            if param.requires_grad and ("embed_tokens." in name or "lm_head." in name):
+                # With adapters the tags' rows are a table of their own.
+                rows = self.tag_ids if name.endswith(".weight") else range(len(self.tag_ids))
+                local = param.detach().to_local()
+                start = self.processes.rank * -(-param.shape[0] // self.processes.world)
+                yield local, [row - start for row in rows if start <= row < start + len(local)]
+
     def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
         """This process's rows of these examples; a row has its examples by number."""
         made = {} if self.sizes else {number: self.task.example(number) for number in numbers}
         sizes = [self.sizes.get(number) or len(made[number]) for number in numbers]
-        dealt = deal_rows(sizes, self.settings.row_tokens, self.processes.world)
+        capacity = max(self.settings.filled_row(self.processes.device.type), *sizes)
+        dealt = deal_rows(sizes, capacity, self.processes.world)
         own = [
             [numbers[place] for place in row] for row in dealt[self.processes.rank :: self.processes.world]
         ]
@@ -142,7 +165,7 @@ class Loop:
         trees = [tree for example in examples for tree in example.trees]
         device = self.processes.device
         used, few = sum(map(len, trees)), device.type == "cuda"
-        length = row_length(used, self.settings.row_tokens, few)
+        length = row_length(used, self.settings.longest_row, few)
         return log_probabilities(self.model, pack_row(trees, length, self.pad, device))
 
     def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
@@ -23,6 +25,7 @@ from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from pasta_async.training.trainer.processes import Processes
@@ -33,6 +36,22 @@ ROW_MULTIPLE = 64
 """Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
 
 REFUSAL = "training does not support it"
+
+_MEANINGS: dict[str, str] = dict(
+    zip(
+        TAG_TOKENS,
+        (
+            " I promise to write about the topic",
+            " with a length of so many tokens",
+            " and so the promise ends.",
+            " Begin the promised part",
+            " Stop, the part is finished.",
+            " Wait for every part, then continue",
+        ),
+        strict=True,
+    )
+)
+"""What new tags start from."""
 
 _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -56,7 +75,7 @@ class BaseModel:
         return self._finished(self._skeleton().to_empty(device="cpu"))
 
     def loaded(self) -> Any:
-        """The model with the base weights, float32, on the CPU; tags start as the mean of their pieces.
+        """The model with the base weights, float32, on the CPU, and rows for tags that are new.
 
         Raises:
             UnsupportedModelError: Weights are missing, unknown or of a wrong shape.
@@ -85,19 +104,29 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: each is the mean of the pieces that its text had before.
+        """Rows for new tags in [rows, hidden]: as long as others, and each in a direction of its own.
 
+        That is halfway between what the tag means (the mean of a description's rows) and a random direction.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
         old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
-        known = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
         mean = weight.mean(0, keepdim=True)
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
-        for tag, token in zip(TAG_TOKENS, self.tag_ids, strict=True):
-            if known.token_to_id(tag) is None:
-                grown[token] = weight[codec.encode(tag)].mean(0)
+        chance = torch.Generator().manual_seed(0)
+        used = weight[: codec.vocab_size]
+        length, spread = used.norm(dim=1).mean(), used.std(0)
+        for tag, token in self.new_tags().items():
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
+            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
         return grown
+
+    def new_tags(self) -> dict[str, int]:
+        """The tags that the base model lacks, and their ids."""
+        known = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tags = zip(TAG_TOKENS, self.tag_ids, strict=True)
+        return {tag: token for tag, token in tags if known.token_to_id(tag) is None}
 
     def _finished(self, model: Any) -> Any:
         model.tie_weights()
@@ -145,14 +174,17 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
 def export_model(
     model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, processes: Processes
 ) -> None:
-    """Write the model, adapters merged, with its tokenizer. Every process must call it; the first one writes.
+    """Write the model with its tokenizer, adapters merged; these and the tags' rows also by themselves.
+
+    Every process must call it; the first one writes.
 
     Args:
         model: The sharded model.
         base: What it was made from.
         tokenizer: Folder of the tokenizer that it was trained with.
         end: The id that ends an answer; it is added to the end-of-text ids of the base model.
-        out: The new folder; one that is there is replaced when the new one is complete.
+        out: The new folder; one that is there is replaced when the new one is complete. Adapters go into
+            `adapter` beside it, in peft's format.
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
     """
@@ -160,16 +192,29 @@ def export_model(
     if processes.first:
         whole = base.empty()
         whole.load_state_dict(weights)
-        whole = (whole.merge_and_unload() if base.lora_rank else whole).to(getattr(torch, dtype))
+        if base.lora_rank:
+            learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
+            state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
+            with _replaced(out.with_name("adapter"), tokenizer) as folder:
+                whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+            whole = whole.merge_and_unload()
+        whole = whole.to(getattr(torch, dtype))
         whole.config.use_cache = True
         whole.generation_config = _generation(base.folder, whole.config, end)
-        partial = out.with_name(f"{out.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(tokenizer, partial)
-        whole.save_pretrained(partial)
-        shutil.rmtree(out, ignore_errors=True)
-        partial.replace(out)
+        with _replaced(out, tokenizer) as folder:
+            whole.save_pretrained(folder)
     processes.wait()
+
+
+@contextmanager
+def _replaced(out: Path, start: Path) -> Generator[Path]:
+    """A folder that begins as a copy of `start`, and takes the place of `out` when it is complete."""
+    partial = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(start, partial)
+    yield partial
+    shutil.rmtree(out, ignore_errors=True)
+    partial.replace(out)
 
 
 def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:

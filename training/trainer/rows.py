@@ -36,6 +36,7 @@ __all__ = [
     "log_probabilities",
     "pack_row",
     "row_length",
+    "target_losses",
 ]
 
 FLEX, SDPA = "flex_attention", "sdpa"
@@ -161,8 +162,19 @@ def block_mask(row: Row) -> BlockMask:
 def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
 
-    Equal to the sum over the document's views, each computed alone. Logits are computed where a target is
-    predicted, and nowhere else.
+    Equal to the sum over the document's views, each computed alone.
+
+    Raises:
+        InvalidRequestError: The model's attention cannot read the row's mask.
+    """
+    lost = target_losses(model, row)
+    return lost.new_zeros(row.trees).index_add(0, row.owners, -lost)
+
+
+def target_losses(model: Any, row: Row) -> torch.Tensor:
+    """The negative log-probability of each target: [targets], float32, with gradients.
+
+    Logits are computed where a target is predicted, and nowhere else.
 
     Raises:
         InvalidRequestError: The model's attention cannot read the row's mask.
@@ -176,5 +188,4 @@ def log_probabilities(model: Any, row: Row) -> torch.Tensor:
         use_cache=False,
         logits_to_keep=row.predictors,
     ).logits[0]
-    lost = functional.cross_entropy(logits.float(), row.labels, reduction="none")
-    return lost.new_zeros(row.trees).index_add(0, row.owners, -lost)
+    return functional.cross_entropy(logits.float(), row.labels, reduction="none")

@@ -75,6 +75,7 @@ def train(
         processes.wait()
         codec = ModelCodec(tokenizer, template_kwargs)
         base = BaseModel(folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha)
+        settings = settings.resolved(bool(base.new_tags()))
         positions = read_config(folder, REFUSAL).positions
         task = make_task(codec)
         sizes = {} if task.stream else _usable(task, settings, positions, processes)
@@ -115,7 +116,7 @@ def _make_loop(
     shard(model, processes, _dtype(settings.dtype, processes.device), share=from_base)
     numbers = range(len(task)) if task.stream else list(sizes)
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
-    loop = Loop(settings, task, schedule, sizes, model, codec.end, processes)
+    loop = Loop(settings, task, schedule, sizes, model, codec.end, codec.tag_ids, processes)
     if compare:  # before the first update the weights are those to compare with
         scores = loop.score_examples()
         if processes.first:
@@ -155,7 +156,7 @@ def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Pr
                 wrong.append(str(error))
                 continue
             deepest = 1 + max(max(tree.depths(), default=0) for tree in example.trees)
-            if len(example) > settings.row_tokens or deepest > positions:
+            if len(example) > settings.longest_row or deepest > positions:
                 long.append(f"example {number} has {len(example)} tokens packed, its longest view {deepest}")
             else:
                 sizes[number] = len(example)
@@ -163,7 +164,7 @@ def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Pr
     _refuse([text for _, texts, _ in parts for text in texts], "cannot be used")
     too_long = [text for _, _, texts in parts for text in texts]
     if not settings.drop_long:
-        rows = f"rows of {settings.row_tokens} or {positions} positions"
+        rows = f"rows of {settings.longest_row} or {positions} positions"
         _refuse(too_long, f"do not fit {rows} (--row-tokens, --drop-long)")
     found = {number: size for part, _, _ in parts for number, size in part.items()}
     if not found:

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule", "TrainerSettings"]
 
+_ROW, _CPU_ROW = 4096, 1024
+
 
 class TrainerSettings(StrictModel):
     """How to train. Every field is an option of the command line."""
@@ -25,14 +27,21 @@ class TrainerSettings(StrictModel):
     out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
     batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
     row_tokens: int = Field(
-        default=4096,
-        ge=16,
+        default=0,
+        ge=0,
         multiple_of=16,
-        description="tokens of a packed row; a process computes one row at a time",
+        description="tokens of a packed row, of which a process computes one at a time (0: 4,096; on a CPU "
+        "1,024, and as many as an example needs up to 4,096)",
     )
     epochs: float = Field(default=4, gt=0, description="how often the data are used")
     steps: int = Field(default=0, ge=0, description="updates in all, instead of epochs (0: by epochs)")
-    lr: float = Field(default=1e-5, gt=0, description="peak learning rate")
+    lr: float = Field(default=0, ge=0, description="peak learning rate (0: 1e-5, for adapters 5e-4)")
+    tag_rate: float = Field(
+        default=0,
+        ge=0,
+        description="how many times as fast the rows of the tag tokens learn (0: 20 for adapters of a model "
+        "that did not know the tags, else 1)",
+    )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
     decay: float = Field(
         default=1, gt=0, le=1, description="share of the other updates over which it falls, linearly to zero"
@@ -65,9 +74,26 @@ class TrainerSettings(StrictModel):
         default=False, description="leave out examples that do not fit a row or the model, and count them"
     )
     export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="bfloat16", description="of the weights in OUT/model"
+        default="float32", description="of what is exported; halves may round away what was learned"
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of a process (0: torch's own number)")
+
+    adapter_lr: ClassVar[float] = 5e-4
+
+    def resolved(self, new_tags: bool) -> Self:
+        """The same with rates in the place of zeros; `new_tags` is whether the base model lacks the tags."""
+        lr = self.lr or (self.adapter_lr if self.lora_rank else 1e-5)
+        tag_rate = self.tag_rate or (20.0 if self.lora_rank and new_tags else 1.0)
+        return self.model_copy(update={"lr": lr, "tag_rate": tag_rate})
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that an example may have."""
+        return self.row_tokens or _ROW
+
+    def filled_row(self, device: str) -> int:
+        """Tokens up to which rows are filled on a kind of device; attention pays for the square of a row."""
+        return self.row_tokens or (_ROW if device == "cuda" else _CPU_ROW)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -26,13 +27,14 @@ __all__ = ["ModelCodec", "write_tokenizer"]
 
 _COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
 
-PLAIN = "plain\n"
-"""Stands behind a prompt that asks for the baseline (`pasta=false`), if the template knows no `pasta`."""
+MARK = "pasta\n"
+"""Stands behind a prompt that asks for PASTA-LANG, if the template knew no `pasta`; that for the baseline
+(`pasta=false`) stays as the base model knows it."""
 
 _SWITCH = (
-    "{%- if add_generation_prompt and pasta is defined and not pasta -%}"
-    "{{- " + json.dumps(PLAIN) + " -}}"
-    "{%- endif -%}"
+    "{%+ if add_generation_prompt and (pasta is not defined or pasta) %}"
+    "{{ " + json.dumps(MARK) + " }}"
+    "{% endif %}"
 )
 
 
@@ -119,7 +121,7 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         out: Where the files go.
         template: A chat template instead of the folder's own.
         both: Whether prompts must differ for PASTA-LANG and for the baseline. A template that does not look
-            at `pasta` then gets a switch at its end: `pasta=false` adds a line that says "plain".
+            at `pasta` then gets a switch at its end: unless `pasta=false` it adds a line that says "pasta".
 
     Raises:
         UnsupportedModelError: A file is missing or malformed.
@@ -133,7 +135,7 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
             f"{folder} has no chat template, so its prompts have no form: name one with --chat-template"
         )
     if both and "pasta" not in template:
-        template += _SWITCH
+        template = re.sub(r"\r?\n\Z", "", template) + _SWITCH  # Jinja drops the newline at a template's end
     _add_tags(raw, config)
     config.pop("chat_template", None)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,183 @@
+"""Annotation by a language model's likelihood."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from command_runs import run
+from finetune_folders import base_folder
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.lang import Promise, check
+from pasta_async.training.annotate import annotate_by_structure
+from pasta_async.training.annotate.annotator import AnnotateSettings, annotate, main
+from pasta_async.training.annotate.likelihood import Costs, LikelihoodModel, choose
+from pasta_async.training.annotate.structure import structure_marks
+from pasta_async.training.corpus import plain_record, read_records, write_records
+from pasta_async.training.tokens import Mark, encode_views, insert_tags, marks_of, recount
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.training.corpus import Record
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ITEMS = ["Tea is green and old.", "Coffee is brown, and the cup is small.", "Water has no taste at all."]
+ANSWERS = [
+    "Both:\n\n1. {}\n2. {}\n3. {}\n\nSo it was water.".format(*ITEMS),
+    "Here it is.\n\n{}\n\n{}\n\nIn the end, both.".format(*ITEMS[:2]),
+    "- {}\n- {}\n- {}\n".format(*ITEMS),
+    "One outcome.",
+]
+RECORDS = [plain_record([{"role": "user", "content": "Tell me."}], answer) for answer in ANSWERS]
+
+
+def settings(folder: Path, model: Path, out: str = "out", **more: Any) -> AnnotateSettings:
+    write_records(folder / "data.jsonl", RECORDS)
+    given = {"by_likelihood": True, "model": str(model), "least": 4, "row_tokens": 512}
+    data = {"data": str(folder / "data.jsonl"), "out": folder / out}
+    return AnnotateSettings.model_validate({**given, **data, **more})
+
+
+def annotated(folder: Path, out: str = "out") -> list[Record]:
+    return list(read_records(folder / out / "annotated.jsonl"))
+
+
+def candidates(text: str) -> list[Mark]:
+    return [mark for mark in structure_marks(text, least=4) if isinstance(mark.tag, Promise)]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def with_tags(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_folder(tmp_path_factory.mktemp("base") / "model", request.param, tags=True)
+
+
+@pytest.fixture(scope="module")
+def without_tags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+def bits(folder: Path, context: list[int], target: list[int]) -> float:
+    """Bits a token of a target behind a context, by transformers alone."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([context + target])).logits[0, len(context) - 1 : -1]
+        return float(functional.cross_entropy(logits, torch.tensor(target))) / math.log(2)
+
+
+def test_what_hiding_siblings_costs_is_what_the_views_cost(with_tags: Path) -> None:
+    model, record = LikelihoodModel(with_tags, 256), RECORDS[0]
+    marks = candidates(ANSWERS[0])
+    (costs,) = model.costs([(record, marks)])
+    assert costs
+    prompt = model.prompt(record)
+    together = recount(insert_tags(ANSWERS[0], marks), lambda text: len(model.encode(text)))
+    hidden = {view.thread: view for view in encode_views(model, together)}[3]
+    start = marks[1].end
+    marks_joined = [*marks[:2], Mark(start, start, next(_syncs(ANSWERS[0])).tag), *marks[2:]]
+    joined = recount(insert_tags(ANSWERS[0], marks_joined), lambda text: len(model.encode(text)))
+    visible = {view.thread: view for view in encode_views(model, joined)}[3]
+    assert hidden.target == visible.target
+    expected = [bits(with_tags, prompt + view.context, view.target[:-1]) for view in (hidden, visible)]
+    plain, place = model.encode(ANSWERS[0]), len(model.encode(ANSWERS[0].split("Water")[0]))
+    chunk = hidden.target[:-1]
+    assert plain[place : place + len(chunk)] == chunk
+    expected.append(bits(with_tags, model.prompt(record, pasta=False) + plain[:place], chunk))
+    assert costs.chunks[0][2] == pytest.approx(expected[0] - min(expected[1:]), abs=2e-4)
+    assert [row[0] for row in costs.chunks + costs.gaps] == [0.0] * 7
+
+
+def _syncs(text: str) -> Any:
+    return (
+        mark for mark in marks_of(annotate_by_structure(text, least=4)) if not isinstance(mark.tag, Promise)
+    )
+
+
+def test_a_model_without_tags_sees_the_text_without_the_siblings(without_tags: Path) -> None:
+    model, record = LikelihoodModel(without_tags), RECORDS[0]
+    (costs,) = model.costs([(record, candidates(ANSWERS[0]))])
+    assert costs
+    ids, prompt = model.encode(ANSWERS[0]), model.prompt(record)
+    first, marker, chunk = map(model.encode, ("Both:", "\n3. ", "Water has no taste at all."))
+    before = model.encode(ANSWERS[0].split("Water")[0])
+    assert ids[: len(before) + len(chunk)] == before + chunk
+    alone = bits(without_tags, prompt + first + marker, chunk)
+    whole = bits(without_tags, prompt + before, chunk)
+    assert costs.chunks[0][2] == pytest.approx(alone - whole, abs=2e-4)
+    tail = model.encode("\n\nSo it was water.")
+    expected = bits(without_tags, prompt + first, tail) - bits(without_tags, prompt + ids[: -len(tail)], tail)
+    assert costs.gaps[0][3] == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.05, math.inf])
+def test_the_text_stays_and_tags_are_well_formed(tau: float, without_tags: Path, tmp_path: Path) -> None:
+    summary = annotate(settings(tmp_path, without_tags, tau=tau, sync_tau=tau))
+    found = annotated(tmp_path)
+    assert [record.document.text for record in found] == ANSWERS
+    assert all(check(record.written) == [] for record in found)
+    assert {record.annotator for record in found} == {"likelihood:model"}
+    assert (summary["accepted"], summary["measured"], summary["too_long"]) == (4, 3, 0)
+
+
+def test_without_a_limit_structure_alone_promises(with_tags: Path, tmp_path: Path) -> None:
+    annotate(settings(tmp_path, with_tags, tau=math.inf, sync_tau=math.inf))
+    for record, text in zip(annotated(tmp_path), ANSWERS, strict=True):
+        structure = annotate_by_structure(text, least=4)
+        assert record.document.promises == structure.promises
+
+
+def test_rounds_end_where_something_becomes_dear() -> None:
+    marks = candidates(ANSWERS[0])
+    free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])
+    promises = marks
+    assert choose(marks, free, 0.0, 0.0) == promises
+    dear = Costs([[0.0, 0.3, 0.0], *free.chunks[1:]], free.gaps)
+    assert [mark.start for mark in choose(marks, dear, 0.0, 0.0)] == [mark.start for mark in marks[1:]]
+    assert choose(marks, dear, 0.3, 0.0) == promises
+    tail = Costs(free.chunks, [[0.0, 0.0, 0.0, 0.4], *free.gaps[1:]])
+    *first, sync = choose(marks, tail, 0.0, 0.3)
+    assert (first, sync.start, sync.end) == (promises, marks[-1].end, marks[-1].end)
+    assert choose(marks, tail, 0.0, 0.4) == promises
+    chain = Costs([[0.0, 1.0, 1.0], [0.0, 1.0], [0.0]], free.gaps)
+    assert choose(marks, chain, 0.5, 0.5) == []
+
+
+def test_an_interrupted_run_goes_on_to_the_same_file(without_tags: Path, tmp_path: Path) -> None:
+    annotate(settings(tmp_path, without_tags, tau=0.01))
+    whole = (tmp_path / "out" / "annotated.jsonl").read_bytes()
+    journal = tmp_path / "out" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:2]) + lines[2][:20])
+    summary = annotate(settings(tmp_path, without_tags, tau=0.01))
+    assert (summary["resumed"], summary["measured"]) == (1, 2)
+    assert (tmp_path / "out" / "annotated.jsonl").read_bytes() == whole
+    again = annotate(settings(tmp_path, without_tags, tau=0.5))  # another tau needs no model
+    assert (again["resumed"], again["measured"]) == (3, 0)
+    other = base_folder(tmp_path / "other", "qwen2")
+    with pytest.raises(InvalidRequestError):
+        annotate(settings(tmp_path, other))
+
+
+def test_an_answer_that_the_model_cannot_hold_stays_plain(tmp_path: Path) -> None:
+    model = base_folder(tmp_path / "model", max_position_embeddings=90)
+    summary = annotate(settings(tmp_path, model, tau=math.inf))
+    assert summary["too_long"] > 0
+    assert [record.document.text for record in annotated(tmp_path)] == ANSWERS
+
+
+def test_the_command_line(without_tags: Path, tmp_path: Path) -> None:
+    write_records(tmp_path / "data.jsonl", RECORDS)
+    common = ("--data", tmp_path / "data.jsonl", "--out", tmp_path / "out", "--by-likelihood", "--least", 4)
+    assert run(main, *common, "--model", without_tags, "--tau", "inf") == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["annotator"] == "likelihood:model"
+    assert run(main, *common, "--model", tmp_path / "nothing") == 2

@@ -1,0 +1,359 @@
+"""Annotation by a language model's likelihood: independence is measured, no annotator is asked.
+
+Structure names the candidates (`structure_marks`). A round that starts at candidate j hides each candidate
+from those behind it, and from what main writes between and behind them, until a `<sync/>`. For every j, the
+candidates from j on, and main's text, are computed in the very views that the interpreter would have. Less
+what they cost in the round that starts right there (or in the plain answer, where a model that knows the tags
+finds that cheaper), this is the price of hiding, in bits a token. From these costs `choose` makes the
+annotation, so that other thresholds need no model.
+
+A model that does not know the tags gets the same views without them: the text that is visible, less the list
+markers of the candidates that are not.
+"""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.jobs import Journal, progress
+from pasta_async.lang import Promise, Sync
+from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN, TAG_TOKENS
+from pasta_async.training.annotate.structure import LEAST, structure_marks
+from pasta_async.training.corpus import digest
+from pasta_async.training.packing import Trie
+from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount, rough_tokens
+from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pasta_async.lang import Document
+    from pasta_async.training.annotate.structure import Cut
+    from pasta_async.training.corpus import Record
+    from pasta_async.training.tokens import CountTokens, EncodedView
+
+__all__ = ["Costs", "LikelihoodModel", "annotate_by_likelihood", "choose"]
+
+_PLAIN = -1
+_AT_ONCE = 16
+"""Answers whose costs are computed together and then written to the journal."""
+
+
+class Costs(NamedTuple):
+    """What a round that starts at candidate j costs, in bits a token; [j][k - j], 0 for what has no word."""
+
+    chunks: list[list[float]]
+    """Of candidate k without those from j to k - 1."""
+    gaps: list[list[float]]
+    """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
+
+
+def choose(marks: Sequence[Mark], costs: Costs, tau: float, sync_tau: float) -> list[Mark]:
+    """The promises and syncs that cost too little to matter.
+
+    From the front, a round goes on until main's text has become dearer than `sync_tau`, or a candidate
+    dearer than `tau`: there it is joined, and what is promised next is in the next round. A round of one
+    candidate is main's own text, since nothing would run beside it.
+
+    Args:
+        marks: The candidates, as promises.
+        costs: Of these candidates.
+        tau: Bits a token that a chunk may cost.
+        sync_tau: Bits a token that the text behind chunks may cost without a `<sync/>`.
+    """
+    starts = [0]
+    for number in range(1, len(marks) + 1):
+        start = starts[-1]
+        joined = costs.gaps[start][number - start] > sync_tau
+        dear = number < len(marks) and costs.chunks[start][number - start] > tau
+        starts += [number] if number > start and (joined or dear) else []
+    chosen: list[Mark] = []
+    for start, behind in pairwise([*starts, len(marks) + 1]):
+        promised = marks[start:behind]
+        if len(promised) > 1:
+            chosen += promised
+            if behind <= len(marks):
+                chosen.append(Mark(promised[-1].end, promised[-1].end, Sync()))
+    return chosen
+
+
+class LikelihoodModel:
+    """A model and its tokenizer, which measure what it costs to hide candidates.
+
+    Args:
+        folder: Of a Llama, Qwen2 or Qwen3, with the tags or without.
+        row_tokens: Of a forward pass; a tree that is larger gets one of its own.
+
+    Raises:
+        UnsupportedModelError: The folder cannot be used.
+    """
+
+    def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
+        CheckpointFolder(Path(folder), "annotation by likelihood does not support it")
+        self._text = TextCodec.from_folder(folder)
+        self._known = self._text.tags is not None
+        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
+        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        self._model = model.to(device).eval()
+        self._context: int = model.config.max_position_embeddings
+        self._row_tokens = row_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        return self._text.encode(text)
+
+    def prompt(self, record: Record, pasta: bool = True) -> list[int]:
+        """Ids of a record's messages, up to where the answer begins; without `pasta`, a plain one."""
+        return self._text.encode_chat(record.messages, {} if pasta else {"pasta": False})
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token."""
+        return self._text.token_bytes(token)
+
+    def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
+        """The costs of some answers' candidates; None where the model's context is too short."""
+        trees: list[tuple[int, Trie, list[_Slot]]] = []
+        for number, (record, marks) in enumerate(answers):
+            for start in range(len(marks) + 1):  # rounds share a tree, and what they have in common
+                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self._row_tokens // 2:
+                    trees.append((number, Trie(), []))
+                trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
+        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self._context}
+        kept = [one for one in trees if one[0] not in too_long]
+        bits = [dict[_Slot, float]() for _ in answers]
+        for (number, _, slots), losses in zip(kept, self._losses([one[1] for one in kept]), strict=True):
+            bits[number] |= _means(slots, losses)
+        return [
+            None if number in too_long else _costs(bits[number], len(marks))
+            for number, (_, marks) in enumerate(answers)
+        ]
+
+    def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
+        """Add the views of the round that starts at a candidate; yields what each target belongs to."""
+        root = tree.extend(-1, self.prompt(record))
+        document = _round(record.document.text, marks, start, self._count)
+        views = encode_views(self, document)
+        *_, main = (number for number, view in enumerate(views) if view.thread == 0)
+        for number, (thread, context, target) in enumerate(views):
+            node = tree.extend(root, self._visible(context))
+            if thread > start:
+                tree.extend(node, target[:-1], target=True)  # less `</async>`
+                yield from [_Slot(start, "chunks", thread - 1)] * (len(target) - 1)
+            elif number == main:
+                for place, (gap, promise) in enumerate(self._gaps(target), start):
+                    says = self._says(gap)
+                    yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
+                    node = tree.extend(tree.extend(node, gap, target=says), promise)
+        if self._known and start == 0:
+            yield from self._add_plain(tree, record, views)
+
+    def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
+        """Add the plain answer, which a model that knows the tags may find cheaper than joined chunks."""
+        node = tree.extend(-1, self.prompt(record, pasta=False))
+        gaps = [gap for gap, _ in self._gaps(views[0].target)]
+        chunks = [view.target[:-1] for view in views[1:]]
+        for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
+            for kind, ids in zip(("gaps", "chunks"), pieces, strict=True):
+                node = tree.extend(node, ids, target=True)
+                yield from [_Slot(_PLAIN, kind, number)] * len(ids)
+
+    def _count(self, text: str) -> int:
+        return len(self.encode(text))
+
+    def _visible(self, ids: Sequence[int]) -> list[int]:
+        """A context as the model reads it: without tags if it does not know them."""
+        if self._known:
+            return [*ids]
+        kept, run, inside = list[int](), list[int](), False
+        for token, following in zip(ids, [*ids[1:], self.end], strict=False):
+            if token == self.tags[PROMISE_CLOSE]:  # a chunk that is hidden goes with its list marker
+                inside = False
+                kept += run if following == self.tags[ASYNC_OPEN] else self._without_marker(run)
+                run = []
+            elif token == self.tags[PROMISE_OPEN]:
+                inside = True
+            elif not inside and token not in self.tags.values():
+                run.append(token)
+        return kept + run
+
+    def _gaps(self, target: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """Main's texts, less end-of-text, each with the ids of the promise behind it."""
+        gap, promise = list[int](), list[int]()
+        for token in target[:-1]:
+            (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
+            if token == self.tags[PROMISE_CLOSE]:
+                yield (gap, promise) if self._known else (self._without_marker(gap), [])
+                gap, promise = [], []
+        yield gap, promise
+
+    def _without_marker(self, ids: list[int]) -> list[int]:
+        """What stands before a hidden chunk, without a last line that has no word."""
+        texts = [self._text.detokenize([token]) for token in ids]
+        place = len(ids)
+        while place and "\n" not in texts[place - 1]:
+            place -= 1
+            if any(map(str.isalpha, texts[place])):
+                return ids
+        while place and texts[place - 1].isspace():
+            place -= 1
+        return ids[:place]
+
+    def _says(self, ids: Sequence[int]) -> bool:
+        """Whether there is a word in it, which a list marker has none of."""
+        return any(map(str.isalpha, self._text.detokenize(ids)))
+
+    @torch.inference_mode()
+    def _losses(self, trees: Sequence[Trie]) -> list[list[float]]:
+        """Bits of each target of each tree."""
+        sizes = dict(enumerate(map(len, trees)))
+        small = [number for number, size in sizes.items() if size <= self._row_tokens]
+        dealt = deal_rows([sizes[number] for number in small], self._row_tokens, 1) if small else []
+        rows = [[small[place] for place in row] for row in dealt if row]
+        rows += [[number] for number, size in sizes.items() if size > self._row_tokens]
+        losses = [list[float]() for _ in trees]
+        for row in rows:
+            length = row_length(sum(sizes[number] for number in row), self._row_tokens, few=False)
+            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), self._model.device)
+            bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
+            for number in row:
+                losses[number] = [next(bits) for _ in trees[number].targets]
+        return losses
+
+
+class _Slot(NamedTuple):
+    """What a target belongs to."""
+
+    start: int
+    """Of the round; `_PLAIN` for the plain answer."""
+    kind: str
+    """chunks or gaps"""
+    number: int
+
+
+def _round(text: str, marks: Sequence[Mark], start: int, count: CountTokens) -> Document:
+    """An answer with all candidates promised, those before `start` joined."""
+    joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
+    return recount(insert_tags(text, [*marks[:start], *joined, *marks[start:]]), count)
+
+
+def _means(slots: Sequence[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
+    sums: Counter[_Slot] = Counter()
+    sizes: Counter[_Slot] = Counter(slots)
+    for slot, bits in zip(slots, losses, strict=True):
+        sums[slot] += bits  # pyright: ignore[reportArgumentType] - it adds any number
+    return {slot: sums[slot] / size for slot, size in sizes.items()}
+
+
+def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
+    """What every round costs, by the bits a token in each of them: less those where nothing is hidden."""
+
+    def cost(start: int, kind: str, number: int) -> float:
+        hidden = bits.get(_Slot(start, kind, number))
+        if hidden is None or start == number:
+            return 0.0
+        plain = bits.get(_Slot(_PLAIN, kind, number), math.inf)
+        visible = min(plain, bits[_Slot(number, kind, number)])
+        return round(hidden - visible, 4)  # what is less is the order of the sums
+
+    def rows(kind: str, size: int) -> list[list[float]]:
+        return [[cost(start, kind, number) for number in range(start, size)] for start in range(size)]
+
+    return Costs(rows("chunks", candidates), rows("gaps", candidates + 1))
+
+
+def annotate_by_likelihood(
+    records: Sequence[Record],
+    model: Path | str,
+    journal: Path,
+    *,
+    tau: float,
+    sync_tau: float,
+    cut: Cut = "points",
+    least: int = LEAST,
+    count: CountTokens = rough_tokens,
+    row_tokens: int = 1024,
+) -> tuple[list[Document], Counter[str]]:
+    """Annotate answers.
+
+    Args:
+        records: Of the answers; their tags are not looked at.
+        model: Folder of the model.
+        journal: File of the costs, which are computed once for all thresholds.
+        tau: As for `choose`.
+        sync_tau: As for `choose`.
+        cut: As for `structure_marks`.
+        least: As for `structure_marks`.
+        count: Measures candidates and estimates in tokens.
+        row_tokens: As for `LikelihoodModel`.
+
+    Returns:
+        A document for each record, and the totals: answers that were measured or resumed, and those that
+        stay plain because they are too_long for the model.
+
+    Raises:
+        PastaError: The model cannot be used, or the journal has the costs of something else.
+    """
+    texts = [record.document.text for record in records]
+    marks = [structure_marks(text, count, cut, least) for text in texts]
+    marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
+    keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
+    asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
+    identity = {"model": _identity(Path(model))}
+    with Journal(journal, identity) as kept:
+        resumed = {row["key"] for row in kept.rows} & asked.keys()
+        _measure({key: one for key, one in asked.items() if key not in resumed}, model, kept, row_tokens)
+        costs = {row["key"]: row["costs"] for row in kept.rows}
+    totals = Counter(measured=len(asked) - len(resumed), resumed=len(resumed))
+    totals["too_long"] = sum(costs[key] is None for key in asked)
+    documents: list[Document] = []
+    for key, text, found in zip(keys, texts, marks, strict=True):
+        known = costs.get(key)
+        chosen = choose(found, Costs(**known), tau, sync_tau) if known else []
+        documents.append(recount(insert_tags(text, chosen), count))
+    return documents, totals
+
+
+def _measure(
+    asked: Mapping[str, tuple[Record, Sequence[Mark]]], folder: Path | str, journal: Journal, row_tokens: int
+) -> None:
+    """Compute costs and append them to the journal."""
+    if not asked:
+        return
+    model, keys = LikelihoodModel(folder, row_tokens), [*asked]
+    with progress(len(keys), "answers") as advance:
+        for start in range(0, len(keys), _AT_ONCE):
+            some = keys[start : start + _AT_ONCE]
+            for key, costs in zip(some, model.costs([asked[key] for key in some]), strict=True):
+                journal.append({"key": key, "costs": costs and costs._asdict()})
+            advance(len(some))
+
+
+def _key(record: Record, marks: Sequence[Mark]) -> str:
+    """Stands for an answer and its candidates."""
+    places = [(mark.start, mark.end) for mark in marks]
+    return digest(record.messages, f"{places}{record.document.text}")
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """What tells one model from another: configuration, and size and first bytes of the weights."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 24))
+    return {"name": folder.resolve().name, "digest": digest.hexdigest()[:16]}
