@@ -51,6 +51,7 @@ class LlamaCpp:
         self._prompt = 0
 
     def first_token(self, prompt: Sequence[int]) -> float:
+        """See `pasta_async.evals.peers.Contestant`."""
         self._api.llama_memory_clear(self._memory, False)
         self._prompt = len(prompt)
         began = time.perf_counter()
@@ -58,6 +59,7 @@ class LlamaCpp:
         return time.perf_counter() - began
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
+        """See `pasta_async.evals.peers.Contestant`."""
         api, count, tokens = self._api, len(starts), list(starts)
         for sequence in range(1, count + 1):
             api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
@@ -71,6 +73,7 @@ class LlamaCpp:
         return seconds
 
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        """See `pasta_async.evals.peers.Contestant`."""
         seconds = self.first_token(prompt)
         began = time.perf_counter()
         for at, token in enumerate(answer, len(prompt)):
@@ -78,6 +81,7 @@ class LlamaCpp:
         return seconds + time.perf_counter() - began
 
     def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
+        """See `pasta_async.evals.peers.Contestant`."""
         import numpy as np
         from scipy.special import log_softmax
 
@@ -95,6 +99,7 @@ class LlamaCpp:
         return Prediction(fmean(bits), likeliest)
 
     def vocabulary(self) -> int:
+        """See `pasta_async.evals.peers.Contestant`."""
         return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
 
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:

@@ -97,11 +97,12 @@ class _Layer:
         self._qkv = linear(qkv, biases, dtype, norm1, basis)
         gate_up = _taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
         self._gate_up = linear(*gate_up, dtype, norm2, basis)
-        out = _taken(read, [attention + "o_proj"], c.out_bias)
-        down = _taken(read, [mlp + "down_proj"], c.mlp_bias)
-        if basis:
-            out, down = ([[*map(basis.outputs, parts)] for parts in pair] for pair in (out, down))
-        self._out, self._down = linear(*out, dtype), linear(*down, dtype)
+
+        def write(name: str) -> torch.Tensor:
+            return basis.outputs(read(name)) if basis else read(name)
+
+        self._out = linear(*_taken(write, [attention + "o_proj"], c.out_bias), dtype)
+        self._down = linear(*_taken(write, [mlp + "down_proj"], c.mlp_bias), dtype)
         self._qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
             q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")

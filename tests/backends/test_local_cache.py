@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import RUN, RadixCache, SlotPool
 
 if TYPE_CHECKING:
@@ -125,3 +127,20 @@ def test_sequences_that_grow_in_turn_each_keep_to_a_run_of_their_own() -> None:
     for _ in range(20):
         slots = [np.concatenate((own, pool.take(1, int(own[-1])))) for own in slots]
     assert [own.tolist() for own in slots] == [list(range(run * RUN, run * RUN + 25)) for run in range(3)]
+
+
+def test_what_single_threads_see_is_a_part_of_its_own() -> None:
+    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, 3, torch.device("cpu"), torch.float32)
+    shared = pool.take(50)
+
+    def entries(threads: int, tokens: int) -> list[Entry]:
+        slots = [np.concatenate((shared, pool.take(tokens))) for _ in range(threads)]
+        return [Entry(0, np.zeros(len(own), np.int64), len(own) - 1, own) for own in slots]
+
+    (long,) = maker.make(entries(8, 80)).blocks
+    assert long.own is not None
+    assert (long.table, long.own.rows, long.own.columns) == (slice(0, 50), slice(1, 9), 80)
+    between = entries(50, 5)
+    for together in (entries(1, 80), [between[0], between[-1]]):
+        (block,) = maker.make(together).blocks
+        assert block.own is None

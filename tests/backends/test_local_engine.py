@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import local_models
@@ -13,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from pasta_async.backends.local.batch import BatchMaker, Entry
-from pasta_async.backends.local.cache import RUN, SlotPool
+from pasta_async.backends.local.cache import RUN
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.linear import Basis, choose_dtype, linear
 from pasta_async.backends.local.sampler import TokenSampler, sample
@@ -193,13 +193,10 @@ def test_another_basis_keeps_products_and_spreads_what_stands_out(hidden: int) -
     basis, draw = Basis(hidden), torch.Generator().manual_seed(0)
     states, reads = torch.randn(5, hidden, generator=draw), torch.randn(7, hidden, generator=draw)
     writes, bias = torch.randn(hidden, 3, generator=draw), torch.randn(hidden, generator=draw)
-    torch.testing.assert_close(
-        basis.inputs(states) @ basis.inputs(reads).T, states @ reads.T, atol=1e-4, rtol=1e-4
-    )
-    torch.testing.assert_close(
-        basis.inputs(reads) @ basis.outputs(writes), reads @ writes, atol=1e-4, rtol=1e-4
-    )
-    torch.testing.assert_close(basis.outputs(bias), basis.inputs(bias[None])[0])
+    close: Any = partial(torch.testing.assert_close, atol=1e-4, rtol=1e-4)
+    close(basis.inputs(states) @ basis.inputs(reads).T, states @ reads.T)
+    close(basis.inputs(reads) @ basis.outputs(writes), reads @ writes)
+    close(basis.outputs(bias), basis.inputs(bias[None])[0])
     peak = torch.eye(hidden)[:1] * 100
     assert float(basis.inputs(peak).abs().max()) < 100 / hidden**0.25
 
@@ -288,23 +285,6 @@ def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, f
     run(engine)
     for task in (parent, *threads):
         assert decoded(task) == reference(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
-
-
-def test_what_single_threads_see_is_a_part_of_its_own() -> None:
-    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, 3, torch.device("cpu"), torch.float32)
-    shared = pool.take(50)
-
-    def entries(threads: int, tokens: int) -> list[Entry]:
-        slots = [np.concatenate((shared, pool.take(tokens))) for _ in range(threads)]
-        return [Entry(0, np.zeros(len(own), np.int64), len(own) - 1, own) for own in slots]
-
-    (long,) = maker.make(entries(8, 80)).blocks
-    assert long.own is not None
-    assert (long.table, long.own.rows, long.own.columns) == (slice(0, 50), slice(1, 9), 80)
-    between = entries(50, 5)
-    for together in (entries(1, 80), [between[0], between[-1]]):
-        (block,) = maker.make(together).blocks
-        assert block.own is None
 
 
 def test_a_join_is_computed_from_the_longest_cached_prefix(made: Any, engine: Engine) -> None:
