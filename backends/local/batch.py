@@ -179,6 +179,8 @@ class BatchMaker:
         seen_by = np.bincount(seen - low)
         private = [_private_run(entry.slots, seen_by[entry.slots - low], self._runs) for entry in entries]
         runs = [int(own[0]) // RUN for own in private if len(own)]
+        if len(set(runs)) < len(runs):  # where whole runs have become rare, threads may share one
+            return None, entries
         if not runs or any(len(own) == len(e.slots) for own, e in zip(private, entries, strict=True)):
             return None, entries
         first, rows = min(runs), max(runs) + 1 - min(runs)

@@ -144,3 +144,11 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
     for together in (entries(1, 80), [between[0], between[-1]]):
         (block,) = maker.make(together).blocks
         assert block.own is None
+
+
+def test_threads_that_share_a_run_have_no_part_of_their_own() -> None:
+    pool, maker = SlotPool(RUN), BatchMaker(RUN, 3, torch.device("cpu"), torch.float32)
+    shared = pool.take(50)
+    slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
+    (block,) = maker.make([Entry(0, np.zeros(70, np.int64), 69, own) for own in slots]).blocks
+    assert block.own is None
