@@ -62,7 +62,6 @@ class LlamaCpp:
         """See `pasta_async.evals.peers.Contestant`."""
         api, count, tokens = self._api, len(starts), list(starts)
         for sequence in range(1, count + 1):
-            api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
             api.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
         began = time.perf_counter()
         for step in range(steps):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from pasta_async.lang import Document
+    from pasta_async.protocol import DecodeRequest
 
 
 __all__ = ["Contestant", "Peer", "RemoteContestant", "open_contestant"]
@@ -108,7 +109,7 @@ class _Local:
         bits: dict[tuple[int, int], float] = {}
         likeliest: dict[tuple[int, int], int] = {}
 
-        async def read(number: int, window: Sequence[int]) -> None:
+        def reading(number: int, window: Sequence[int]) -> DecodeRequest:
             def force_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
                 place = (number, len(generated))
                 following = window[len(generated) + 1]
@@ -117,7 +118,7 @@ class _Local:
                 logits[following] = 1e6
                 return logits
 
-            request = DecodeRequest(
+            return DecodeRequest(
                 f"text {number}",
                 0,
                 (window[0],),
@@ -125,15 +126,8 @@ class _Local:
                 Sampling(temperature=0),
                 extra={"logits_processor": force_next},
             )
-            async for _ in self._backend.decode(request):
-                pass
 
-        async def together() -> None:
-            async with asyncio.TaskGroup() as group:
-                for number, window in enumerate(windows):
-                    group.create_task(read(number, window))
-
-        self._runner.run(together())
+        self._decode([reading(number, window) for number, window in enumerate(windows)])
         return Prediction(fmean(bits.values()), [likeliest[place] for place in sorted(likeliest)])
 
     def text_ids(self, text: str) -> list[int]:
@@ -181,18 +175,26 @@ class _Local:
         from pasta_async.evals.forcing import force
         from pasta_async.protocol import DecodeRequest
 
-        async def decode(thread: int, ids: tuple[int, ...]) -> None:
-            request = DecodeRequest("answer", thread, ids, tokens, Sampling(temperature=0))
-            if forced is not None:
-                request = force(self._backend, request, forced)
+        requests = [
+            DecodeRequest("answer", thread, ids, tokens, Sampling(temperature=0))
+            for thread, ids in enumerate(prompts)
+        ]
+        if forced is not None:
+            requests = [force(self._backend, request, forced) for request in requests]
+        return self._decode(requests)
+
+    def _decode(self, requests: Sequence[DecodeRequest]) -> float:
+        """The time to decode requests, all at once."""
+
+        async def decode(request: DecodeRequest) -> None:
             async for _ in self._backend.decode(request):
                 pass
 
         async def together() -> float:
             began = time.perf_counter()
             async with asyncio.TaskGroup() as group:
-                for thread, ids in enumerate(prompts):
-                    group.create_task(decode(thread, ids))
+                for request in requests:
+                    group.create_task(decode(request))
             return time.perf_counter() - began
 
         return self._runner.run(together())

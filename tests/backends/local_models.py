@@ -49,6 +49,15 @@ TEMPLATE = (
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
 
 def byte_level(tags: bool = True) -> PreTrainedTokenizerFast:
     """As GPT-2, Llama 3 and Qwen have it; with the tags as special tokens, and one that is not special."""

@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 torch.set_num_threads(1)
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"kind": "llama"},
     "llama, no sharing of heads, tied": {
@@ -44,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "llama 3.1, all biases": {
         "kind": "llama",
-        "rope_parameters": LLAMA3_ROPE,
+        "rope_parameters": local_models.LLAMA3_ROPE,
         "attention_bias": True,
         "mlp_bias": True,
     },

@@ -34,18 +34,13 @@ if TYPE_CHECKING:
 Metadata = dict[str, Any]
 
 torch.set_num_threads(1)
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 VARIANTS: dict[str, tuple[dict[str, Any], Type]] = {
     "llama": ({}, Type.F32),
     "llama, tied, one key for all heads": ({"tie_word_embeddings": True, "num_key_value_heads": 1}, Type.F16),
-    "llama 3.1, biases": ({"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}, Type.BF16),
+    "llama 3.1, biases": (
+        {"rope_parameters": local_models.LLAMA3_ROPE, "attention_bias": True, "mlp_bias": True},
+        Type.BF16,
+    ),
     "llama, positions divided": (
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}},
         Type.Q8_0,
