@@ -191,9 +191,9 @@ def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
 
 
 _PASSAGE = re.compile(
-    r"\b(this|the|given|a|following|provided|reference|above|below)( \w+)? "
-    r"(text|passage|paragraph|article|excerpt|context|review|summary)\b"
-    r"|\b(passage|text|paragraph|information|context) (provided|given|above|below)\b|\bsee below\b",
+    r"\b(this|the|given|provided)( (given|provided|above|following))? (text|passage|paragraph|excerpt)\b"
+    r"|\b(this|given|provided|above|following) (article|context|summary)\b"
+    r"|\b(text|passage|paragraph|article) (provided|given|above|below)\b",
     re.IGNORECASE,
 )
 
