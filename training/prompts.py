@@ -50,8 +50,7 @@ def _lines(text: object) -> object:
 
 
 def _topics(text: object) -> object:
-    found = re.split(r"[;\n]", text) if isinstance(text, str) else ()
-    return [topic.strip() for topic in found if topic.strip()]
+    return _lines(text.replace(";", "\n") if isinstance(text, str) else text)
 
 
 Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
@@ -113,12 +112,12 @@ _IMPERATIVE = re.compile(
     r"|Suggest|Summarize|Tell|Write) .*\."
 )
 _FORM_IS_GIVEN = re.compile(
-    r"[:\n]|\b(each|short|brief\w*|sentences?|paragraphs?|steps|lines|headings?|simpl[ey])\b"
+    r"[:\n]|\b(each|short|brief\w*|sentences?|paragraphs?|steps|lines|headings?|simpl[ey]|funny)\b"
 )
 
 
-def _joined(items: Sequence[str], last: str = " and ") -> str:
-    return last.join(filter(None, (", ".join(items[:-1]), items[-1]))) if items else ""
+def _joined(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
 def _some(rng: random.Random, items: Sequence[str], least: int, most: int) -> list[str]:
@@ -141,7 +140,7 @@ def _values(group: Group, topic: str, rng: random.Random) -> dict[str, str]:
         "rest": _joined(_some(rng, parts[1:], 2, 4)),
         "list": numbered if rng.random() < 0.6 else " " + " ".join(drawn),
         "n": rng.choice(_NUMBERS),
-        "aspects": _joined(_some(rng, group.aspects, 2, 4), rng.choice((" and ", ", "))),
+        "aspects": _joined(_some(rng, group.aspects, 2, 4)),
     }
 
 
