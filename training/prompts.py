@@ -169,7 +169,7 @@ def _deck(items: Sequence[T], rng: random.Random) -> Iterator[T]:
 
 
 def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
-    """Different prompts of a family, topics and templates in turn, until every template met every topic."""
+    """Different prompts of a family, topics and templates in turn, until they repeat themselves."""
     topics = [(group, topic) for group in family.groups for topic in group.topics]
     templates = {id(group): _deck(family.templates + group.templates, rng) for group in family.groups}
     seen: set[str] = set()
@@ -211,7 +211,7 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
         share: Of the prompts that come from files, as long as there are any.
 
     Raises:
-        InvalidRequestError: A file cannot be read, or holds no prompt.
+        InvalidRequestError: A file cannot be read, holds no prompt, or is called as another or a family is.
     """
     rng = random.Random(seed)
     found = families()
@@ -222,6 +222,8 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
     for path in files:
         prompts = [prompt.strip() for prompt in read_prompts(path) if not lacks_passage(prompt)]
         name = path.name.partition(".")[0]
+        if name in sources:
+            raise InvalidRequestError(f"{path}: ids from {name!r} are taken; rename the file")
         weights[name] = total * share / (1 - share) / len(files)
         origins[name] = path.name
         sources[name] = iter(rng.sample(prompts, len(prompts)))

@@ -79,6 +79,8 @@ def test_prompts_of_a_packed_file_take_part_without_those_whose_passage_is_missi
     assert {record.prompt for record in theirs} == {*asked, rows[-1]}
     assert {record.source for record in theirs} == {"dolly.jsonl.gz"}
     assert sum(record in found[:40] for record in theirs) >= 10
+    with pytest.raises(InvalidRequestError):
+        next(ordered(3, (path, path)))
 
 
 @pytest.mark.parametrize(
