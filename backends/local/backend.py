@@ -54,7 +54,7 @@ class LocalBackend:
             about 1% of the bits a token), ``"bfloat16"`` or ``"float16"``. None or ``"auto"``: float32 for
             models of fewer than 50 million weights, else int8 on a CPU and bfloat16 on CUDA.
             `ModelInfo.dtype` says which it is.
-        slots: Tokens whose keys and values are kept; None for what two gibibytes hold, at most 32768.
+        slots: Tokens whose keys and values are kept; None for what a gibibyte holds, at most 32768.
         context_length: Limit of prompt and output together; None for the model's own, at most `slots`.
         max_running: Requests that decode at the same time; the others wait.
         max_prefill_tokens: Prompt tokens computed in one step; a long prompt takes several, and the others

@@ -95,12 +95,6 @@ class SlotPool:
             )
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def fits(self, count: int, behind: int | None = None) -> bool:
-        """Whether `take` could give slots that stand together."""
-        if behind is not None and len(self._stretch(behind + 1, count)) == count:
-            return True
-        return bool((self._left == RUN).any())
-
     def give(self, slots: Ids) -> None:
         """Give slots back."""
         self._unused[slots] = True

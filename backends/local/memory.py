@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["affordable_slots", "available_memory"]
 
-_CACHE_BYTES = 2**31
+_CACHE_BYTES = 2**30
 _MOST_SLOTS = 32768
 _FEWEST_SLOTS = 1024
 
@@ -32,7 +32,7 @@ def affordable_slots(checkpoint: Checkpoint, dtype: DType, wanted: int | None, d
     Args:
         checkpoint: Of the model.
         dtype: The number format that it will be computed in.
-        wanted: So many are asked for; None: what two gibibytes hold, at most 32768, but in a small memory no
+        wanted: So many are asked for; None: what a gibibyte holds, at most 32768, but in a small memory no
             more than half of what the weights leave.
         device: Where they are to be.
 

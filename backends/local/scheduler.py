@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pasta_async.backends.local.cache import RUN, RadixCache, SlotPool
+from pasta_async.backends.local.cache import RadixCache, SlotPool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Scheduler", "Task"]
 
 _HEADROOM = 8  # slots left for each running job when another is admitted
-_EVICTIONS = 4  # tries to free a whole run
 _REMEMBERED = 4096  # answers that count as started
 
 
@@ -136,7 +135,6 @@ class Scheduler:
                 budget -= tasks[-1].tokens
         tasks = self._make_room(tasks)
         for job, count in tasks:
-            self._free_run(job, count)
             taken = self.pool.take(count, job.last_slot)
             job.slots[job.filled : job.filled + count] = taken
             job.last_slot = int(taken[-1])
@@ -233,17 +231,6 @@ class Scheduler:
             spare = max(needed - self.pool.free, self.pool.size // 64)
             self.pool.give(self.radix.evict(spare))
         return tasks
-
-    def _free_run(self, job: Job, count: int) -> None:
-        """Evict until there is a whole run for a job that would have to take slots here and there.
-
-        Attention reads a run in place; slots that are scattered have to be copied, layer by layer. Cached
-        sequences are in runs, so the oldest few make one free, unless others share them.
-        """
-        for _ in range(_EVICTIONS):
-            if self.radix.evictable < RUN or self.pool.fits(count, job.last_slot):
-                return
-            self.pool.give(self.radix.evict(RUN))
 
     def _remember(self, group: Hashable) -> None:
         self._started[group] = None
