@@ -21,6 +21,7 @@ from pasta_async.errors import PastaError
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.corpus import StrictModel, digest, plain_record, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
+from pasta_async.training.faults import repeats_itself
 from pasta_async.training.sample import answer_seed, weights_digest
 
 if TYPE_CHECKING:
@@ -28,12 +29,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.corpus import Record
 
-__all__ = ["AnswerSettings", "draw_answers", "main", "repeats_itself"]
-
-_RUN = 8
-"""Words of a run that says again what was said."""
-_REPEATED = 0.2
-"""Share of an answer's runs that may be repeated."""
+__all__ = ["AnswerSettings", "draw_answers", "main"]
 
 
 class AnswerSettings(StrictModel):
@@ -41,7 +37,9 @@ class AnswerSettings(StrictModel):
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
-    out: Path = Field(description="file of records with these answers, JSON lines; its journal stands beside it")
+    out: Path = Field(
+        description="file of records with these answers, JSON lines; its journal stands beside it"
+    )
     skip: int = Field(default=0, ge=0, description="leave out the first so many prompts of each file")
     limit: int = Field(default=0, ge=0, description="only so many prompts of each file (0: all)")
     max_tokens: Count = Field(default=500, description="of an answer; longer ones are not kept")
@@ -129,16 +127,6 @@ def _fault(row: dict[str, Any], least: int) -> str:
     if len(row["text"].split()) < least:
         return "trivial"
     return "repeats" if repeats_itself(row["text"]) else ""
-
-
-def repeats_itself(text: str) -> bool:
-    """Whether a text loops: a fifth of its runs of eight words, or a line of three words, comes again."""
-    words = text.lower().split()
-    runs = Counter(tuple(words[place : place + _RUN]) for place in range(len(words) - _RUN + 1))
-    if runs.total() and 1 - len(runs) / runs.total() > _REPEATED:
-        return True
-    lines = Counter(line.strip().lower() for line in text.splitlines() if len(line.split()) > 2)
-    return any(count > 1 for count in lines.values())
 
 
 main: Command = command(AnswerSettings, draw_answers, "pasta_async.training.answers", __doc__, resumes=True)
