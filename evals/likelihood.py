@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
@@ -80,9 +80,9 @@ def _prompts(path: Path, identity: dict[str, Any], answers: Sequence[Answer]) ->
     """
     prompts = [prompt.text for prompt in read_prompts(path)]
     count = 1 + max(one.prompt for one in answers)
-    known: Any = identity.get("prompts")
-    known = known["sha256"][:24] if isinstance(known, dict) else known
-    if count > len(prompts) or known not in (None, digest(prompts), digest(prompts[:count])):
+    known = identity.get("prompts")
+    hashed: Any = cast("dict[str, str]", known)["sha256"][:24] if isinstance(known, dict) else known
+    if count > len(prompts) or hashed not in (None, digest(prompts), digest(prompts[:count])):
         raise InvalidRequestError(f"{path} has other prompts than those that were answered: name their file")
     return prompts
 

@@ -58,8 +58,8 @@ def test_packed_texts_cost_what_they_cost_alone(folder: Path) -> None:
 
 
 def sample(number: int, text: str, written: str = "", **more: Any) -> Sample:
-    fields = {"critical_path": 10, "finish_reason": "stop", "well_formed": True, "seed": number, **more}
-    return Sample(number=number, text=text, written=written or text, **fields)
+    fields: dict[str, Any] = {"critical_path": 10, "finish_reason": "stop", "well_formed": True, **more}
+    return Sample(number=number, seed=number, text=text, written=written or text, **fields)
 
 
 def scored(folder: Path, model: Path | str, *samples: Sample, **more: Any) -> dict[int, float]:
@@ -112,7 +112,7 @@ def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path:
 
 
 def test_faults_are_taken_off_another_judges_quality(tmp_path: Path) -> None:
-    asked = {"judge": "test_likelihood:Half", "judge_model": ""}
+    asked = {"judge": f"{__name__}:Half", "judge_model": ""}
     found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), **asked)
     assert [*found.values()] == [0.5, 0.5]
     found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), faults=True, **asked)
