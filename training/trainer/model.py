@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,15 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.trainer.operators import embed
+from pasta_async.training.trainer.rows import SHARDED, compute_losses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -148,7 +151,10 @@ class BaseModel:
             trainable_token_indices={name: list(self.tag_ids) for name in embeddings},
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, adapters)
+        adapted = get_peft_model(model, adapters)
+        embedding = adapted.get_input_embeddings().token_adapter
+        embedding.forward = partial(embed, embedding)
+        return adapted
 
 
 def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
@@ -157,16 +163,23 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
     Args:
         model: Of the same shape in every process.
         processes: The run's.
-        dtype: Of the computation; weights, gradients and optimizer stay float32.
+        dtype: Of the computation; trained weights, gradients and optimizer stay float32.
         share: Whether all take the weights of the first process; else a checkpoint will bring them.
     """
+    frozen: set[Any] = set()  # a process alone keeps them as they are computed with
+    if processes.world == 1:
+        frozen = {param for param in model.parameters() if not param.requires_grad}
+    for param in frozen:
+        param.data = param.data.to(processes.device, dtype)
     weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for part in (*model.get_decoder().layers, model):
-        fully_shard(part, mesh=processes.mesh, mp_policy=policy)
+        fully_shard(part, mesh=processes.mesh, mp_policy=policy, ignored_params=frozen)
+    setattr(model, SHARDED, partial(compute_losses, model))
+    register_fsdp_forward_method(model, SHARDED)
     if share:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        whole = {name: value.detach() for name, value in weights.items()}
+        whole = {name: value.detach() for name, value in weights.items() if value not in frozen}
         if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
             raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
 
@@ -188,10 +201,11 @@ def export_model(
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    weights = get_model_state_dict(model, options=options)
     if processes.first:
-        whole = base.empty()
-        whole.load_state_dict(weights)
+        whole = base.loaded() if base.lora_rank else base.empty()
+        whole.load_state_dict(weights, strict=not base.lora_rank)
         if base.lora_rank:
             learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
             state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
