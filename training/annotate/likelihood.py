@@ -26,6 +26,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
@@ -34,7 +36,8 @@ from pasta_async.training.annotate.structure import LEAST, structure_marks
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
 from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount, rough_tokens
-from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.trainer.operators import TREES
+from pasta_async.training.trainer.rows import SDPA, deal_rows, pack_row, row_length, target_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,10 +110,14 @@ class LikelihoodModel:
         ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
         self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        self._model = model.to(device).eval()
+        keep_freed_memory()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        kernel = SDPA if device.type == "cuda" else TREES  # nothing is to be compiled for each length
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=kernel
+        )
+        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+        self._model = model.to(device, dtype).eval()
         self._context: int = model.config.max_position_embeddings
         self._row_tokens = row_tokens
 

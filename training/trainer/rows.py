@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Row",
+    "SDPA",
     "SHARDED",
     "block_mask",
     "choose_attention",
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 FLEX, SDPA = "flex_attention", "sdpa"
+"""Attention of transformers."""
 
 SHARDED = "target_losses"
 """Method of a sharded model that gathers its weights around `compute_losses`."""
