@@ -107,9 +107,10 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: as long as others, and each in a direction of its own.
+        """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
 
         That is halfway between what the tag means (the mean of a description's rows) and a random direction.
+        What all rows share, they share too: without it tags can be likely where nothing asks for them.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
@@ -118,11 +119,12 @@ class BaseModel:
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
         chance = torch.Generator().manual_seed(0)
         used = weight[: codec.vocab_size]
-        length, spread = used.norm(dim=1).mean(), used.std(0)
+        center, spread = used.mean(0), used.std(0)
+        distance = (used - center).norm(dim=1).mean()
         for tag, token in self.new_tags().items():
-            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - center, dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
-            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
+            grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[str, int]:
