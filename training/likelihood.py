@@ -14,12 +14,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
-from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.trainer.operators import TREES
+from pasta_async.training.trainer.rows import SDPA, deal_rows, pack_row, row_length, target_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,10 +52,14 @@ class LanguageModel:
         ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
         self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        self._model = model.to(device).eval()
+        keep_freed_memory()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        kernel = SDPA if device.type == "cuda" else TREES  # nothing is to be compiled for each length
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=kernel
+        )
+        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+        self._model = model.to(device, dtype).eval()
         self.context: int = model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""
         self.row_tokens: int = row_tokens

@@ -50,8 +50,7 @@ def _lines(text: object) -> object:
 
 
 def _topics(text: object) -> object:
-    found = re.split(r"[;\n]", text) if isinstance(text, str) else ()
-    return [topic.strip() for topic in found if topic.strip()]
+    return _lines(text.replace(";", "\n") if isinstance(text, str) else text)
 
 
 Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
@@ -113,12 +112,12 @@ _IMPERATIVE = re.compile(
     r"|Suggest|Summarize|Tell|Write) .*\."
 )
 _FORM_IS_GIVEN = re.compile(
-    r"[:\n]|\b(each|short|brief\w*|sentences?|paragraphs?|steps|lines|headings?|simpl[ey])\b"
+    r"[:\n]|\b(each|short|brief\w*|sentences?|paragraphs?|steps|lines|headings?|simpl[ey]|funny)\b"
 )
 
 
-def _joined(items: Sequence[str], last: str = " and ") -> str:
-    return last.join(filter(None, (", ".join(items[:-1]), items[-1]))) if items else ""
+def _joined(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
 def _some(rng: random.Random, items: Sequence[str], least: int, most: int) -> list[str]:
@@ -141,7 +140,7 @@ def _values(group: Group, topic: str, rng: random.Random) -> dict[str, str]:
         "rest": _joined(_some(rng, parts[1:], 2, 4)),
         "list": numbered if rng.random() < 0.6 else " " + " ".join(drawn),
         "n": rng.choice(_NUMBERS),
-        "aspects": _joined(_some(rng, group.aspects, 2, 4), rng.choice((" and ", ", "))),
+        "aspects": _joined(_some(rng, group.aspects, 2, 4)),
     }
 
 
@@ -170,7 +169,7 @@ def _deck(items: Sequence[T], rng: random.Random) -> Iterator[T]:
 
 
 def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
-    """Different prompts of a family, topics and templates in turn, until every template met every topic."""
+    """Different prompts of a family, topics and templates in turn, until they repeat themselves."""
     topics = [(group, topic) for group in family.groups for topic in group.topics]
     templates = {id(group): _deck(family.templates + group.templates, rng) for group in family.groups}
     seen: set[str] = set()
@@ -212,7 +211,7 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
         share: Of the prompts that come from files, as long as there are any.
 
     Raises:
-        InvalidRequestError: A file cannot be read, or holds no prompt.
+        InvalidRequestError: A file cannot be read, holds no prompt, or is called as another or a family is.
     """
     rng = random.Random(seed)
     found = families()
@@ -223,6 +222,8 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
     for path in files:
         prompts = [prompt.strip() for prompt in read_prompts(path) if not lacks_passage(prompt)]
         name = path.name.partition(".")[0]
+        if name in sources:
+            raise InvalidRequestError(f"{path}: ids from {name!r} are taken; rename the file")
         weights[name] = total * share / (1 - share) / len(files)
         origins[name] = path.name
         sources[name] = iter(rng.sample(prompts, len(prompts)))

@@ -13,6 +13,7 @@ from pasta_async.training.corpus import LeakageFilter, read_records
 from pasta_async.training.prompts import PromptSettings, families, lacks_passage, ordered, write_prompts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pasta_async.training.corpus import Record
@@ -78,6 +79,8 @@ def test_prompts_of_a_packed_file_take_part_without_those_whose_passage_is_missi
     assert {record.prompt for record in theirs} == {*asked, rows[-1]}
     assert {record.source for record in theirs} == {"dolly.jsonl.gz"}
     assert sum(record in found[:40] for record in theirs) >= 10
+    with pytest.raises(InvalidRequestError):
+        next(ordered(3, (path, path)))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,10 @@ def test_a_prompt_that_speaks_of_a_passage_lacks_it(prompt: str, lacking: bool) 
 def test_more_prompts_than_there_are_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompts: list[Record]
 ) -> None:
-    monkeypatch.setattr("pasta_async.training.prompts.ordered", lambda *_: iter(prompts[:10]))
+    def few(*_: object) -> Iterator[Record]:
+        return iter(prompts[:10])
+
+    monkeypatch.setattr("pasta_async.training.prompts.ordered", few)
     with pytest.raises(InvalidRequestError):
         write_prompts(PromptSettings(out=tmp_path / "out.jsonl", count=11))
     assert not (tmp_path / "out.jsonl").exists()

@@ -11,8 +11,6 @@ A model that does not know the tags gets the same views without them: the text t
 markers of the candidates that are not.
 """
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import math
