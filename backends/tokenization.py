@@ -9,8 +9,9 @@ from __future__ import annotations
 import codecs
 import json
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
 import jinja2
@@ -36,7 +37,16 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["AsyncTextCodec", "ChatTemplate", "Detokenizer", "TextCodec", "find_template"]
+__all__ = [
+    "AsyncTextCodec",
+    "ChatTemplate",
+    "Detokenizer",
+    "TextCodec",
+    "TokenizerFiles",
+    "add_tags",
+    "find_template",
+    "named_ends",
+]
 
 _T = TypeVar("_T")
 
@@ -48,6 +58,48 @@ LONG_TEXTS_AT_ONCE = 2
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
+
+
+class TokenizerFiles(NamedTuple):
+    """What the files of a model folder say of its tokenizer; the arguments of a `TextCodec`."""
+
+    tokenizer: dict[str, Any]
+    """The parsed `tokenizer.json`."""
+    config: dict[str, Any]
+    """The parsed `tokenizer_config.json`."""
+    template: str | None = None
+    """The chat template, if there is one."""
+    end_ids: tuple[int, ...] = ()
+    """End-of-text ids."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a folder: tokenizer.json, and where present the configs and a chat template.
+
+        Raises:
+            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
+        """
+        config = _read(folder / "tokenizer_config.json") or {}
+        tokenizer = _read(folder / "tokenizer.json")
+        if tokenizer is None:
+            raise UnsupportedModelError(
+                f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
+            )
+        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+
+    def codec(self, place: Path) -> TextCodec:
+        """The codec of these files.
+
+        Args:
+            place: What they were read from, for the message of an error.
+
+        Raises:
+            UnsupportedModelError: They are malformed, or of a kind that is not supported.
+        """
+        try:
+            return TextCodec(*self)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"{place}: its tokenizer cannot be used: {error!r}") from error
 
 
 class TextCodec:
@@ -88,7 +140,7 @@ class TextCodec:
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
         self._bytes: dict[int, bytes] = {}
         self._template = ChatTemplate(template, _named_tokens(config)) if template else None
-        self.end_ids: tuple[int, ...] = tuple(end_ids) or self._ends(config)
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*end_ids, *self._ends(config)]))
         self.tags: TagIds | None = self._find_tags()
 
     @classmethod
@@ -98,21 +150,7 @@ class TextCodec:
         Raises:
             UnsupportedModelError: tokenizer.json is missing or malformed, or of a kind that is not supported.
         """
-        folder = Path(folder)
-        config = _read(folder / "tokenizer_config.json") or {}
-        tokenizer = _read(folder / "tokenizer.json")
-        if tokenizer is None:
-            raise UnsupportedModelError(
-                f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
-            )
-        try:
-            codec = cls(tokenizer, config, find_template(folder, config))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnsupportedModelError(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
-        configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
-        ends = [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
-        codec.end_ids = tuple(dict.fromkeys([*ends, *codec.end_ids]))
-        return codec
+        return TokenizerFiles.read(Path(folder)).codec(Path(folder) / "tokenizer.json")
 
     @property
     def vocab_size(self) -> int:
@@ -297,6 +335,34 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def named_ends(folder: Path) -> list[int]:
+    """The end-of-text ids of a model folder's `generation_config.json` and `config.json`, where they are."""
+    configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
+    return [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
+
+
+def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Add the six tags as special tokens, with ids behind the others unless they have some.
+
+    Args:
+        tokenizer: The parsed `tokenizer.json`; it is changed.
+        config: The parsed `tokenizer_config.json`; it is changed where it lists added tokens.
+    """
+    built: Any = Tokenizer.from_str(json.dumps(tokenizer))
+    known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
+    built.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
+    for tag in TAG_TOKENS:
+        form = {"content": tag, "single_word": False, "lstrip": False, "rstrip": False}
+        form |= {"normalized": False, "special": True}
+        if tag in known:
+            known[tag].update(form)
+        else:
+            tokenizer["added_tokens"].append({"id": built.token_to_id(tag), **form})
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"][str(built.token_to_id(tag))] = form
+    tokenizer["added_tokens"].sort(key=itemgetter("id"))
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
