@@ -4,6 +4,8 @@ Weights become float16. The tokenizer is left out, for it is the base's with the
 is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
 """
 
+# safetensors leaves some of its types open.
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import json

@@ -364,10 +364,10 @@ def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str
     """
     open_file: Callable[..., Any] = safe_open
     try:
-        file = open_file(path, framework="pt", device="cpu")
+        file: Any = open_file(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
-    parts = {name: file.get_slice(name) for name in file.keys()}
+    parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}
     for name, part in parts.items():
         if part.get_dtype() not in _FLOATS:
             raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {refusal}")

@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors import torch as safetensors_torch
 
 from pasta_async.backends.local.checkpoint import expected_shapes, read_config
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -24,6 +24,7 @@ __all__ = ["ExportDType", "export_folder"]
 
 ExportDType = Literal["float32", "bfloat16", "float16"]
 
+_save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
 _FILE_BYTES = 4 * 10**9
 """Of weights in one file."""
 
@@ -92,7 +93,7 @@ def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> 
             for name in names:
                 tensors[name] = checkpoint.tensor(name).to(dtype).contiguous()
                 advance()
-            save_file(tensors, folder / file, {"format": "pt"})
+            _save_file(tensors, folder / file, {"format": "pt"})
             places |= dict.fromkeys(names, file)
     if len(parts) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}

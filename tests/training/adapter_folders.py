@@ -1,5 +1,7 @@
 """Adapters with random values, written by the trainer beside the merged model, as a run writes them."""
 
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
