@@ -190,8 +190,6 @@ async def _grade(
     if settings.judge == "task":
         pairs = zip(prompts, answers, strict=True)
         return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
-    if answers is plain:  # as good as itself
-        return [0.5] * len(prompts)
     grades: dict[int, float] = {}
 
     async def grade_one(place: int) -> None:
