@@ -117,7 +117,8 @@ def test_a_run_checks_what_three_answered_and_goes_on_where_it_was_interrupted(
 
 def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
     row: dict[str, Any] = {"prompt": "Do it.", "instruction_id_list": ["magic:none"], "kwargs": [{}]}
-    for wrong in (row, row | {"kwargs": []}, {"prompt": "Do it."}):
+    rows: list[dict[str, Any]] = [row, row | {"kwargs": []}, {"prompt": "Do it."}]
+    for wrong in rows:
         write_rows(tmp_path / "wrong.jsonl", [wrong])
         refused(main, f"--backend {TINY} --prompts {tmp_path}/wrong.jsonl --out {tmp_path}/out")
     (tmp_path / "wrong.jsonl").write_text("")
