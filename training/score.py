@@ -3,8 +3,9 @@
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
 trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); or a
 model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`), whose
-replies are kept in a journal, so that the same command resumes an interrupted run; or your own
-(`package.module:name`, what makes a `pasta_async.training.score.Judge`).
+replies are kept in a journal, so that the same command resumes an interrupted run; or one that was trained by
+`pasta_async.training.judge` (`reward`); or your own (`package.module:name`, what makes a
+`pasta_async.training.score.Judge`).
 """
 
 from __future__ import annotations
@@ -67,17 +68,21 @@ class JudgeSettings(EndpointSettings):
     """Who says how good answers are."""
 
     judge: str = Field(
-        default="task", description="task; an endpoint, http://host:30000/v1; or package.module:name"
+        default="task", description="task; reward; an endpoint, http://host:30000/v1; or package.module:name"
     )
-    judge_model: str = Field(default="", description="name of the model at the judge's endpoint")
+    judge_model: str = Field(
+        default="", description="name of the model at the judge's endpoint; for reward, the judge's folder"
+    )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.remote and not self.judge_model:
             raise ValueError("name the endpoint's model with --judge-model")
-        if not self.remote and self.judge != "task" and not _OWN.fullmatch(self.judge):
+        if self.judge == "reward" and not self.judge_model:
+            raise ValueError("name the trained judge's folder with --judge-model")
+        if not self.remote and self.judge not in ("task", "reward") and not _OWN.fullmatch(self.judge):
             raise ValueError(
-                f"--judge is task, http://host:30000/v1, or package.module:name, not {self.judge!r}"
+                f"--judge is task, reward, http://host:30000/v1, or package.module:name, not {self.judge!r}"
             )
         return self
 
@@ -240,6 +245,11 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     """
     if settings.judge == "task":
         return TaskJudge()
+    if settings.judge == "reward":
+        from pasta_async.training.judge.reward import RewardJudge, StoredJudge  # brings torch
+
+        stored = StoredJudge.read(Path(settings.judge_model))
+        return RewardJudge(stored, stack.enter_context(Journal(journal, stored.identity)))
     if not settings.remote:
         try:
             return pkgutil.resolve_name(settings.judge)()
