@@ -12,7 +12,7 @@ from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.local.linear import choose_dtype, storage_dtype
-from pasta_async.backends.local.memory import affordable_slots
+from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
@@ -74,7 +74,7 @@ class Engine:
         self._options = options
         self.slots: int = affordable_slots(checkpoint, self.dtype, options.slots, self._device)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
-        _keep_freed_memory()
+        keep_freed_memory()
         with progress(
             len(shapes), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
         ) as advance:
@@ -145,15 +145,6 @@ class Engine:
         if finish_reason:
             self.scheduler.remove(job)
         return Output(job, token, finish_reason)
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep what a step frees for the next one, instead of giving it to the system.
-
-    glibc does so for blocks up to the largest one that was freed (of at most 32 MiB: mallopt(3),
-    M_MMAP_THRESHOLD). Without it steps spent up to a tenth of their time on getting their pages again.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 def _usable_device(name: str | None) -> torch.device:

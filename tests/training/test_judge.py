@@ -16,6 +16,7 @@ import torch
 from command_runs import run
 
 from pasta_async import InvalidRequestError
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.training.judge.command import RewardSettings, main, train
 from pasta_async.training.judge.head import fit_head, length_effects, length_terms
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
@@ -226,13 +227,18 @@ def test_preferences_of_no_use_are_refused(lines: list[Any], message: str, tmp_p
         train(settings(tmp_path, lines))
 
 
+def test_a_base_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="config.json"):
+        train(settings(tmp_path, model=tmp_path))
+
+
 def test_a_folder_that_is_no_judge_is_refused(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no trained judge"):
         qualities(tmp_path, tmp_path, ["a"], "b")
     moved = tmp_path / "judge"
     shutil.copytree(trained / "judge", moved)
     stored = json.loads((moved / "judge.json").read_text())
-    (moved / "judge.json").write_text(json.dumps({**stored, "weights": "of another base"}))
+    (moved / "judge.json").write_text(json.dumps({**stored, "base": {"name": "another"}}))
     with pytest.raises(InvalidRequestError, match="pasta-tiny"):
         qualities(tmp_path, moved, ["a"], "b")
     with pytest.raises(ValueError, match="judge-model"):

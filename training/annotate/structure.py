@@ -32,6 +32,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Promise, Sync
 from pasta_async.training.tokens import Mark, insert_tags, recount, rough_tokens
+from pasta_async.training.words import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,14 +63,6 @@ _ORDINAL = re.compile(
 )
 _PART = re.compile(r"[:;]\s+")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_SMALL = frozenset(
-    (
-        "a an the this that these those is are was were be been it its they their there here you your i "
-        "we our he she his her in on at of for to from by with as and or but if when while one can could "
-        "will would may should have has had do does also another additionally finally first firstly "
-        "second secondly third next then lastly "
-    ).split()
-)
 
 
 class _Block(NamedTuple):
@@ -182,14 +175,14 @@ def _detail(text: str, block: _Block) -> Mark | None:
 def _promise(start: int, end: int, named_by: str) -> Mark:
     """A promise, whose topic is the first three words that say something, or the first three."""
     words = [word[:30] for word in _WORD.findall(named_by[:400])]
-    telling = [word for word in words if word.lower() not in _SMALL]
+    telling = [word for word in words if word.lower() not in SMALL]
     return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
 
 
 def _told_apart(text: str, marks: Sequence[Mark]) -> list[Mark]:
     """The same promises; a topic that an earlier one has is told apart by a word that is new, or a number."""
     apart: list[Mark] = []
-    topics, known = set[str](), set[str](_SMALL)
+    topics, known = set[str](), set[str](SMALL)
     for number, (start, end, tag) in enumerate(marks, 1):
         topic = tag.topic if isinstance(tag, Promise) else ""
         words = [word[:30] for word in _WORD.findall(text[start:end][:400])]

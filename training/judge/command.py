@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
+from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal, progress
 from pasta_async.training.corpus import digest
 from pasta_async.training.judge.agreement import as_markdown, describe
-from pasta_async.training.judge.features import AnswerReader, FeatureSettings
+from pasta_async.training.judge.features import REFUSAL, AnswerReader, FeatureSettings
 from pasta_async.training.judge.head import Head, fit_head, length_effects, length_terms, lengths_and_wins
 from pasta_async.training.judge.preferences import Folds, draw, read_comparisons
 from pasta_async.training.judge.reward import StoredJudge
-from pasta_async.training.sample import weights_digest
+from pasta_async.training.likelihood import model_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,8 @@ class RewardSettings(FeatureSettings):
     @property
     def features(self) -> FeatureSettings:
         """What the judge will read by."""
-        return FeatureSettings(**self.model_dump(include={*FeatureSettings.model_fields}))
+        fields = self.model_dump(include={*FeatureSettings.model_fields})
+        return FeatureSettings(**{**fields, "model": self.model.resolve()})
 
 
 def train(settings: RewardSettings) -> str:
@@ -67,6 +69,7 @@ def train(settings: RewardSettings) -> str:
         PastaError: The preferences or the model cannot be used, or OUT has features of something else.
     """
     found, counts = read_comparisons(settings.preferences)
+    read_config(settings.model, REFUSAL)
     near = [one for one in found if one.near(settings.within)]
     used = draw(near, settings.pairs, settings.seed)
     folds = Folds(used, settings.prompt_folds, settings.model_folds, settings.seed)
@@ -106,8 +109,7 @@ def train(settings: RewardSettings) -> str:
 def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArray[Any]:
     """[answers, features] of prompts and answers. What OUT has is not computed again."""
     asked = {digest(_messages(prompt), text): (prompt, text) for prompt, text in answers}
-    identity = settings.features.model_dump(mode="json")
-    identity |= {"weights": weights_digest(f"local:{settings.model}")}
+    identity = settings.features.model_dump(mode="json", exclude={"model"}) | model_identity(settings.model)
     with Journal(settings.out / "features.jsonl", identity) as journal:
         known = {row["key"]: row["features"] for row in journal.rows}
         missing = [key for key in asked if key not in known]

@@ -18,7 +18,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import StrictModel, digest, explain
 from pasta_async.training.judge.features import AnswerReader, FeatureSettings
 from pasta_async.training.judge.head import Head
-from pasta_async.training.sample import weights_digest
+from pasta_async.training.likelihood import model_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +34,13 @@ class _Description(StrictModel):
     """`judge.json`."""
 
     features: FeatureSettings
-    weights: str
-    """Digest of the base model's weights."""
+    base: dict[str, str]
+    """What tells the base model from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredJudge:
-    """A judge in its folder: judge.json, the head in judge.safetensors, perhaps adapters in adapter/."""
+    """A judge in its folder: what it reads in judge.json, what it learned in judge.safetensors."""
 
     folder: Path
     features: FeatureSettings
@@ -63,9 +63,10 @@ class StoredJudge:
             raise InvalidRequestError(
                 f"{folder} holds no trained judge ({reason}): make one with pasta_async.training.judge"
             ) from error
-        if _digest_of(description.features) != description.weights:
+        base = description.features.model
+        if not (base / "config.json").is_file() or model_identity(base) != description.base:
             raise InvalidRequestError(
-                f"{folder}: its base, {description.features.model}, has other weights now, or is gone"
+                f"{folder}: the model that it reads by, {base}, is another one now, or gone"
             )
         return read
 
@@ -74,7 +75,7 @@ class StoredJudge:
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {"weights": np.asarray(self.head.weights), "effects": np.asarray(self.head.effects)}
         save_file(tensors, self.folder / "judge.safetensors")
-        description = _Description(features=self.features, weights=_digest_of(self.features))
+        description = _Description(features=self.features, base=model_identity(self.features.model))
         (self.folder / "judge.json").write_text(
             description.model_dump_json(indent=1) + "\n", encoding="utf-8"
         )
@@ -85,10 +86,6 @@ class StoredJudge:
         hashed = hashlib.sha256((self.folder / "judge.safetensors").read_bytes())
         hashed.update((self.folder / "judge.json").read_bytes())
         return {"judge": "reward", "digest": hashed.hexdigest()[:16]}
-
-
-def _digest_of(features: FeatureSettings) -> str:
-    return weights_digest(f"local:{features.model}")
 
 
 class RewardJudge:
@@ -135,5 +132,4 @@ class RewardJudge:
 
     @cached_property
     def _reader(self) -> AnswerReader:
-        adapter = self._stored.folder / "adapter"
-        return AnswerReader(self._stored.features, adapter if adapter.is_dir() else None)
+        return AnswerReader(self._stored.features)

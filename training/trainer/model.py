@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,15 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.trainer.operators import embed
+from pasta_async.training.trainer.rows import SHARDED, compute_losses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -104,9 +107,10 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: as long as others, and each in a direction of its own.
+        """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
 
         That is halfway between what the tag means (the mean of a description's rows) and a random direction.
+        What all rows share, they share too: without it tags can be likely where nothing asks for them.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
@@ -115,11 +119,12 @@ class BaseModel:
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
         chance = torch.Generator().manual_seed(0)
         used = weight[: codec.vocab_size]
-        length, spread = used.norm(dim=1).mean(), used.std(0)
+        center, spread = used.mean(0), used.std(0)
+        distance = (used - center).norm(dim=1).mean()
         for tag, token in self.new_tags().items():
-            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - center, dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
-            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
+            grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[str, int]:
@@ -148,7 +153,10 @@ class BaseModel:
             trainable_token_indices={name: list(self.tag_ids) for name in embeddings},
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, adapters)
+        adapted = get_peft_model(model, adapters)
+        embedding = adapted.get_input_embeddings().token_adapter
+        embedding.forward = partial(embed, embedding)
+        return adapted
 
 
 def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
@@ -157,16 +165,23 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
     Args:
         model: Of the same shape in every process.
         processes: The run's.
-        dtype: Of the computation; weights, gradients and optimizer stay float32.
+        dtype: Of the computation; trained weights, gradients and optimizer stay float32.
         share: Whether all take the weights of the first process; else a checkpoint will bring them.
     """
+    frozen: set[Any] = set()  # a process alone keeps them as they are computed with
+    if processes.world == 1:
+        frozen = {param for param in model.parameters() if not param.requires_grad}
+    for param in frozen:
+        param.data = param.data.to(processes.device, dtype)
     weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for part in (*model.get_decoder().layers, model):
-        fully_shard(part, mesh=processes.mesh, mp_policy=policy)
+        fully_shard(part, mesh=processes.mesh, mp_policy=policy, ignored_params=frozen)
+    setattr(model, SHARDED, partial(compute_losses, model))
+    register_fsdp_forward_method(model, SHARDED)
     if share:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        whole = {name: value.detach() for name, value in weights.items()}
+        whole = {name: value.detach() for name, value in weights.items() if value not in frozen}
         if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
             raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
 
@@ -188,10 +203,11 @@ def export_model(
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    weights = get_model_state_dict(model, options=options)
     if processes.first:
-        whole = base.empty()
-        whole.load_state_dict(weights)
+        whole = base.loaded() if base.lora_rank else base.empty()
+        whole.load_state_dict(weights, strict=not base.lora_rank)
         if base.lora_rank:
             learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
             state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
