@@ -74,7 +74,7 @@ class _Judged:
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison], rewards: NDArray[Any]) -> Self:
-        places = np.flatnonzero(~np.isnan(rewards))
+        places: list[int] = np.flatnonzero(~np.isnan(rewards)).tolist()
         some = [comparisons[place] for place in places]
         return cls(some, rewards[places], *lengths_and_wins(some))
 
@@ -116,7 +116,8 @@ class _Judged:
         means = [np.mean(own, axis=0) for name, own in found.items() if name and len(own) >= _LEAST]
         if len(means) < 5:
             return None
-        correlation: Any = spearmanr(*zip(*means, strict=True))
+        own, judged = np.array(means).T
+        correlation: Any = spearmanr(own, judged)
         return {"models": len(means), "correlation": float(correlation.statistic)}
 
 

@@ -27,11 +27,12 @@ from pasta_async.training.judge.reward import StoredJudge
 from pasta_async.training.likelihood import model_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from pasta_async.protocol import Message
+    from pasta_async.training.judge.preferences import Comparison
 
 __all__ = ["RewardSettings", "main", "train"]
 
@@ -50,7 +51,7 @@ class RewardSettings(FeatureSettings):
     pairs: int = Field(
         default=0, ge=0, description="use at most so many of them, spread over the prompts (0: all)"
     )
-    penalty: float = Field(default=1.0, gt=0, description="how strongly large weights are avoided")
+    penalty: float = Field(default=10.0, gt=0, description="how strongly large weights are avoided")
     prompt_folds: int = Field(default=5, ge=2, description="parts of the prompts, each unseen in turn")
     model_folds: int = Field(default=3, ge=1, description="parts of the models, each unseen in turn")
     seed: int = Field(default=0, description="of the draw of pairs, and of the parts")
@@ -58,8 +59,8 @@ class RewardSettings(FeatureSettings):
     @property
     def features(self) -> FeatureSettings:
         """What the judge will read by."""
-        fields = self.model_dump(include={*FeatureSettings.model_fields})
-        return FeatureSettings(**{**fields, "model": self.model.resolve()})
+        fields = {name: getattr(self, name) for name in FeatureSettings.model_fields}
+        return FeatureSettings.model_validate({**fields, "model": self.model.resolve()})
 
 
 def train(settings: RewardSettings) -> str:
@@ -74,36 +75,62 @@ def train(settings: RewardSettings) -> str:
     used = draw(near, settings.pairs, settings.seed)
     folds = Folds(used, settings.prompt_folds, settings.model_folds, settings.seed)
     answers = list(dict.fromkeys((one.prompt, text) for one in used for text in one.answers))
-    features = _read(settings, answers)
-    terms = length_terms([text for _, text in answers])
-    effects = length_effects(features, terms)
-    features -= terms @ effects
-    place = {answer: number for number, answer in enumerate(answers)}
-    first, second = np.array([[place[one.prompt, text] for text in one.answers] for one in used]).T
-    differences = features[first] - features[second]
-    lengths, wins = lengths_and_wins(used)
-
-    def fit(places: Sequence[int]) -> NDArray[Any]:
-        return fit_head(differences[places], lengths[places], wins[places], settings.penalty)[:-1]
-
-    def judged(*, unseen_models: bool) -> NDArray[Any]:
-        rewards = np.full(len(used), np.nan)
-        for known, unseen in folds.blocks(unseen_models=unseen_models):
-            rewards[unseen] = differences[unseen] @ fit(known)
-        return rewards
-
-    groups = {"unseen prompts": judged(unseen_models=False)}
+    learner = _Learner(used, answers, _read(settings, answers), settings.penalty)
+    groups = {"unseen prompts": learner.test(folds.blocks(unseen_models=False))}
     if folds.models > 1:
-        groups = {"unseen prompts and models": judged(unseen_models=True), **groups}
+        groups = {"unseen prompts and models": learner.test(folds.blocks()), **groups}
     scale, report = describe(used, groups)
-    weights = scale * fit(range(len(used)))
-    StoredJudge(settings.out, settings.features, Head(weights, effects @ weights)).write()
+    StoredJudge(settings.out, settings.features, learner.head(scale)).write()
     asked = settings.model_dump(mode="json", exclude={"out"})
     report = {**asked, "counts": {**counts, "near": len(near), "used": len(used)}, **report}
     (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     shown = as_markdown(report)
     (settings.out / "report.md").write_text(shown, encoding="utf-8")
     return shown
+
+
+class _Learner:
+    """Learns from some comparisons, and judges others.
+
+    Args:
+        comparisons: All there are.
+        answers: Prompts and texts of their answers.
+        features: Of the answers, [answers, features].
+        penalty: As for `fit_head`.
+    """
+
+    def __init__(
+        self,
+        comparisons: Sequence[Comparison],
+        answers: Sequence[tuple[str, str]],
+        features: NDArray[Any],
+        penalty: float,
+    ) -> None:
+        terms = length_terms([text for _, text in answers])
+        self._effects = length_effects(features, terms)
+        rest = features - terms @ self._effects
+        place = {answer: number for number, answer in enumerate(answers)}
+        pairs = [[place[one.prompt, text] for text in one.answers] for one in comparisons]
+        first, second = np.array(pairs).T
+        self._differences = rest[first] - rest[second]
+        self._lengths, self._wins = lengths_and_wins(comparisons)
+        self._penalty = penalty
+
+    def test(self, blocks: Iterable[tuple[list[int], list[int]]]) -> NDArray[Any]:
+        """[comparisons] differences in reward, each learned without it; NaN where not."""
+        rewards = np.full(len(self._wins), np.nan)
+        for known, unseen in blocks:
+            rewards[unseen] = self._differences[unseen] @ self._fit(known)
+        return rewards
+
+    def head(self, scale: float) -> Head:
+        """What is learned from all of them, times a factor."""
+        weights = scale * self._fit(range(len(self._wins)))
+        return Head(weights, self._effects @ weights)
+
+    def _fit(self, places: Sequence[int]) -> NDArray[Any]:
+        parts = (self._differences[places], self._lengths[places], self._wins[places])
+        return fit_head(*parts, self._penalty)[:-1]
 
 
 def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArray[Any]:
@@ -113,9 +140,9 @@ def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArr
     with Journal(settings.out / "features.jsonl", identity) as journal:
         known = {row["key"]: row["features"] for row in journal.rows}
         missing = [key for key in asked if key not in known]
-        reader = AnswerReader(settings.features) if missing else None
+        reader: Any = AnswerReader(settings.features) if missing else None
         with progress(len(asked), "answers", done=len(asked) - len(missing)) as advance:
-            for key in missing if reader else ():
+            for key in missing:
                 prompt, text = asked[key]
                 read = reader.read(_messages(prompt), text)
                 known[key] = base64.b64encode(read.tobytes()).decode()

@@ -1,6 +1,6 @@
 """What a judge sees of an answer: the mean of a language model's hidden states over the answer's tokens."""
 
-# torch, transformers and peft leave some of their types open.
+# torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """A trained judge: its folder, and how it says how good an answer is."""
 
+# safetensors leaves some of its types open.
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import asyncio
