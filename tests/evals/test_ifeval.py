@@ -69,9 +69,13 @@ def test_an_empty_answer_follows_nothing() -> None:
     assert check(question, " \n") == ([False, False], [False, False])
 
 
-QUESTIONS = [
-    {"key": 1, "prompt": "Describe Ada without a comma.", "instruction_id_list": ["punctuation:no_comma"]}
-    | {"kwargs": [{}]},
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "key": 1,
+        "prompt": "Describe Ada without a comma.",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+    },
     {
         "prompt": "Describe Bert in lower case with the word zebra.",
         "instruction_id_list": ["change_case:english_lowercase", "keywords:existence"],
@@ -112,8 +116,9 @@ def test_a_run_checks_what_three_answered_and_goes_on_where_it_was_interrupted(
 
 
 def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
-    row = {"prompt": "Do it.", "instruction_id_list": ["magic:none"], "kwargs": [{}]}
-    for wrong in (row, row | {"kwargs": []}, {"prompt": "Do it."}):
+    row: dict[str, Any] = {"prompt": "Do it.", "instruction_id_list": ["magic:none"], "kwargs": [{}]}
+    rows: list[dict[str, Any]] = [row, row | {"kwargs": []}, {"prompt": "Do it."}]
+    for wrong in rows:
         write_rows(tmp_path / "wrong.jsonl", [wrong])
         refused(main, f"--backend {TINY} --prompts {tmp_path}/wrong.jsonl --out {tmp_path}/out")
     (tmp_path / "wrong.jsonl").write_text("")

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from pasta_async.backends.local.adapter import grown_rows
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "shard"]
-
-ROW_MULTIPLE = 64
-"""Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
+__all__ = ["REFUSAL", "BaseModel", "export_model", "shard"]
 
 REFUSAL = "training does not support it"
 
@@ -96,9 +94,8 @@ class BaseModel:
         return self._finished(model)
 
     def _rows(self, old: int) -> int:
-        """Rows of the vocabulary with the tags: as before if they fit, else a multiple of `ROW_MULTIPLE`."""
-        needed = max(self.tag_ids) + 1
-        return old if needed <= old else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+        """Rows of the vocabulary with the tags."""
+        return grown_rows(old, max(self.tag_ids) + 1)
 
     def _skeleton(self) -> Any:
         config = AutoConfig.from_pretrained(self.folder)
@@ -208,15 +205,17 @@ def export_model(
     if processes.first:
         whole = base.loaded() if base.lora_rank else base.empty()
         whole.load_state_dict(weights, strict=not base.lora_rank)
+        generation = _generation(base.folder, whole.config, end)
         if base.lora_rank:
             learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
             state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
             with _replaced(out.with_name("adapter"), tokenizer) as folder:
                 whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+                generation.save_pretrained(folder)
             whole = whole.merge_and_unload()
         whole = whole.to(getattr(torch, dtype))
         whole.config.use_cache = True
-        whole.generation_config = _generation(base.folder, whole.config, end)
+        whole.generation_config = generation
         with _replaced(out, tokenizer) as folder:
             whole.save_pretrained(folder)
     processes.wait()
