@@ -69,7 +69,8 @@ def write(path: Path, lines: Iterable[Any]) -> Path:
 
 def settings(folder: Path, lines: Iterable[Any] | None = None, **more: Any) -> RewardSettings:
     file = write(folder / "preferences.jsonl", rows() if lines is None else lines)
-    given = {"model": TINY, "preferences": (file,), "out": folder / "judge", "within": 0.3, "model_folds": 2}
+    given = {"model": TINY, "preferences": (file,), "out": folder / "judge", "within": 0.3}
+    given |= {"model_folds": 2, "penalty": 1.0}
     return RewardSettings.model_validate({**given, **more})
 
 
