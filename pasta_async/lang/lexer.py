@@ -215,7 +215,7 @@ def _named(values: tuple[str, ...]) -> dict[str, str] | Code:
 
 
 def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
-    if value is None:
+    if not value:  # left out, or empty
         return None, None
     digits = value.strip().lstrip("0")
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(MAX_ESTIMATE)):
