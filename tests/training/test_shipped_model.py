@@ -47,7 +47,7 @@ async def asked(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path: Path) -> None:
-    answers, right = await asked(open_backend("local:"), family, form, PROMPTS, tmp_path)
+    answers, right = await asked(open_backend("local:pasta-tiny"), family, form, PROMPTS, tmp_path)
     assert share(right)["high"] >= 95
     assert sum(one.well_formed for one in answers) >= PROMPTS - 1
     parallel = family != "chain" and form == "parallel"
@@ -58,8 +58,8 @@ async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path:
 
 async def test_chunks_hidden_behind_a_sync_cost_answers(tmp_path: Path) -> None:
     """Totals need what chunks computed; descriptions do not."""
-    hiding = HiddenChunks(open_backend("local:"))
+    hiding = HiddenChunks(open_backend("local:pasta-tiny"))
     _, hidden = await asked(hiding, "totals", "parallel", 6, tmp_path / "hidden")
-    _, seen = await asked(open_backend("local:"), "totals", "parallel", 6, tmp_path / "seen")
+    _, seen = await asked(open_backend("local:pasta-tiny"), "totals", "parallel", 6, tmp_path / "seen")
     assert share(hidden)["high"] < 80
     assert sum(seen) >= 5
