@@ -54,7 +54,7 @@ bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
-picture: $(VENV)/.test ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
+picture: $(VENV)/.test base ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
 	PYTHONPATH=. $(PY) tests/playground/draw_pictures.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays

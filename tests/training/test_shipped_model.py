@@ -1,4 +1,4 @@
-"""The model that ships with the package keeps what its card says, on a sample."""
+"""pasta-tiny keeps what its card says, on a sample; pasta-smol's folder is small."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import pasta_async
 from pasta_async import Client, Sampling
 from pasta_async.backends import open_backend
+from pasta_async.backends.local.bases import BaseSource, find_model
 from pasta_async.evals.answers import FORMS, Answer, answer_all
 from pasta_async.evals.frontier import HiddenChunks
 from pasta_async.evals.statistics import share
@@ -28,6 +29,14 @@ def test_it_is_small_and_complete() -> None:
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
     assert {"generation_config.json", "README.md"} <= set(files)
+    assert sum(files.values()) < 12_000_000
+
+
+def test_the_adapter_that_ships_is_small_and_names_its_base() -> None:
+    folder = find_model("pasta-smol")
+    assert BaseSource.of(folder) is not None
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert not any(name.endswith((".bin", ".gguf", "tokenizer.json")) for name in files)
     assert sum(files.values()) < 12_000_000
 
 
