@@ -43,7 +43,8 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_runs(name: str, tmp_path: Path) -> None:
-    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path).strip()
+    require_pasta_smol()
+    assert run([str(ROOT / "examples" / f"{name}.py")], tmp_path, backend="local:").strip()
 
 
 def test_agent_frameworks_ask_the_server(tmp_path: Path) -> None:
