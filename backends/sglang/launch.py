@@ -24,6 +24,7 @@ import httpx
 
 from pasta_async.backends.sglang.backend import SGLangBackend
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
+from pasta_async_sglang import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Device", "LaunchedBackend", "ServerCommand", "running_server", "server_command"]
 
 Device = Literal["cuda", "cpu"]
+
+_ENVIRONMENT = {VARIABLE: "1"}
+"""Forks find what their parent has decoded so far."""
 
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Without this SGLang does not see a CPU as a device."""
@@ -110,7 +114,8 @@ def server_command(
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
-    return ServerCommand(argv, device, chosen, _CPU_ENVIRONMENT if device == "cpu" else {})
+    environment = _ENVIRONMENT | (_CPU_ENVIRONMENT if device == "cpu" else {})
+    return ServerCommand(argv, device, chosen, environment)
 
 
 class LaunchedBackend(SGLangBackend):
