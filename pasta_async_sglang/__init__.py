@@ -1,8 +1,8 @@
 """A plug-in for SGLang: a request that is forked from a running one finds what that one has decoded.
 
 SGLang puts the keys and values that a request decodes into its radix tree when the request ends. With this
-plug-in they are there as soon as a fork needs them: the fork's id names its parent (`NUMBER:PARENT`), and when
-it arrives in the scheduler, what the parent has decoded is put into the tree; then the fork is matched as
+plug-in they are there as soon as a fork needs them: the fork's id names its parent (`ID:PARENT`), and when it
+arrives in the scheduler, what the parent has decoded is put into the tree; then the fork is matched as
 always. Tokens that nobody forks from cost nothing.
 
 SGLang's own processes import this package, so it imports the standard library alone, and nothing of

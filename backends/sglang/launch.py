@@ -36,9 +36,6 @@ __all__ = ["Device", "LaunchedBackend", "ServerCommand", "running_server", "serv
 
 Device = Literal["cuda", "cpu"]
 
-_ENVIRONMENT = {VARIABLE: "1"}
-"""Forks find what their parent has decoded so far."""
-
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Without this SGLang does not see a CPU as a device."""
 
@@ -114,7 +111,8 @@ def server_command(
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
-    environment = _ENVIRONMENT | (_CPU_ENVIRONMENT if device == "cpu" else {})
+    plugin = {VARIABLE: os.environ.get(VARIABLE, "1")}  # forks find what their parent has decoded
+    environment = plugin | (_CPU_ENVIRONMENT if device == "cpu" else {})
     return ServerCommand(argv, device, chosen, environment)
 
 

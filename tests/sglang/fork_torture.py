@@ -32,12 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
-"""Have the scheduler compare its free, cached and used slots at every step, and end where they do not add up."""
+"""Have the scheduler compare free, cached and used slots at every step, and end where they do not add up."""
 
-SMALL = (
-    *("--max-total-tokens", "1000", "--chunked-prefill-size", "128"),
-    *("--schedule-conservativeness", "0.1"),
-)
+SMALL = {"max_total_tokens": 1000, "chunked_prefill_size": 128, "schedule_conservativeness": 0.1}
 """Slots for about five of these requests alone, in which more are begun than can end; longer prompts are
 prefilled in pieces."""
 
@@ -153,9 +150,7 @@ class _Answer:
             self.torture.whole[request.ids] = tuple(ids)
 
 
-def _request(
-    answer: str, thread: int, context: Sequence[int], tokens: int, *, greedy: bool
-) -> DecodeRequest:
+def _request(answer: str, thread: int, context: Sequence[int], tokens: int, *, greedy: bool) -> DecodeRequest:
     sampling = Sampling(temperature=0.0 if greedy else 2.0)
     # With `ignore_eos` SGLang would reserve room for all of it, and never take any back.
     extra: dict[str, Any] = {"sampling_params": {"min_new_tokens": tokens}}
@@ -201,13 +196,15 @@ def main() -> None:
     model = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with running_server(model, log, extra=(*SMALL, *flags)) as (url, _):
+        small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+        with running_server(model, log, extra=(*small, *flags)) as (url, _):
             asyncio.run(_main(url, options, ranks))
             server = RealServer(url, model)
             server.flush()
             assert server.running() == 0
         text = log.read_text()
-    print(f"retractions: {text.count('KV cache pool is full. Retract')}; leaks: {text.count('leak detected')}")
+    for what in ("KV cache pool is full. Retract", "leak detected"):
+        print(f"{what}: {text.count(what)}")
 
 
 if __name__ == "__main__":

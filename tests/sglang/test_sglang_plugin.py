@@ -75,9 +75,7 @@ async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothi
     assert written["a"] == written["stranger"]
 
 
-async def test_a_parent_that_does_not_run_changes_nothing(
-    backend: SGLangBackend, server: RealServer
-) -> None:
+async def test_a_parent_that_does_not_run_changes_nothing(backend: SGLangBackend, server: RealServer) -> None:
     server.flush()
     long = request(PROMPT, 1000)
     async with aclosing(backend.decode(long)) as pieces:
