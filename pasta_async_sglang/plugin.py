@@ -64,18 +64,19 @@ class Plugin:
         if off:
             self._switch_off(off)
 
-    def tell(self, reply: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    def tell(self, reply: Any, scheduler: Any, *_: Any) -> None:
         """After `Scheduler.get_internal_state`: say how it is."""
-        if not self.off and (why := _unsuitable(scheduler)):
-            self._switch_off(why)
-        state = getattr(reply, "internal_state", None)
-        if isinstance(state, dict):
-            state[STATE] = self.off or ON
+        try:
+            if not self.off and (why := _unsuitable(scheduler)):
+                self._switch_off(why)
+            reply.internal_state[STATE] = self.off or ON
+        except Exception as error:  # the reply is sent without it
+            self._switch_off(f"it failed: {error!r}")
 
-    def publish_parent(self, scheduler: Any, request: Any, *_: Any, **__: Any) -> None:
+    def publish_parent(self, scheduler: Any, request: Any, **_: Any) -> None:
         """Before `Scheduler.handle_generate_request`: publish what the request's parent has decoded."""
-        _, named, parent = (request.rid or "").partition(":")
-        if not named or self.off:
+        parent = (request.rid or "").partition(":")[2]
+        if not parent or self.off:
             return
         try:
             if not _unsuitable(scheduler):

@@ -177,8 +177,11 @@ async def _about(server: Server) -> dict[str, Any]:
 
 def _plugin_state(about: dict[str, Any]) -> str | None:
     """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
-    schedulers = cast("list[Any]", about.get("internal_states") or [{}])
-    states = [one.get(STATE) if isinstance(one, dict) else None for one in schedulers]
+    schedulers: Any = about.get("internal_states") or [{}]
+    try:
+        states: list[str | None] = [one.get(STATE) for one in schedulers]
+    except (AttributeError, TypeError):
+        return None
     return next((state for state in states if state != ON), ON)
 
 

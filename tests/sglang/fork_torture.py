@@ -122,6 +122,8 @@ class _Answer:
         request = self._request(0, joined[:LONGEST], self.random.choice([0, 1, 30]))
         await _decode(self.torture.backend, request)
         found["answers"] += 1
+        if found["answers"] % 100 == 0:
+            print(f"{found['answers']} answers", file=sys.stderr)
 
     async def _fork(self, number: int) -> list[int]:
         found = self.torture.found
