@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer
 
+from pasta_async.backends.chat_template import ChatTemplate
 from pasta_async.backends.guard import (
     EDGE,
     beginnings,
@@ -36,7 +34,15 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["AsyncTextCodec", "ChatTemplate", "Detokenizer", "TextCodec", "find_template"]
+__all__ = [
+    "AsyncTextCodec",
+    "Detokenizer",
+    "TextCodec",
+    "TokenizerFiles",
+    "add_tags",
+    "find_template",
+    "named_ends",
+]
 
 _T = TypeVar("_T")
 
@@ -48,6 +54,48 @@ LONG_TEXTS_AT_ONCE = 2
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
+
+
+class TokenizerFiles(NamedTuple):
+    """What the files of a model folder say of its tokenizer; the arguments of a `TextCodec`."""
+
+    tokenizer: dict[str, Any]
+    """The parsed `tokenizer.json`."""
+    config: dict[str, Any]
+    """The parsed `tokenizer_config.json`."""
+    template: str | None = None
+    """The chat template, if there is one."""
+    end_ids: tuple[int, ...] = ()
+    """End-of-text ids."""
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenizerFiles:
+        """Read a folder: tokenizer.json, and where present the configs and a chat template.
+
+        Raises:
+            UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
+        """
+        config = _read(folder / "tokenizer_config.json") or {}
+        tokenizer = _read(folder / "tokenizer.json")
+        if tokenizer is None:
+            raise UnsupportedModelError(
+                f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
+            )
+        return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
+
+    def codec(self, place: Path) -> TextCodec:
+        """The codec of these files.
+
+        Args:
+            place: What they were read from, for the message of an error.
+
+        Raises:
+            UnsupportedModelError: They are malformed, or of a kind that is not supported.
+        """
+        try:
+            return TextCodec(*self)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"{place}: its tokenizer cannot be used: {error!r}") from error
 
 
 class TextCodec:
@@ -88,7 +136,7 @@ class TextCodec:
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
         self._bytes: dict[int, bytes] = {}
         self._template = ChatTemplate(template, _named_tokens(config)) if template else None
-        self.end_ids: tuple[int, ...] = tuple(end_ids) or self._ends(config)
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*end_ids, *self._ends(config)]))
         self.tags: TagIds | None = self._find_tags()
 
     @classmethod
@@ -98,21 +146,7 @@ class TextCodec:
         Raises:
             UnsupportedModelError: tokenizer.json is missing or malformed, or of a kind that is not supported.
         """
-        folder = Path(folder)
-        config = _read(folder / "tokenizer_config.json") or {}
-        tokenizer = _read(folder / "tokenizer.json")
-        if tokenizer is None:
-            raise UnsupportedModelError(
-                f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
-            )
-        try:
-            codec = cls(tokenizer, config, find_template(folder, config))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnsupportedModelError(f"{folder / 'tokenizer.json'} cannot be used: {error}") from error
-        configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
-        ends = [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
-        codec.end_ids = tuple(dict.fromkeys([*ends, *codec.end_ids]))
-        return codec
+        return TokenizerFiles.read(Path(folder)).codec(Path(folder) / "tokenizer.json")
 
     @property
     def vocab_size(self) -> int:
@@ -299,6 +333,34 @@ def _read(path: Path) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value)
 
 
+def named_ends(folder: Path) -> list[int]:
+    """The end-of-text ids of a model folder's `generation_config.json` and `config.json`, where they are."""
+    configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
+    return [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
+
+
+def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Add the six tags as special tokens, with ids behind the others unless they have some.
+
+    Args:
+        tokenizer: The parsed `tokenizer.json`; it is changed.
+        config: The parsed `tokenizer_config.json`; it is changed where it lists added tokens.
+    """
+    built: Any = Tokenizer.from_str(json.dumps(tokenizer))
+    known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
+    built.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
+    for tag in TAG_TOKENS:
+        form = {"content": tag, "single_word": False, "lstrip": False, "rstrip": False}
+        form |= {"normalized": False, "special": True}
+        if tag in known:
+            known[tag].update(form)
+        else:
+            tokenizer["added_tokens"].append({"id": built.token_to_id(tag), **form})
+        if "added_tokens_decoder" in config:
+            config["added_tokens_decoder"][str(built.token_to_id(tag))] = form
+    tokenizer["added_tokens"].sort(key=itemgetter("id"))
+
+
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The chat template of a model folder, whose parsed `tokenizer_config.json` is given."""
     file = folder / "chat_template.jinja"
@@ -405,68 +467,3 @@ def _read_byte_level(piece: str) -> bytes:
         return bytes(_BYTES[character] for character in piece)
     except KeyError:  # a token that was added to the vocabulary as it is
         return piece.encode()
-
-
-class ChatTemplate:
-    """A model's Jinja template, run in a sandbox as Hugging Face does.
-
-    Args:
-        source: The template.
-        tokens: What it may name: ``bos_token`` and the like.
-
-    Raises:
-        ValueError: The template is malformed.
-    """
-
-    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(_GLOBALS)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template is malformed: {error}") from error
-        self._tokens = dict(tokens)
-
-    def render(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str:
-        """The conversation as text, up to where the answer begins.
-
-        Raises:
-            InvalidRequestError: The template refuses these messages or arguments.
-        """
-        defaults = {**self._tokens, "add_generation_prompt": True, "tools": None, "documents": None}
-        values = {**defaults, **kwargs, "messages": list(messages)}
-        try:
-            return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
-
-
-class _Generation(Extension):
-    """``{% generation %}``, which marks answers for training; here its content and nothing more."""
-
-    tags = {"generation"}  # noqa: RUF012 - as jinja declares it
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-_EXTENSIONS = [_Generation, loopcontrols]
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(format: str) -> str:  # templates may pass it by name
-    return datetime.now().strftime(format)
-
-
-_GLOBALS: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

@@ -9,7 +9,8 @@ import runpy
 import sys
 
 _COMMANDS = (
-    "alpaca card costs documents engine frontier hardware load methods random_model report simulator speed"
+    "alpaca card costs documents engine faults frontier hardware ifeval likelihood load methods "
+    "random_model report simulator speed"
 ).split()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pasta_async.errors import PromptTooLongError
+from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.evals.records import measurements
 from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import for_each, progress
@@ -30,6 +32,7 @@ __all__ = [
     "describe_costs",
     "describe_speedup",
     "of_form",
+    "read_answers",
     "take_turns",
     "theoretical",
 ]
@@ -74,6 +77,8 @@ class Answer:
     promises: int = 0
     well_formed: bool = True
     """Whether it ended by itself, with nothing to complain about."""
+    cut: list[int] = field(default_factory=list[int])
+    """Numbers of the threads whose chunk their model did not end itself."""
 
     @classmethod
     def of(
@@ -98,6 +103,7 @@ class Answer:
             text_tokens=generation.text_tokens,
             promises=len(generation.threads) - 1,
             well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+            cut=[one.thread for one in generation.threads if one.closed_by not in (None, "writer")],
         )
 
 
@@ -145,6 +151,26 @@ def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estima
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
     """The answers in one form, in order of the prompts."""
     return [answer for answer in answers if answer.method == form]
+
+
+def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
+    """Read a file of answers that a benchmark wrote.
+
+    Returns:
+        Its first line, which says what they are answers to, and the answers: pass by pass, in order of the
+        prompts.
+
+    Raises:
+        InvalidRequestError: It cannot be read, or holds something else or nothing.
+    """
+    try:
+        identity, *rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+        answers = [Answer(**row) for row in rows if "environment" not in row]
+    except (OSError, ValueError, TypeError) as error:
+        raise InvalidRequestError(f"{path} is no file of answers: {error!r}") from error
+    if not answers:
+        raise InvalidRequestError(f"{path} holds no answers")
+    return identity, sorted(answers, key=lambda one: (one.number, one.prompt))
 
 
 async def take_turns(

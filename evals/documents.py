@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
@@ -68,8 +68,8 @@ def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> lis
 def read_prompts(path: Path | str) -> list[Prompt]:
     """The prompts of a text file, one in each line that is not empty.
 
-    A file named .jsonl holds objects with an `instruction`, and a `dataset` that figures are grouped by; one
-    named .json a list of such objects (AlpacaEval's forms).
+    A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
+    grouped by; one named .json a list of such objects (AlpacaEval's forms, and IFEval's).
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
@@ -88,7 +88,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
 
 
 class _Question(BaseModel):
-    instruction: str
+    instruction: str = Field(validation_alias=AliasChoices("instruction", "prompt"))
     dataset: str = "file"
 
 

@@ -27,7 +27,15 @@ from pasta_async import Client, Sampling
 from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, theoretical
+from pasta_async.evals.answers import (
+    FORMS,
+    Answer,
+    answer_all,
+    compare,
+    of_form,
+    read_answers,
+    theoretical,
+)
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
@@ -160,10 +168,9 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answe
     """
     try:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        lines = (folder / "answers.jsonl").read_text(encoding="utf-8").splitlines()
-        answers = sorted((Answer(**json.loads(line)) for line in lines[1:]), key=lambda one: one.prompt)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidRequestError(f"{folder} is no result of a sequential model: {error!r}") from error
+    _, answers = read_answers(folder / "answers.jsonl")
     wanted = {"benchmark": "frontier", "forms": ["baseline"], **asked}
     if differ := [name for name, value in wanted.items() if result.get(name) != value]:
         raise InvalidRequestError(
@@ -183,8 +190,6 @@ async def _grade(
     if settings.judge == "task":
         pairs = zip(prompts, answers, strict=True)
         return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
-    if answers is plain:  # as good as itself
-        return [0.5] * len(prompts)
     grades: dict[int, float] = {}
 
     async def grade_one(place: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Estimate", "estimate", "format_estimate", "format_share", "share"]
+__all__ = ["Estimate", "estimate", "format_estimate", "format_share", "ratio", "share"]
 
 _RESAMPLES = 2000
 
@@ -25,14 +25,19 @@ class Estimate(TypedDict):
 
 
 def estimate(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = geometric_mean, *, seed: int = 0
+    values: Sequence[float],
+    statistic: Callable[[Sequence[float]], float] = geometric_mean,
+    *,
+    seed: int = 0,
+    confidence: float = 0.95,
 ) -> Estimate:
-    """A statistic of values with its 95% percentile bootstrap interval.
+    """A statistic of values with its percentile bootstrap interval.
 
     Args:
         values: Independent observations, one for each prompt.
         statistic: What is estimated.
         seed: The same seed gives the same interval.
+        confidence: Of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
 
     Raises:
         ValueError: There is no value.
@@ -46,6 +51,38 @@ def estimate(
         (values,),
         lambda resample: statistic(resample.tolist()),
         vectorized=False,
+        n_resamples=_RESAMPLES,
+        confidence_level=confidence,
+        method="percentile",
+        rng=seed,
+    ).confidence_interval
+    return {"value": value, "low": float(found.low), "high": float(found.high)}
+
+
+def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Estimate | None:
+    """The sum of the parts to that of the wholes, in percent, with its 95% percentile bootstrap interval.
+
+    Args:
+        parts: One for each prompt, such as its instructions that were followed.
+        wholes: One for each, such as all its instructions; prompts are drawn, not instructions.
+        seed: The same seed gives the same interval.
+
+    Returns:
+        None if the wholes are nothing. Where all or none have it, every draw is alike: the interval is then
+        that of `share` over the prompts.
+    """
+    from numpy import maximum
+    from scipy.stats import bootstrap
+
+    if not sum(wholes):
+        return None
+    value = 100 * sum(parts) / sum(wholes)
+    if value in (0, 100):
+        return share([value > 0] * sum(whole > 0 for whole in wholes))
+    found: Any = bootstrap(
+        (parts, wholes),
+        lambda some, all_, axis: 100 * some.sum(axis=axis) / maximum(1, all_.sum(axis=axis)),
+        paired=True,
         n_resamples=_RESAMPLES,
         method="percentile",
         rng=seed,

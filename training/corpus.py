@@ -6,6 +6,7 @@ prompts that would leak evaluation prompts into training. Nothing here needs tor
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -48,7 +49,6 @@ __all__ = [
 ]
 
 _SPEAKERS = ("system", "user", "assistant")
-
 _LIST: TypeAdapter[list[Any]] = TypeAdapter(list[Any])
 
 M = TypeVar("M")
@@ -126,7 +126,7 @@ def read_records(path: Path | str) -> Iterator[Record]:
 
 
 def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
-    """Read a file with a line of JSON for each value (`.json`: a list of them), with their numbers.
+    """Read a file (`.gz`: packed) with a line of JSON for each value (`.json`: a list), with their numbers.
 
     Raises:
         InvalidRequestError: Unreadable, or a line is something else; with its number.
@@ -134,7 +134,7 @@ def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
     adapter = TypeAdapter(kind)
     number = 0
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
             if Path(path).suffix == ".json":
                 for number, value in enumerate(_LIST.validate_json(file.read()), 1):
                     yield number, adapter.validate_python(value)

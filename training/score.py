@@ -1,10 +1,12 @@
 """Score sampled answers for stage 2: `python -m pasta_async.training.score`.
 
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
-trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); or a
-model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`), whose
-replies are kept in a journal, so that the same command resumes an interrupted run; or your own
-(`package.module:name`, what makes a `pasta_async.training.score.Judge`).
+trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); a
+language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
+off; a judge that was trained on preferences by `pasta_async.training.judge` (`reward`); a model behind an
+OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or your own
+(`package.module:name`, what makes a `pasta_async.training.score.Judge`). A model's verdicts are kept in a
+journal, so that the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from pasta_async.training.endpoint import (
     collect,
     probability,
 )
+from pasta_async.training.faults import faults_of_sample, soundness
 from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
@@ -61,23 +64,32 @@ WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
+_IN_FOLDERS = ("likelihood", "reward")
 
 
 class JudgeSettings(EndpointSettings):
     """Who says how good answers are."""
 
     judge: str = Field(
-        default="task", description="task; an endpoint, http://host:30000/v1; or package.module:name"
+        default="task",
+        description="task; likelihood; reward; an endpoint, http://host:30000/v1; or package.module:name",
     )
-    judge_model: str = Field(default="", description="name of the model at the judge's endpoint")
+    judge_model: str = Field(
+        default="",
+        description="name of the model at the judge's endpoint; folder of the model of likelihood, or of the "
+        "trained judge of reward",
+    )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.remote and not self.judge_model:
             raise ValueError("name the endpoint's model with --judge-model")
-        if not self.remote and self.judge != "task" and not _OWN.fullmatch(self.judge):
+        if self.judge in _IN_FOLDERS and not self.judge_model:
+            raise ValueError(f"name the folder for --judge {self.judge} with --judge-model")
+        if not self.remote and self.judge not in ("task", *_IN_FOLDERS) and not _OWN.fullmatch(self.judge):
             raise ValueError(
-                f"--judge is task, http://host:30000/v1, or package.module:name, not {self.judge!r}"
+                "--judge is task, likelihood, reward, http://host:30000/v1, or package.module:name, not "
+                f"{self.judge!r}"
             )
         return self
 
@@ -92,6 +104,9 @@ class ScoreSettings(JudgeSettings):
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
+    faults: bool = Field(
+        default=False, description="take counted faults off the quality; with likelihood they always are"
+    )
 
 
 async def score(settings: ScoreSettings) -> dict[str, Any]:
@@ -112,12 +127,14 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             return judge.quality(answers[answer], answer[1])
 
         qualities, failures = await collect(answers, quality, settings.in_flight)
+    faults = settings.faults or settings.judge == "likelihood"
     scores = [
         Score(
             id=prompt.id,
             number=sample.number,
             speedup=prompt.baseline.tokens / sample.critical_path if sample.critical_path else 1.0,
-            quality=qualities[prompt.id, sample.text],
+            quality=qualities[prompt.id, sample.text]
+            * (soundness(faults_of_sample(sample)) if faults else 1.0),
         )
         for prompt in prompts
         for sample in prompt.samples
@@ -240,6 +257,13 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     """
     if settings.judge == "task":
         return TaskJudge()
+    if settings.judge == "likelihood":
+        return _likelihood_judge(Path(settings.judge_model), journal, stack)
+    if settings.judge == "reward":
+        from pasta_async.training.judge.reward import RewardJudge, StoredJudge  # needs torch
+
+        stored = StoredJudge.read(Path(settings.judge_model))
+        return RewardJudge(stored, stack.enter_context(Journal(journal, stored.identity)))
     if not settings.remote:
         try:
             return pkgutil.resolve_name(settings.judge)()
@@ -251,6 +275,14 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
+
+
+def _likelihood_judge(folder: Path, journal: Path, stack: AsyncExitStack) -> Judge:
+    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge, model_identity  # needs torch
+
+    model = LanguageModel(folder)
+    identity = {"judge": "likelihood", "model": model_identity(folder)}
+    return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
 
 
 main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)

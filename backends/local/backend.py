@@ -9,15 +9,15 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pasta_async.backends.local.bases import default_model, find_model
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["LocalBackend"]
 
 _LOG = logging.getLogger(__name__)
-_SHIPPED = "pasta-tiny"
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _ONE_AT_A_TIME = threading.Lock()  # what sets the number of threads of the process
@@ -46,8 +45,10 @@ class LocalBackend:
     could never fit are refused at once. One event loop at a time; another may follow.
 
     Args:
-        path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), or a GGUF
-            file; None for the model that ships with pasta_async.
+        path: Checkpoint folder in Hugging Face's layout (safetensors, tokenizer.json, config.json), a GGUF
+            file, or the folder of an adapter in peft's layout whose base is there; or the name of a model
+            that ships, pasta-smol or pasta-tiny. None: pasta-smol where its base is, else pasta-tiny, with a
+            warning.
         device: ``"cpu"``, ``"cuda"``, ...; None for CUDA where there is one.
         dtype: Number format to compute in, whatever the files hold: ``"float32"`` (exact), ``"int8"``
             (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, a loss of
@@ -91,7 +92,7 @@ class LocalBackend:
             device=device,
             dtype=dtype,
         )
-        self._path = _shipped() if path is None else _checked_path(path)
+        self._path, self._note = default_model() if path is None else (find_model(_checked_path(path)), None)
         self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
         self._threads, self._prefill_ahead = threads, prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
@@ -200,6 +201,8 @@ class LocalBackend:
     def _load(self) -> None:
         """In the engine's thread, so that two callers wait for one loading."""
         if self._model is None and not self._closed:
+            if self._note is not None:
+                _LOG.warning(self._note)
             model = _Model(self._path, self._options, self._threads)
             model.info = replace(model.info, prefill_ahead=self._prefill_ahead)
             if not self._closed:
@@ -224,7 +227,8 @@ class _Model:
 
     def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
         try:
-            from pasta_async.backends.local.engine import Engine, EngineOptions, open_checkpoint
+            from pasta_async.backends.local.engine import Engine, EngineOptions
+            from pasta_async.backends.local.opening import open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
             from pasta_async.backends.tokenization import AsyncTextCodec
 
@@ -269,15 +273,6 @@ class _Model:
         return Stream(job, PieceWriter(request, self.codec))
 
 
-def _shipped() -> Path:
-    folder = Path(str(files("pasta_async") / "models" / _SHIPPED))
-    if not folder.is_dir():
-        raise UnsupportedModelError(
-            f"the model {_SHIPPED} is missing from this installation: name another, local:/path"
-        )
-    return folder
-
-
 def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> None:
     for name, value in numbers.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -288,14 +283,14 @@ def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> No
         raise InvalidRequestError(f"device must be cpu, cuda, cuda:1 or the like, not {device!r}")
 
 
-def _checked_path(path: Any) -> Path:
+def _checked_path(path: Any) -> str | Path:
     try:
         encoded = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as error:
         raise InvalidRequestError(f"{path!r:.80} is no path: {error}") from error
     if b"\0" in encoded or len(encoded) > 4095 or any(len(part) > 255 for part in encoded.split(b"/")):
         raise InvalidRequestError(f"{path!r:.80} is no path that a file system takes")
-    return Path(path)
+    return path
 
 
 def _checked_ids(ids: Sequence[int], info: ModelInfo) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safetensors import SafetensorError, safe_open
 
-from pasta_async.backends.tokenization import TextCodec
+from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "compare_shapes",
     "expected_shapes",
+    "open_safetensors",
     "read_config",
     "read_json",
 ]
@@ -72,13 +73,23 @@ class Checkpoint(Protocol):
 
     path: Path
     config: ModelConfig
+    raw: dict[str, Any]
+    """What its config.json says, or would say."""
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name, of any floating type, on the CPU."""
         ...
 
+    def tokenizer(self) -> TokenizerFiles:
+        """The tokenizer with the chat template, as parsed files in Hugging Face's form.
+
+        Raises:
+            UnsupportedModelError: It is missing or malformed.
+        """
+        ...
+
     def codec(self) -> TextCodec:
-        """The tokenizer with the chat template.
+        """The same, ready to encode and decode.
 
         Raises:
             UnsupportedModelError: It is missing or malformed, or of a kind that is not supported.
@@ -101,20 +112,23 @@ class CheckpointFolder:
     def __init__(self, path: Path, refusal: str = _REFUSAL) -> None:
         self.path = path
         self.config: ModelConfig = read_config(path, refusal)
+        self.raw: dict[str, Any] = read_json(path / "config.json")
         self._files: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        for file in map(_opened, _files(path)):
-            for name in file.keys():
-                part = file.get_slice(name)
-                if part.get_dtype() not in _FLOATS:
-                    raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {refusal}")
-                if not _superfluous(name, self.config):
-                    self._files[name], shapes[name] = file, tuple(part.get_shape())
+        for file in _files(path):
+            opened, found = open_safetensors(file, refusal)
+            kept = [name for name in found if not _superfluous(name, self.config)]
+            self._files |= dict.fromkeys(kept, opened)
+            shapes |= {name: found[name] for name in kept}
         compare_shapes(path, expected_shapes(self.config), shapes)
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `Checkpoint`; the file's own pages, not a copy."""
         return self._files[name].get_tensor(name)
+
+    def tokenizer(self) -> TokenizerFiles:
+        """See `Checkpoint`."""
+        return TokenizerFiles.read(self.path)
 
     def codec(self) -> TextCodec:
         """See `Checkpoint`."""
@@ -338,12 +352,26 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _opened(path: Path) -> Any:
+def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """Open a safetensors file; what `safe_open` gives, and the shape of each tensor.
+
+    Args:
+        path: The file.
+        refusal: How a message goes on about what is not supported.
+
+    Raises:
+        UnsupportedModelError: It is missing or broken, or has a tensor of no floating numbers.
+    """
     open_file: Callable[..., Any] = safe_open
     try:
-        return open_file(path, framework="pt", device="cpu")
+        file: Any = open_file(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnsupportedModelError(f"{path} is not a readable safetensors file: {error}") from error
+    parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}
+    for name, part in parts.items():
+        if part.get_dtype() not in _FLOATS:
+            raise UnsupportedModelError(f"{path}: {name} is of type {part.get_dtype()}; {refusal}")
+    return file, {name: tuple(part.get_shape()) for name, part in parts.items()}
 
 
 def _superfluous(name: str, config: ModelConfig) -> bool:

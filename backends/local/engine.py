@@ -10,13 +10,14 @@ import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import KVCache
-from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
+from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.linear import choose_dtype, storage_dtype
-from pasta_async.backends.local.memory import affordable_slots
+from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
+from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import progress
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
 
-__all__ = ["Engine", "EngineOptions", "Output", "open_checkpoint"]
+__all__ = ["Engine", "EngineOptions", "Output"]
 
 _LARGE = 10**9  # weights; how far the loading of such a model is gets shown
 
@@ -54,7 +55,7 @@ class Engine:
     """Model, cache and scheduler. Not thread-safe: one thread at a time.
 
     Args:
-        model: A checkpoint in Hugging Face's layout or a GGUF file, opened or not.
+        model: A checkpoint, or the path of one (`open_checkpoint`).
         options: Where and how to run it.
 
     Raises:
@@ -74,7 +75,7 @@ class Engine:
         self._options = options
         self.slots: int = affordable_slots(checkpoint, self.dtype, options.slots, self._device)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
-        _keep_freed_memory()
+        keep_freed_memory()
         with progress(
             len(shapes), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
         ) as advance:
@@ -147,15 +148,6 @@ class Engine:
         return Output(job, token, finish_reason)
 
 
-def _keep_freed_memory() -> None:
-    """Have the C library keep what a step frees for the next one, instead of giving it to the system.
-
-    glibc does so for blocks up to the largest one that was freed (of at most 32 MiB: mallopt(3),
-    M_MMAP_THRESHOLD). Without it steps spent up to a tenth of their time on getting their pages again.
-    """
-    torch.empty(31 * 2**20, dtype=torch.uint8)
-
-
 def _usable_device(name: str | None) -> torch.device:
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
@@ -165,19 +157,3 @@ def _usable_device(name: str | None) -> torch.device:
             f"torch cannot use the device {name!r} here: {str(error).splitlines()[0]}"
         ) from error
     return device
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint folder, or a GGUF file.
-
-    Raises:
-        UnsupportedModelError: There is none, or the engine cannot compute the model.
-        ModuleNotFoundError: It is a GGUF file, and the package `gguf` is not installed.
-    """
-    if path.is_dir():
-        return CheckpointFolder(path)
-    if not path.is_file():
-        raise UnsupportedModelError(f"there is no model folder or GGUF file {path}")
-    from pasta_async.backends.local.gguf import GGUFFile
-
-    return GGUFFile(path)

@@ -20,7 +20,7 @@ from gguf import (
 )
 
 from pasta_async.backends.local.checkpoint import ConfigReader, compare_shapes, expected_shapes
-from pasta_async.backends.local.gguf_tokenizer import gguf_codec
+from pasta_async.backends.local.gguf_tokenizer import gguf_tokenizer
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pasta_async.backends.local.checkpoint import ModelConfig
-    from pasta_async.backends.tokenization import TextCodec
+    from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 
 __all__ = ["GGUFFile"]
 
@@ -81,6 +81,7 @@ class GGUFFile:
                 name: self._checked(name, shape, kind, offset)
                 for name, shape, kind, offset in header.tensors()
             }
+            self.raw: dict[str, Any] = {}
             self.config: ModelConfig = self._config()
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
             raise UnsupportedModelError(f"{path} is not a readable GGUF file: {error}") from error
@@ -101,12 +102,16 @@ class GGUFFile:
             return _halves(values, self.config.head_dim)
         return values
 
-    def codec(self) -> TextCodec:
+    def tokenizer(self) -> TokenizerFiles:
         """See `Checkpoint`; Hugging Face's own tokenizer, made of the metadata."""
         try:
-            return gguf_codec(self.metadata)
+            return gguf_tokenizer(self.metadata)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{self.path}: its tokenizer cannot be used: {error!r}") from error
+
+    def codec(self) -> TextCodec:
+        """See `Checkpoint`."""
+        return self.tokenizer().codec(self.path)
 
     def _checked(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Tensor:
         found = GGMLQuantizationType(kind)
@@ -153,6 +158,8 @@ class GGUFFile:
         embedding = tensors.get("token_embd.weight")
         raw |= {
             "architectures": [_ARCHITECTURES[prefix]],
+            "model_type": prefix,
+            "hidden_act": "silu",
             "vocab_size": embedding and embedding.shape[0],
             "tie_word_embeddings": "output.weight" not in tensors,
             "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -161,6 +168,7 @@ class GGUFFile:
         }
         config = reader.config()
         self._refuse_extras(reader, config, prefix)
+        self.raw = {key: value for key, value in raw.items() if value is not None} | _special_ids(meta)
         if (entry := tensors.get(_ROPE_DIVISORS)) is None:
             return config
         if entry.shape != (config.head_dim // 2,) or config.rope_divisors[0] != 1:
@@ -267,6 +275,13 @@ _LAYOUTS = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
+
+
+def _special_ids(metadata: dict[str, Any]) -> dict[str, int | None]:
+    """As a config.json has them."""
+    names = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    ids = {ours: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
+    return {f"{name}_token_id": token for name, token in ids.items()}
 
 
 def _rope_scaling(metadata: dict[str, Any], prefix: str) -> dict[str, Any] | None:

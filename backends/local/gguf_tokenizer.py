@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.backends.tokenization import TextCodec
+from pasta_async.backends.tokenization import TokenizerFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["gguf_codec"]
+__all__ = ["gguf_tokenizer"]
 
 _LOG = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
@@ -37,7 +37,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_
 """Tokens that end a text or a turn, whichever of them the metadata names."""
 
 
-def gguf_codec(metadata: Mapping[str, Any]) -> TextCodec:
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerFiles:
     """The tokenizer with the chat template.
 
     Args:
@@ -63,13 +63,13 @@ def gguf_codec(metadata: Mapping[str, Any]) -> TextCodec:
         for name, key in names.items()
         if given.get(f"{key}_token_id") is not None
     }
-    return TextCodec(tokenizer, config, metadata.get("tokenizer.chat_template"), _ends(given))
+    return TokenizerFiles(tokenizer, config, metadata.get("tokenizer.chat_template"), _ends(given))
 
 
-def _ends(given: Mapping[str, Any]) -> list[int]:
+def _ends(given: Mapping[str, Any]) -> tuple[int, ...]:
     named = [given.get(f"{key}_token_id") for key in ("eos", "eot", "eom")]
     commands = {token: i for i, token in enumerate(given["tokens"]) if given["token_type"][i] == _CONTROL}
-    return list(dict.fromkeys(i for i in (*named, *map(commands.get, _ENDS)) if i is not None))
+    return tuple(dict.fromkeys(i for i in (*named, *map(commands.get, _ENDS)) if i is not None))
 
 
 def _byte_level(given: Mapping[str, Any]) -> dict[str, Any]:

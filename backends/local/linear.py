@@ -15,7 +15,17 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-__all__ = ["DType", "Basis", "Embedding", "Linear", "choose_dtype", "linear", "pad_rows", "storage_dtype"]
+__all__ = [
+    "DType",
+    "Basis",
+    "Embedding",
+    "Linear",
+    "choose_dtype",
+    "fast_bfloat16",
+    "linear",
+    "pad_rows",
+    "storage_dtype",
+]
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -58,6 +68,19 @@ def choose_dtype(name: DType | Literal["auto"], weights: int, device: torch.devi
         _LOG.warning("this torch has no 8-bit products for this CPU; the model is computed in float32")
         return "float32"
     return name
+
+
+def fast_bfloat16(weights: int, device: torch.device) -> bool:
+    """Whether bfloat16 is what to train and score in: the device has its products, and the model is large.
+
+    Args:
+        weights: Of the model.
+        device: Where it runs.
+    """
+    if device.type != "cpu":
+        return device.type == "cuda"
+    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return weights >= _LARGE and any(check() for check in checks if check)
 
 
 def storage_dtype(name: DType) -> torch.dtype:

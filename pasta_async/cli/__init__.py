@@ -1,4 +1,4 @@
-"""The command line: `pasta-async generate`, `check`, `serve` and `sglang`. Needs the extra `cli`."""
+"""The command line: the commands of `pasta-async`. Needs the extra `cli`."""
 
 from __future__ import annotations
 

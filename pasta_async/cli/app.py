@@ -11,6 +11,7 @@ import typer
 
 from pasta_async.cli.command import as_command, read_text, reported_errors
 from pasta_async.cli.generate import GenerateOptions, run
+from pasta_async.cli.models import ExportOptions, PullOptions, export, pull
 
 __all__ = ["app"]
 
@@ -42,6 +43,12 @@ _FLAGS = {"backend": ["--backend", "-b"], "as_json": ["--json"], "live": ["--liv
 
 app.command("generate", help="Answer a prompt.")(
     as_command(GenerateOptions, run, reported_errors, positional=["prompt"], flags=_FLAGS)
+)
+app.command("pull", help="Get the base of pasta-smol, or of an adapter that has a base.json.")(
+    as_command(PullOptions, pull, reported_errors, positional=["model"])
+)
+app.command("export", help="Write a model, its adapter merged, as a folder for SGLang and transformers.")(
+    as_command(ExportOptions, export, reported_errors, positional=["model", "out"])
 )
 
 

@@ -18,8 +18,9 @@ from local_models import tk
 
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend, memory
-from pasta_async.backends.local.engine import Engine, EngineOptions, open_checkpoint
+from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.memory import available_memory
+from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import TextCodec

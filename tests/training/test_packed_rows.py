@@ -130,7 +130,7 @@ def test_the_block_mask_hides_what_the_dense_mask_hides(tmp_path: Path) -> None:
 
 
 def test_attention_that_would_read_the_mask_wrongly_is_refused() -> None:
-    assert choose_attention("auto", CPU) == "sdpa"
+    assert choose_attention("auto", CPU) == "trees"
     assert choose_attention("auto", torch.device("cuda")) == "flex_attention"
     for wanted in ("flex_attention", "eager", "flash_attention_2"):
         with pytest.raises(InvalidRequestError):

@@ -11,30 +11,22 @@ A model that does not know the tags gets the same views without them: the text t
 markers of the candidates that are not.
 """
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from transformers import AutoModelForCausalLM
-
-from pasta_async.backends.local.checkpoint import CheckpointFolder
-from pasta_async.backends.tokenization import TextCodec
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
-from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN, TAG_TOKENS
-from pasta_async.training.annotate.structure import LEAST, structure_marks
+from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
+from pasta_async.training.annotate.structure import LEAST, is_item, structure_marks
 from pasta_async.training.corpus import digest
+from pasta_async.training.likelihood import LanguageModel, model_identity
 from pasta_async.training.packing import Trie
 from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount, rough_tokens
-from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,24 +52,24 @@ class Costs(NamedTuple):
     """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
 
 
-def choose(marks: Sequence[Mark], costs: Costs, tau: float, sync_tau: float) -> list[Mark]:
+def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau: float) -> list[Mark]:
     """The promises and syncs that cost too little to matter.
 
     From the front, a round goes on until main's text has become dearer than `sync_tau`, or a candidate
-    dearer than `tau`: there it is joined, and what is promised next is in the next round. A round of one
+    dearer than its tau: there it is joined, and what is promised next is in the next round. A round of one
     candidate is main's own text, since nothing would run beside it.
 
     Args:
         marks: The candidates, as promises.
         costs: Of these candidates.
-        tau: Bits a token that a chunk may cost.
+        taus: Bits a token that the chunk of each candidate may cost.
         sync_tau: Bits a token that the text behind chunks may cost without a `<sync/>`.
     """
     starts = [0]
     for number in range(1, len(marks) + 1):
         start = starts[-1]
         joined = costs.gaps[start][number - start] > sync_tau
-        dear = number < len(marks) and costs.chunks[start][number - start] > tau
+        dear = number < len(marks) and costs.chunks[start][number - start] > taus[number]
         starts += [number] if number > start and (joined or dear) else []
     chosen: list[Mark] = []
     for start, behind in pairwise([*starts, len(marks) + 1]):
@@ -89,55 +81,21 @@ def choose(marks: Sequence[Mark], costs: Costs, tau: float, sync_tau: float) -> 
     return chosen
 
 
-class LikelihoodModel:
-    """A model and its tokenizer, which measure what it costs to hide candidates.
-
-    Args:
-        folder: Of a Llama, Qwen2 or Qwen3, with the tags or without.
-        row_tokens: Of a forward pass; a tree that is larger gets one of its own.
-
-    Raises:
-        UnsupportedModelError: The folder cannot be used.
-    """
-
-    def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
-        CheckpointFolder(Path(folder), "annotation by likelihood does not support it")
-        self._text = TextCodec.from_folder(folder)
-        self._known = self._text.tags is not None
-        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
-        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
-        self._model = model.to(device).eval()
-        self._context: int = model.config.max_position_embeddings
-        self._row_tokens = row_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data."""
-        return self._text.encode(text)
-
-    def prompt(self, record: Record, pasta: bool = True) -> list[int]:
-        """Ids of a record's messages, up to where the answer begins; without `pasta`, a plain one."""
-        return self._text.encode_chat(record.messages, {} if pasta else {"pasta": False})
-
-    def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 of one token."""
-        return self._text.token_bytes(token)
+class LikelihoodModel(LanguageModel):
+    """A model that measures what it costs to hide candidates."""
 
     def costs(self, answers: Sequence[tuple[Record, Sequence[Mark]]]) -> list[Costs | None]:
         """The costs of some answers' candidates; None where the model's context is too short."""
         trees: list[tuple[int, Trie, list[_Slot]]] = []
         for number, (record, marks) in enumerate(answers):
             for start in range(len(marks) + 1):  # rounds share a tree, and what they have in common
-                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self._row_tokens // 2:
+                if not trees or trees[-1][0] != number or len(trees[-1][1]) > self.row_tokens // 2:
                     trees.append((number, Trie(), []))
                 trees[-1][2].extend(self._add_round(trees[-1][1], record, marks, start))
-        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self._context}
+        too_long = {number for number, tree, _ in trees if max(tree.depths()) >= self.context}
         kept = [one for one in trees if one[0] not in too_long]
         bits = [dict[_Slot, float]() for _ in answers]
-        for (number, _, slots), losses in zip(kept, self._losses([one[1] for one in kept]), strict=True):
+        for (number, _, slots), losses in zip(kept, self.bits([one[1] for one in kept]), strict=True):
             bits[number] |= _means(slots, losses)
         return [
             None if number in too_long else _costs(bits[number], len(marks))
@@ -146,7 +104,7 @@ class LikelihoodModel:
 
     def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
         """Add the views of the round that starts at a candidate; yields what each target belongs to."""
-        root = tree.extend(-1, self.prompt(record))
+        root = tree.extend(-1, self.prompt(record.messages))
         document = _round(record.document.text, marks, start, self._count)
         views = encode_views(self, document)
         *_, main = (number for number, view in enumerate(views) if view.thread == 0)
@@ -165,7 +123,7 @@ class LikelihoodModel:
 
     def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
         """Add the plain answer, which a model that knows the tags may find cheaper than joined chunks."""
-        node = tree.extend(-1, self.prompt(record, pasta=False))
+        node = tree.extend(-1, self.prompt(record.messages, pasta=False))
         gaps = [gap for gap, _ in self._gaps(views[0].target)]
         chunks = [view.target[:-1] for view in views[1:]]
         for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
@@ -218,23 +176,6 @@ class LikelihoodModel:
         """Whether there is a word in it, which a list marker has none of."""
         return any(map(str.isalpha, self._text.detokenize(ids)))
 
-    @torch.inference_mode()
-    def _losses(self, trees: Sequence[Trie]) -> list[list[float]]:
-        """Bits of each target of each tree."""
-        sizes = dict(enumerate(map(len, trees)))
-        small = [number for number, size in sizes.items() if size <= self._row_tokens]
-        dealt = deal_rows([sizes[number] for number in small], self._row_tokens, 1) if small else []
-        rows = [[small[place] for place in row] for row in dealt if row]
-        rows += [[number] for number, size in sizes.items() if size > self._row_tokens]
-        losses = [list[float]() for _ in trees]
-        for row in rows:
-            length = row_length(sum(sizes[number] for number in row), self._row_tokens, few=False)
-            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), self._model.device)
-            bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
-            for number in row:
-                losses[number] = [next(bits) for _ in trees[number].targets]
-        return losses
-
 
 class _Slot(NamedTuple):
     """What a target belongs to."""
@@ -284,6 +225,7 @@ def annotate_by_likelihood(
     *,
     tau: float,
     sync_tau: float,
+    form: float = 0.0,
     cut: Cut = "points",
     least: int = LEAST,
     count: CountTokens = rough_tokens,
@@ -297,10 +239,12 @@ def annotate_by_likelihood(
         journal: File of the costs, which are computed once for all thresholds.
         tau: As for `choose`.
         sync_tau: As for `choose`.
+        form: Bits a token that an item of a list may cost more: items show their form (a bold head, a
+            length) to those behind them, which makes these cheaper without being what they depend on.
         cut: As for `structure_marks`.
         least: As for `structure_marks`.
         count: Measures candidates and estimates in tokens.
-        row_tokens: As for `LikelihoodModel`.
+        row_tokens: As for `LanguageModel`.
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
@@ -314,7 +258,7 @@ def annotate_by_likelihood(
     marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
     keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
     asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
-    identity = {"model": _identity(Path(model))}
+    identity = {"model": model_identity(Path(model))}
     with Journal(journal, identity) as kept:
         resumed = {row["key"] for row in kept.rows} & asked.keys()
         _measure({key: one for key, one in asked.items() if key not in resumed}, model, kept, row_tokens)
@@ -324,7 +268,8 @@ def annotate_by_likelihood(
     documents: list[Document] = []
     for key, text, found in zip(keys, texts, marks, strict=True):
         known = costs.get(key)
-        chosen = choose(found, Costs(**known), tau, sync_tau) if known else []
+        taus = [tau + form * is_item(text, mark) for mark in found]
+        chosen = choose(found, Costs(**known), taus, sync_tau) if known else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
 
@@ -348,12 +293,3 @@ def _key(record: Record, marks: Sequence[Mark]) -> str:
     """Stands for an answer and its candidates."""
     places = [(mark.start, mark.end) for mark in marks]
     return digest(record.messages, f"{places}{record.document.text}")
-
-
-def _identity(folder: Path) -> dict[str, Any]:
-    """What tells one model from another: configuration, and size and first bytes of the weights."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            digest.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 24))
-    return {"name": folder.resolve().name, "digest": digest.hexdigest()[:16]}

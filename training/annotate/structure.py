@@ -4,10 +4,10 @@ Three ways to cut, two of them after the methods that decode structured answers 
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
-    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon, code, tables and
-    quotations. The last block closes the answer if it is a paragraph that stands behind a list, or begins
-    with words such as "In conclusion": main writes it behind a `<sync/>`, which is ours (a skeleton has no
-    conclusion).
+    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon or begins with a word
+    such as "However", code, tables and quotations. The last block closes the answer if it is a paragraph
+    that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
+    `<sync/>`, which is ours (a skeleton has no conclusion).
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
@@ -32,6 +32,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Promise, Sync
 from pasta_async.training.tokens import Mark, insert_tags, recount, rough_tokens
+from pasta_async.training.words import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["LEAST", "Cut", "annotate_by_structure", "structure_marks"]
+__all__ = ["LEAST", "Cut", "annotate_by_structure", "is_item", "structure_marks"]
 
 Cut = Literal["points", "details", "clauses"]
 LEAST = 20
@@ -55,6 +56,16 @@ _CLOSING = re.compile(
     r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
     re.IGNORECASE,
 )
+_CONNECTED = re.compile(
+    r"\W*(also|additionally|after|again|and|another|as (a result|for|mentioned|such)|but|by \w+ing"
+    r"|consequently|each of|finally|first(ly)?|following|for (example|instance|this)|furthermore|hence|here"
+    r"|however|in (addition|contrast|fact|other words|this|these|that)|instead|its?|last(ly)?|likewise"
+    r"|meanwhile|moreover|next|now|on the other hand|once|otherwise|remember|second(ly)?|similarly"
+    r"|since|so|some of|still|such|that|then|there|these|they|third(ly)?|this|those"
+    r"|to (answer|illustrate|provide)|with (this|these|that)|yet|you can also|he|his|she|her)\b",
+    re.IGNORECASE,
+)
+"""How a paragraph begins that goes on from the one before it: no title that main could write for it alone."""
 _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
 """Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
 _ORDINAL = re.compile(
@@ -62,14 +73,6 @@ _ORDINAL = re.compile(
 )
 _PART = re.compile(r"[:;]\s+")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_SMALL = frozenset(
-    (
-        "a an the this that these those is are was were be been it its they their there here you your i "
-        "we our he she his her in on at of for to from by with as and or but if when while one can could "
-        "will would may should have has had do does also another additionally finally first firstly "
-        "second secondly third next then lastly "
-    ).split()
-)
 
 
 class _Block(NamedTuple):
@@ -109,6 +112,12 @@ def structure_marks(
         found, join = [_detail(text, block) for block in blocks], []
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
     return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
+
+
+def is_item(text: str, mark: Mark) -> bool:
+    """Whether a list marker stands before a mark."""
+    line = text[text.rfind("\n", 0, mark.start) + 1 : mark.start]
+    return bool(_MARKER.fullmatch(line))
 
 
 def _blocks(text: str) -> list[_Block]:
@@ -153,7 +162,8 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
     kept = {
         place
         for place, block in enumerate(blocks)
-        if block.kind not in _TEXTS or (block.kind == "paragraph" and text[block.end - 1] == ":")
+        if block.kind not in _TEXTS
+        or (block.kind == "paragraph" and (text[block.end - 1] == ":" or _CONNECTED.match(text, block.start)))
     }
     if blocks and blocks[0].kind == "paragraph":
         kept.add(0)
@@ -182,14 +192,14 @@ def _detail(text: str, block: _Block) -> Mark | None:
 def _promise(start: int, end: int, named_by: str) -> Mark:
     """A promise, whose topic is the first three words that say something, or the first three."""
     words = [word[:30] for word in _WORD.findall(named_by[:400])]
-    telling = [word for word in words if word.lower() not in _SMALL]
+    telling = [word for word in words if word.lower() not in SMALL]
     return Mark(start, end, Promise(" ".join((telling or words)[:3]) or "this part", None, Chunk()))
 
 
 def _told_apart(text: str, marks: Sequence[Mark]) -> list[Mark]:
     """The same promises; a topic that an earlier one has is told apart by a word that is new, or a number."""
     apart: list[Mark] = []
-    topics, known = set[str](), set[str](_SMALL)
+    topics, known = set[str](), set[str](SMALL)
     for number, (start, end, tag) in enumerate(marks, 1):
         topic = tag.topic if isinstance(tag, Promise) else ""
         words = [word[:30] for word in _WORD.findall(text[start:end][:400])]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,16 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from pasta_async.backends.local.adapter import grown_rows
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.trainer.operators import embed
+from pasta_async.training.trainer.rows import SHARDED, compute_losses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -30,10 +34,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["REFUSAL", "ROW_MULTIPLE", "BaseModel", "export_model", "shard"]
-
-ROW_MULTIPLE = 64
-"""Rows of a vocabulary that grows are a multiple of this, as SGLang pads and tensor parallelism cuts it."""
+__all__ = ["REFUSAL", "BaseModel", "export_model", "shard"]
 
 REFUSAL = "training does not support it"
 
@@ -93,9 +94,8 @@ class BaseModel:
         return self._finished(model)
 
     def _rows(self, old: int) -> int:
-        """Rows of the vocabulary with the tags: as before if they fit, else a multiple of `ROW_MULTIPLE`."""
-        needed = max(self.tag_ids) + 1
-        return old if needed <= old else -(-needed // ROW_MULTIPLE) * ROW_MULTIPLE
+        """Rows of the vocabulary with the tags."""
+        return grown_rows(old, max(self.tag_ids) + 1)
 
     def _skeleton(self) -> Any:
         config = AutoConfig.from_pretrained(self.folder)
@@ -104,9 +104,10 @@ class BaseModel:
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _grown(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows for new tags in [rows, hidden]: as long as others, and each in a direction of its own.
+        """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
 
         That is halfway between what the tag means (the mean of a description's rows) and a random direction.
+        What all rows share, they share too: without it tags can be likely where nothing asks for them.
         Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
         never the best.
         """
@@ -115,11 +116,12 @@ class BaseModel:
         grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
         chance = torch.Generator().manual_seed(0)
         used = weight[: codec.vocab_size]
-        length, spread = used.norm(dim=1).mean(), used.std(0)
+        center, spread = used.mean(0), used.std(0)
+        distance = (used - center).norm(dim=1).mean()
         for tag, token in self.new_tags().items():
-            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0), dim=0)
+            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - center, dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
-            grown[token] = length * functional.normalize(meaning + drawn, dim=0)
+            grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[str, int]:
@@ -148,7 +150,10 @@ class BaseModel:
             trainable_token_indices={name: list(self.tag_ids) for name in embeddings},
             task_type="CAUSAL_LM",
         )
-        return get_peft_model(model, adapters)
+        adapted = get_peft_model(model, adapters)
+        embedding = adapted.get_input_embeddings().token_adapter
+        embedding.forward = partial(embed, embedding)
+        return adapted
 
 
 def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
@@ -157,16 +162,23 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
     Args:
         model: Of the same shape in every process.
         processes: The run's.
-        dtype: Of the computation; weights, gradients and optimizer stay float32.
+        dtype: Of the computation; trained weights, gradients and optimizer stay float32.
         share: Whether all take the weights of the first process; else a checkpoint will bring them.
     """
+    frozen: set[Any] = set()  # a process alone keeps them as they are computed with
+    if processes.world == 1:
+        frozen = {param for param in model.parameters() if not param.requires_grad}
+    for param in frozen:
+        param.data = param.data.to(processes.device, dtype)
     weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for part in (*model.get_decoder().layers, model):
-        fully_shard(part, mesh=processes.mesh, mp_policy=policy)
+        fully_shard(part, mesh=processes.mesh, mp_policy=policy, ignored_params=frozen)
+    setattr(model, SHARDED, partial(compute_losses, model))
+    register_fsdp_forward_method(model, SHARDED)
     if share:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        whole = {name: value.detach() for name, value in weights.items()}
+        whole = {name: value.detach() for name, value in weights.items() if value not in frozen}
         if wrong := set_model_state_dict(model, whole, options=options).unexpected_keys:
             raise AssertionError(f"the processes disagree about {', '.join(wrong)}")
 
@@ -188,19 +200,22 @@ def export_model(
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
     """
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+    weights = get_model_state_dict(model, options=options)
     if processes.first:
-        whole = base.empty()
-        whole.load_state_dict(weights)
+        whole = base.loaded() if base.lora_rank else base.empty()
+        whole.load_state_dict(weights, strict=not base.lora_rank)
+        generation = _generation(base.folder, whole.config, end)
         if base.lora_rank:
             learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
             state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
             with _replaced(out.with_name("adapter"), tokenizer) as folder:
                 whole.save_pretrained(folder, state_dict=state, save_embedding_layers=False)
+                generation.save_pretrained(folder)
             whole = whole.merge_and_unload()
         whole = whole.to(getattr(torch, dtype))
         whole.config.use_cache = True
-        whole.generation_config = _generation(base.folder, whole.config, end)
+        whole.generation_config = generation
         with _replaced(out, tokenizer) as folder:
             whole.save_pretrained(folder)
     processes.wait()

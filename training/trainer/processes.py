@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Processes", "is_first", "open_processes"]
 
 _NOTE = "run.json"
+
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What is frozen comes from the base model."""
 
 _KEPT = 2
 """Checkpoints that are kept."""
@@ -167,7 +170,11 @@ class Checkpoints:
             warnings.simplefilter("ignore", UserWarning)  # about a single process
             load(state, checkpoint_id=self._place(step))
         set_state_dict(
-            model, optimizers, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            model,
+            optimizers,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=_TRAINED,
         )
 
     def _steps(self) -> list[int]:
@@ -179,5 +186,5 @@ class Checkpoints:
 
 
 def _state(model: Any, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    weights, moments = get_state_dict(model, optimizers)
+    weights, moments = get_state_dict(model, optimizers, options=_TRAINED)
     return {"model": weights, "optimizer": moments}

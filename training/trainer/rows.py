@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.training.trainer.operators import TREES, Head, linear_losses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Row",
+    "SDPA",
+    "SHARDED",
     "block_mask",
     "choose_attention",
+    "compute_losses",
     "deal_rows",
     "log_probabilities",
     "pack_row",
@@ -40,6 +44,10 @@ __all__ = [
 ]
 
 FLEX, SDPA = "flex_attention", "sdpa"
+"""Attention of transformers."""
+
+SHARDED = "target_losses"
+"""Method of a sharded model that gathers its weights around `compute_losses`."""
 
 
 class Row(NamedTuple):
@@ -57,7 +65,13 @@ class Row(NamedTuple):
     """[targets] id of each target."""
     owners: torch.Tensor
     """[targets] number of the tree that a target belongs to."""
-    trees: int
+    spans: tuple[tuple[int, int], ...]
+    """From where to where each tree goes, and the padding behind the last one."""
+
+    @property
+    def trees(self) -> int:
+        """How many there are."""
+        return len(self.spans) - 1
 
     def mask(self) -> torch.Tensor:
         """Which token (row) sees which (column), boolean [1, 1, length, length]."""
@@ -75,9 +89,10 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
     ids, positions = np.full(length, pad, dtype=np.int64), np.zeros(length, dtype=np.int64)
     ends = np.arange(1, length + 1, dtype=np.int64)
     targets = [np.zeros((3, 0), dtype=np.int64)]
-    start = 0
+    start, spans = 0, list[tuple[int, int]]()
     for number, tree in enumerate(trees):
         place, end = (start + part for part in tree.preorder())
+        spans.append((start, start + len(tree)))
         start += len(tree)
         if start > length:
             raise ValueError(f"{sum(map(len, trees))} tokens do not fit a row of {length}")
@@ -88,7 +103,7 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
         targets.append(np.stack([place[parents], labels, np.full(len(labels), number)]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
-    return Row(*(torch.from_numpy(part).to(device) for part in parts), trees=len(trees))
+    return Row(*(torch.from_numpy(part).to(device) for part in parts), spans=(*spans, (start, length)))
 
 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
@@ -133,18 +148,18 @@ def row_length(used: int, capacity: int, few: bool) -> int:
 
 
 def choose_attention(wanted: str, device: torch.device) -> str:
-    """The kernel for a device: `"auto"` is FlexAttention on CUDA, SDPA elsewhere.
+    """The kernel for a device: `"auto"` is FlexAttention on CUDA, elsewhere tree by tree.
 
     Raises:
         InvalidRequestError: A kernel that cannot train on such masks there.
     """
     if wanted == "auto":
-        return FLEX if device.type == "cuda" else SDPA
-    if wanted == SDPA or (wanted == FLEX and device.type == "cuda"):
+        return FLEX if device.type == "cuda" else TREES
+    if wanted in (SDPA, TREES) or (wanted == FLEX and device.type == "cuda"):
         return wanted
     raise InvalidRequestError(
-        f"attention {wanted!r} cannot train on the masks of packed views on {device.type}: choose {SDPA}, or "
-        f"on CUDA {FLEX}, which has no backward pass elsewhere"
+        f"attention {wanted!r} cannot train on the masks of packed views on {device.type}: choose {SDPA} or "
+        f"{TREES}, or on CUDA {FLEX}, which has no backward pass elsewhere"
     )
 
 
@@ -179,13 +194,23 @@ def target_losses(model: Any, row: Row) -> torch.Tensor:
     Raises:
         InvalidRequestError: The model's attention cannot read the row's mask.
     """
+    if isinstance(model, FSDPModule):
+        return getattr(model, SHARDED)(row)
+    return compute_losses(model, row)
+
+
+def compute_losses(model: Any, row: Row) -> torch.Tensor:
+    """As `target_losses`, of a model whose weights are all there."""
     kernel: str = model.config._attn_implementation  # transformers has no public name for it
     choose_attention(kernel, row.ids.device)
-    logits = model(
+    mask = block_mask(row) if kernel == FLEX else row.mask()
+    if kernel == TREES:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    hidden = model.get_decoder()(
         input_ids=row.ids,
-        attention_mask=block_mask(row) if kernel == FLEX else row.mask(),
+        attention_mask=mask,
         position_ids=row.positions,
         use_cache=False,
-        logits_to_keep=row.predictors,
-    ).logits[0]
-    return functional.cross_entropy(logits.float(), row.labels, reduction="none")
+        **({"spans": row.spans} if kernel == TREES else {}),
+    ).last_hidden_state[0, row.predictors]
+    return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pasta_async.backends.local.checkpoint import read_config
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
 from pasta_async.training.trainer.loop import Loop
@@ -67,6 +69,7 @@ def train(
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     with open_processes(settings.device) as processes:
         attention = choose_attention(settings.attention, processes.device)
         tokenizer = settings.out / "tokenizer"
@@ -108,12 +111,12 @@ def _make_loop(
     key = [task.fingerprint, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})
     compare = task.compared and scores.keys() != sizes.keys()
-    from_base = compare or latest is None
+    from_base = compare or latest is None or settings.lora_rank > 0  # no checkpoint holds what is frozen
     torch.manual_seed(settings.seed)
     model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    shard(model, processes, _dtype(settings.dtype, processes.device), share=from_base)
+    shard(model, processes, _dtype(settings.dtype, model, processes.device), share=from_base)
     numbers = range(len(task)) if task.stream else list(sizes)
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
     loop = Loop(settings, task, schedule, sizes, model, codec.end, codec.tag_ids, processes)
@@ -187,7 +190,7 @@ def _template_text(path: Path) -> str:
         raise InvalidRequestError(f"chat template {path} cannot be read: {error}") from error
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, model: Any, device: torch.device) -> torch.dtype:
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" else "float32"
+        name = "bfloat16" if fast_bfloat16(model.num_parameters(), device) else "float32"
     return torch.bfloat16 if name == "bfloat16" else torch.float32

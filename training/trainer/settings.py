@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule", "TrainerSettings"]
 
-_ROW, _CPU_ROW = 4096, 1024
+_ROW, _CPU_ROW = 4096, 512
 
 
 class TrainerSettings(StrictModel):
@@ -31,7 +31,7 @@ class TrainerSettings(StrictModel):
         ge=0,
         multiple_of=16,
         description="tokens of a packed row, of which a process computes one at a time (0: 4,096; on a CPU "
-        "1,024, and as many as an example needs up to 4,096)",
+        "512, and as many as an example needs up to 4,096)",
     )
     epochs: float = Field(default=4, gt=0, description="how often the data are used")
     steps: int = Field(default=0, ge=0, description="updates in all, instead of epochs (0: by epochs)")
@@ -55,10 +55,12 @@ class TrainerSettings(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where to train")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, else float32",
+        description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
+        "for large models on a CPU that has its products; else float32",
     )
-    attention: Literal["auto", "sdpa", "flex_attention"] = Field(
-        default="auto", description="auto: flex_attention on CUDA, else sdpa"
+    attention: Literal["auto", "sdpa", "trees", "flex_attention"] = Field(
+        default="auto",
+        description="auto: flex_attention on CUDA, else trees, which computes each tree by itself",
     )
     recompute: bool = Field(
         default=False, description="gradient checkpointing: activations are computed again, not kept"

@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from pasta_async.backends.local.checkpoint import read_json
-from pasta_async.backends.tokenization import TextCodec, find_template
+from pasta_async.backends.tokenization import TextCodec, add_tags, find_template
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 
@@ -136,7 +135,7 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         )
     if both and "pasta" not in template:
         template = re.sub(r"\r?\n\Z", "", template) + _SWITCH  # Jinja drops the newline at a template's end
-    _add_tags(raw, config)
+    add_tags(raw, config)
     config.pop("chat_template", None)
     out.mkdir(parents=True, exist_ok=True)
     for name in filter(lambda name: (folder / name).is_file(), _COPIED):
@@ -145,19 +144,3 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
         text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
         (out / name).write_text(text, encoding="utf-8")
     (out / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def _add_tags(raw: dict[str, Any], config: dict[str, Any]) -> None:
-    tokenizer: Any = Tokenizer.from_str(json.dumps(raw))
-    known = {entry["content"]: entry for entry in raw.setdefault("added_tokens", [])}
-    tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
-    for tag in TAG_TOKENS:
-        form = {"content": tag, "single_word": False, "lstrip": False, "rstrip": False}
-        form |= {"normalized": False, "special": True}
-        if tag in known:
-            known[tag].update(form)
-        else:
-            raw["added_tokens"].append({"id": tokenizer.token_to_id(tag), **form})
-        if "added_tokens_decoder" in config:
-            config["added_tokens_decoder"][str(tokenizer.token_to_id(tag))] = form
-    raw["added_tokens"].sort(key=itemgetter("id"))

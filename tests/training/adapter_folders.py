@@ -1,0 +1,46 @@
+"""Adapters with random values, written by the trainer beside the merged model, as a run writes them."""
+
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from finetune_folders import base_folder
+
+from pasta_async.training.trainer.model import BaseModel, export_model, shard
+from pasta_async.training.trainer.processes import open_processes
+from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["AdapterRun", "adapter_run"]
+
+
+class AdapterRun(NamedTuple):
+    """The folders of a run, and its base's."""
+
+    base: Path
+    model: Path
+    """Merged."""
+    adapter: Path
+
+
+def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: int = 2) -> AdapterRun:
+    """Make a base model, and an adapter and a merged model as the trainer exports them."""
+    run = AdapterRun(folder / "base", folder / "run" / "model", folder / "run" / "adapter")
+    base_folder(run.base, kind, tie_word_embeddings=tied)
+    write_tokenizer(run.base, folder / "tokenizer", both=True)
+    codec = ModelCodec(folder / "tokenizer")
+    base = BaseModel(run.base, codec.tag_ids, "sdpa", lora_rank=rank)
+    model: Any = base.loaded()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    with open_processes("cpu") as processes:
+        shard(model, processes, torch.float32, share=True)
+        export_model(model, base, folder / "tokenizer", codec.end, run.model, "float32", processes)
+    return run

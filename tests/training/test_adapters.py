@@ -1,0 +1,233 @@
+"""Adapters that the trainer wrote: opened with their base, exported, shipped; and what is refused."""
+
+# torch, transformers and safetensors leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from adapter_folders import AdapterRun, adapter_run
+from command_runs import run as run_command
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pasta_async import Client
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local import export as exporting
+from pasta_async.backends.local.checkpoint import expected_shapes
+from pasta_async.backends.local.export import export_folder
+from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.training import ship
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> AdapterRun:
+    return adapter_run(tmp_path_factory.mktemp("adapter"))
+
+
+def bare(made: AdapterRun, folder: Path) -> Path:
+    """The adapter without a tokenizer, as it ships."""
+    copy = Path(shutil.copytree(made.adapter, folder / "bare"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (copy / name).unlink()
+    return copy
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_and_its_base_are_the_merged_model(kind: str, tied: bool, tmp_path: Path) -> None:
+    made = adapter_run(tmp_path, kind, tied=tied)
+    merged, adapted = open_checkpoint(made.model), open_checkpoint(made.adapter)
+    assert adapted.config == merged.config
+    for name in expected_shapes(merged.config):
+        torch.testing.assert_close(adapted.tensor(name).float(), merged.tensor(name), atol=1e-6, rtol=1e-5)
+    for folder in (made.adapter, bare(made, tmp_path)):
+        ours, theirs = open_checkpoint(folder).codec(), merged.codec()
+        assert (ours.tags, ours.end_ids, ours.vocab_size) == (theirs.tags, theirs.end_ids, theirs.vocab_size)
+        for kwargs in ({}, {"pasta": False}):
+            assert ours.encode_chat(CHAT, kwargs) == theirs.encode_chat(CHAT, kwargs)
+
+
+async def test_an_adapter_answers_as_the_merged_model(made: AdapterRun) -> None:
+    answers: list[str] = []
+    for folder in (made.adapter, made.model):
+        async with Client(LocalBackend(folder, device="cpu")) as client:
+            answer = await client.generate("Tell 0", max_tokens=40)
+            answers.append(answer.document.format())
+    assert answers[0] == answers[1] != ""
+
+
+def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> None:
+    folder = bare(made, tmp_path)
+    change_config(folder, trainable_token_indices=None, use_rslora=True)
+    change_weights(folder, lambda tensors: tensors.pop(rows_of(tensors)))
+    base, adapted = open_checkpoint(made.base), open_checkpoint(folder)
+    assert adapted.config == base.config
+    assert adapted.codec().tags is None
+    name = "model.layers.0.mlp.up_proj.weight"
+    merged = open_checkpoint(made.model).tensor(name)
+    step = merged - base.tensor(name)
+    # of rank 2: alpha over the root of 2 instead of over 2
+    torch.testing.assert_close(adapted.tensor(name), base.tensor(name) + 2**0.5 * step, atol=1e-5, rtol=1e-4)
+
+
+# Export ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file_bytes", [exporting._FILE_BYTES, 20_000])  # pyright: ignore[reportPrivateUsage]
+def test_transformers_loads_an_export(
+    made: AdapterRun, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "_FILE_BYTES", file_bytes)
+    adapted, out = open_checkpoint(bare(made, tmp_path)), tmp_path / "out"
+    export_folder(adapted, out)
+    found: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    merged: Any = AutoModelForCausalLM.from_pretrained(made.model, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(out)
+    text = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(found(ids).logits, merged(ids).logits, atol=1e-4, rtol=1e-4)
+    assert found.generation_config.eos_token_id == [*adapted.codec().end_ids]
+    again = open_checkpoint(out)
+    assert again.config == adapted.config
+    assert again.codec().encode_chat(CHAT, {}) == adapted.codec().encode_chat(CHAT, {})
+    assert (len([*out.glob("*.safetensors")]) > 1) == (file_bytes == 20_000)
+    assert not [*tmp_path.glob("*.partial")]
+
+
+def test_an_export_is_whole_or_not_there(made: AdapterRun, tmp_path: Path) -> None:
+    checkpoint, out = open_checkpoint(made.model), tmp_path / "out"
+    checkpoint.raw["rope_parameters"] = {"rope_type": "linear", "factor": 3.0}  # not what it computes
+    with pytest.raises(UnsupportedModelError, match="rotary"):
+        export_folder(checkpoint, out)
+    assert [*tmp_path.iterdir()] == []
+    out.mkdir()
+    with pytest.raises(InvalidRequestError, match="already"):
+        export_folder(open_checkpoint(made.model), out)
+
+
+# What ships ------------------------------------------------------------------------------------------------
+
+
+def test_what_ships_is_small_and_the_same_model(made: AdapterRun, tmp_path: Path) -> None:
+    out = tmp_path / "shipped"
+    out.mkdir()
+    (out / "README.md").write_text("A card.")
+    options = ["--base", made.base, "--base-name", "ours/base", "--out", out]
+    assert run_command(ship.main, made.adapter, *options) == 0
+    assert {path.name for path in out.iterdir()} == {
+        *("README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
+        "generation_config.json",
+    }
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "ours/base"
+    shipped, trained = open_checkpoint(out, made.base), open_checkpoint(made.adapter)
+    assert shipped.codec().encode_chat(CHAT, {}) == trained.codec().encode_chat(CHAT, {})
+    for name in expected_shapes(trained.config):
+        torch.testing.assert_close(shipped.tensor(name), trained.tensor(name), atol=2e-3, rtol=0)
+
+
+def test_what_users_would_not_have_is_not_shipped(made: AdapterRun, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made.adapter, tmp_path / "adapter"))
+    options = ["--base", made.base, "--base-name", "ours/base", "--out", tmp_path / "shipped"]
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    assert "tokenizer" in str(run_command(ship.main, folder, *options))
+    change_weights(folder, lambda tensors: tensors[rows_of(tensors)].fill_(1e6))
+    assert "float16" in str(run_command(ship.main, folder, *options))
+
+
+# What is refused -------------------------------------------------------------------------------------------
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def rows_of(tensors: dict[str, torch.Tensor]) -> str:
+    return next(name for name in tensors if "trainable_tokens_delta" in name)
+
+
+def configured(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_config(folder, **changes)
+
+
+def weighed(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    return lambda folder: change_weights(folder, change)
+
+
+def pickled(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.bin").write_bytes(b"pickle")
+
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "not LoRA": (configured(peft_type="IA3"), "peft_type"),
+    "DoRA": (configured(use_dora=True), "use_dora"),
+    "ranks by pattern": (configured(rank_pattern={"q_proj": 4}), "rank_pattern"),
+    "whole modules": (configured(modules_to_save=["lm_head"]), "modules_to_save"),
+    "biases": (configured(bias="all"), "bias"),
+    "a changed base": (configured(init_lora_weights="pissa"), "init_lora_weights"),
+    "something new": (configured(use_nextlora=1), "use_nextlora"),
+    "no rank": (configured(r=0), "r must be"),
+    "rows of other modules": (configured(trainable_token_indices={"q_proj": [1]}), "q_proj"),
+    "rows that are none": (configured(trainable_token_indices=[-1]), "trainable_token_indices"),
+    "rows of no tags": (configured(trainable_token_indices=[1, 2, 3, 4, 5, 6]), "tags"),
+    "another rank": (configured(r=3), r"lora_A.*\[2, 32\], not \[3, 32\]"),
+    "half an adapter": (weighed(lambda tensors: tensors.pop(Q + "B.weight")), "q_proj.lora_B"),
+    "a module of its own": (weighed(lambda t: t.update({Q + "C.weight": torch.ones(1)})), "q_proj.lora_C"),
+    "an adapted norm": (
+        weighed(lambda t: t.update({"base_model.model.model.norm.lora_A.weight": torch.ones(2, 32)})),
+        r"model\.norm\.lora_A",
+    ),
+    "integers": (weighed(lambda t: t.update({Q + "A.weight": t[Q + "A.weight"].int()})), "type I32"),
+    "pickle": (pickled, "safetensors"),
+    "no base": (configured(base_model_name_or_path="nowhere/model"), "nowhere/model"),
+    "no base named": (configured(base_model_name_or_path=None), "base_model_name_or_path"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_what_cannot_be_merged_is_refused_by_name(
+    damage: str, made: AdapterRun, tmp_path: Path
+) -> None:
+    folder = bare(made, tmp_path)
+    change, reason = DAMAGE[damage]
+    change(folder)
+    backend = LocalBackend(folder, device="cpu")
+    with pytest.raises(UnsupportedModelError, match=reason):
+        await backend.connect()
+    await backend.aclose()
+
+
+def test_a_base_belongs_to_an_adapter(made: AdapterRun) -> None:
+    with pytest.raises(UnsupportedModelError, match="no folder of an adapter"):
+        open_checkpoint(made.model, made.base)
+
+
+def test_a_base_is_found_beside_the_adapter(made: AdapterRun, tmp_path: Path) -> None:
+    folder = bare(made, tmp_path)
+    shutil.copytree(made.base, folder / "base")
+    change_config(folder, base_model_name_or_path="base")
+    assert open_checkpoint(folder).config.vocab_size % 64 == 0

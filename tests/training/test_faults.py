@@ -1,0 +1,145 @@
+"""Faults that a program counts: each rule, on texts that have the fault and on texts that only look so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.lang import parse
+from pasta_async.results import ThreadRecord
+from pasta_async.training.faults import (
+    OF_PROMISES,
+    Faults,
+    count_faults,
+    faults_of_sample,
+    repeats_itself,
+    soundness,
+)
+from pasta_async.training.preference import Sample
+from pasta_async.training.words import same_stem
+
+TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
+
+
+def promise(topic: str, chunk: str) -> str:
+    return f'<promise topic="{topic}" tokens="20"/><async>{chunk}</async>'
+
+
+def faults(*written: str, **known: object) -> Faults:
+    return count_faults(parse("\n".join(written)), **known)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_sound_answer_has_no_fault() -> None:
+    found = faults("Two drinks:\n", promise("Tea", TEA), promise("Coffee", COFFEE), "Both are good.")
+    assert found == Faults(promises=2)
+    assert soundness(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "written"),
+    [
+        ("same_topic", [promise("Tea origin", TEA), promise("origin Tea", "The origin of it is unknown.")]),
+        ("empty", [promise("Tea", " - "), promise("Coffee", COFFEE)]),
+        ("cut", [promise("Tea", f"{TEA} It was then"), promise("Coffee", COFFEE)]),
+        ("cut", [promise("Tea", "Tea is grown in China, India and the"), promise("Coffee", COFFEE)]),
+        ("repeat", [promise("Tea", TEA), promise("China", TEA.replace("Tea", "It"))]),
+        ("repeat", [TEA, promise("Tea", f"{TEA} Now on farms."), promise("Coffee", COFFEE)]),
+        ("off_topic", [promise("Health", TEA), promise("Coffee", COFFEE)]),
+    ],
+)
+def test_the_fault_of_one_promise_is_counted_alone(fault: str, written: list[str]) -> None:
+    found = faults(*written)
+    assert found == Faults(promises=2)._replace(**{fault: 1})
+    assert soundness(found) < 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [promise("Taste", "A tasty drink."), promise("Healthy habits", "It is good for health")],
+        ["1. **Cost**: ", promise("Costs", "five dollars")],
+        ["**Garnish**:", promise("Garnish", "- Sprinkle almonds.")],
+        [promise("Steps", "Steps:\n1. Mix the flour.\n2. Bake"), promise("Tools", "A tool: e.g. 2.5 inches")],
+    ],
+)
+def test_what_only_looks_like_a_fault_is_none(written: list[str]) -> None:
+    assert sum(faults(*written)[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1. John C. Reilly\n2. John C. Reilly\n3. John C. Reilly",
+        "He was a good man and he was a good man and he was a good man and he was a good man and he was.",
+    ],
+)
+def test_a_text_that_repeats_itself_loops(text: str) -> None:
+    assert repeats_itself(text)
+    assert faults(text).loop
+
+
+def test_a_refrain_is_no_loop() -> None:
+    verses = [f"The {word} is a thing of beauty to my eye" for word in ("rose", "sea", "hill", "moon")]
+    assert not repeats_itself(
+        "\n".join([*verses, "oh sing with me", *reversed(verses), "oh sing with me"][:6])
+    )
+
+
+def test_long_lists_run_away_and_those_that_never_end_sooner() -> None:
+    items = [f"{number}. {chr(96 + number) * 4} is one" for number in range(1, 26)]
+    assert faults(*items).runaway
+    assert not faults(*items[:20]).runaway
+    assert faults(*items[:11], well_formed=False) == Faults(malformed=1, runaway=1)
+    assert not faults(*items[:12], "Others are:", *items[12:]).runaway, "two lists"
+    assert faults(*(promise(item[-11:], item) for item in items)).runaway
+
+
+def test_what_ended_a_sampled_chunk_is_known() -> None:
+    times = {"opened": 0.0, "started": 0.0, "first_token": 0.0, "ended": 1.0, "requests": ()}
+    threads = [
+        ThreadRecord(
+            thread=number,
+            topic="Tea",
+            estimate=20,
+            text=TEA,
+            tokens=9,
+            finish_reason="length",
+            closed_by=(None, "writer", "budget")[number],
+            **times,  # pyright: ignore[reportArgumentType]
+        )
+        for number in range(3)
+    ]
+    sample = Sample(
+        number=0,
+        seed=None,
+        written=f"{promise('Tea', TEA)} {promise('Coffee', COFFEE)}",
+        finish_reason="stop",
+        well_formed=True,
+        threads=tuple(threads),
+    )
+    assert faults_of_sample(sample) == Faults(promises=2, cut=1)
+
+
+@given(
+    st.text("ab .,\n1-", max_size=80), st.lists(st.text("ab .,\n", max_size=20), max_size=4), st.booleans()
+)
+def test_counts_stay_within_bounds_for_any_text(text: str, chunks: list[str], well_formed: bool) -> None:
+    found = faults(text, *(promise("a", chunk) for chunk in chunks), well_formed=well_formed)
+    assert all(0 <= getattr(found, name) <= found.promises == len(chunks) for name in OF_PROMISES)
+    assert 0 <= soundness(found) <= 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("taste", "tasting", True),
+        ("cost", "costs", True),
+        ("art", "arts", True),
+        ("art", "article", False),
+        ("origin", "original", True),
+        ("health", "heart", False),
+    ],
+)
+def test_words_of_one_stem_begin_alike(one: str, other: str, same: bool) -> None:
+    assert same_stem(one, other) is same_stem(other, one) is same

@@ -1,0 +1,129 @@
+"""How likely a model finds answers, and stage 2's scores made of it."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_folders import base_folder
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.training.corpus import write_records
+from pasta_async.training.likelihood import LanguageModel, bits_per_token
+from pasta_async.training.preference import Plain, Sample, SampledPrompt, read_scores
+from pasta_async.training.score import ScoreSettings, score
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pasta_async.protocol import Message
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MESSAGES: list[Message] = [{"role": "user", "content": "Tea or coffee?"}]
+TEXTS = ["Tea is green.", "Tea is old, and so is the cup.", "", "Coffee.", "x" * 3000]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_folder(tmp_path_factory.mktemp("base") / "model")
+
+
+def by_transformers(folder: Path, text: str) -> float:
+    """Bits a token, one text at a time."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        return float(functional.cross_entropy(logits, torch.tensor(ids))) / math.log(2)
+
+
+def test_packed_texts_cost_what_they_cost_alone(folder: Path) -> None:
+    for row_tokens in (16, 4096):  # a row for each, one for all
+        model = LanguageModel(folder, row_tokens)
+        found = bits_per_token(model, [(MESSAGES, text) for text in TEXTS])
+        assert found[2] is None, "an empty text"
+        assert found[4] is None, "longer than the context"
+        for place in (0, 1, 3):
+            assert found[place] == pytest.approx(by_transformers(folder, TEXTS[place]), abs=1e-4)
+
+
+def sample(number: int, text: str, written: str = "", **more: Any) -> Sample:
+    fields: dict[str, Any] = {"critical_path": 10, "finish_reason": "stop", "well_formed": True, **more}
+    return Sample(number=number, seed=number, text=text, written=written or text, **fields)
+
+
+def scored(folder: Path, model: Path | str, *samples: Sample, **more: Any) -> dict[int, float]:
+    prompt = SampledPrompt(
+        id="a",
+        messages=tuple(MESSAGES),
+        samples=samples,
+        baseline=Plain(text="Tea is green.", tokens=20),
+    )
+    write_records(folder / "samples.jsonl", [prompt])
+    given = {"samples": folder / "samples.jsonl", "out": folder / "scores.jsonl", "judge": "likelihood"}
+    summary = asyncio.run(score(ScoreSettings.model_validate({**given, "judge_model": str(model), **more})))
+    assert not summary["failures"]
+    return {number: one.quality for (_, number), one in read_scores(folder / "scores.jsonl").items()}
+
+
+def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_faults(
+    folder: Path, tmp_path: Path
+) -> None:
+    tea = '<promise topic="Tea" tokens="10"/><async>Tea is green.</async>'
+    texts = ["Tea is green.", "Coffee cup!", "Tea is green.", "Tea is green.", ""]
+    found = scored(
+        tmp_path,
+        folder,
+        sample(0, texts[0]),
+        sample(1, texts[1]),
+        sample(2, texts[2], tea),
+        sample(3, texts[3], tea.replace("Tea", "Cup", 1)),
+        sample(4, texts[4], well_formed=False),
+    )
+    plain, other = (by_transformers(folder, text) for text in texts[:2])
+    assert found[0] == found[2] == 1, "as likely as the plain answer, which is the same"
+    assert found[1] == pytest.approx(min(1, 2 ** (plain - other)), abs=1e-4)
+    assert found[3] == pytest.approx(0.75), "off its topic: the same text, another quality"
+    assert found[4] == 0
+
+
+def test_what_is_known_needs_no_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = scored(tmp_path, folder, sample(0, "Coffee."), sample(1, "Tea is old."))
+    monkeypatch.setattr(LanguageModel, "bits", None)
+    assert scored(tmp_path, folder, sample(0, "Coffee."), sample(1, "Tea is old.")) == first
+    other = base_folder(tmp_path / "other", hidden_size=64)
+    with pytest.raises(InvalidRequestError):
+        scored(tmp_path, other, sample(0, "Coffee."))
+
+
+def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="1024 tokens"):
+        scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
+
+
+def test_faults_are_taken_off_another_judges_quality(tmp_path: Path) -> None:
+    asked = {"judge": f"{__name__}:Half", "judge_model": ""}
+    found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), **asked)
+    assert [*found.values()] == [0.5, 0.5]
+    found = scored(tmp_path, "", sample(0, "Tea"), sample(1, "Tea", well_formed=False), faults=True, **asked)
+    assert [*found.values()] == [0.5, 0.25]
+
+
+class Half:
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        return 0.5
+
+
+def test_a_likelihood_needs_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="judge-model"):
+        ScoreSettings(samples=tmp_path, out=tmp_path, judge="likelihood")

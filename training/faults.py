@@ -1,0 +1,195 @@
+"""Faults of an answer that a program can count.
+
+They need no model and no reference, and say nothing about whether an answer is true or good. Words are those
+of `pasta_async.training.words`, so the rules are for English.
+
+malformed
+    It did not end by itself, or its tags had something to complain about.
+loop
+    The text repeats itself (`repeats_itself`).
+runaway
+    More than 20 promises or items of one list; or more than 10, and it did not end by itself.
+same_topic
+    A promise whose topic has the same words as an earlier one's.
+empty
+    A promise without a chunk, or whose chunk has neither a letter nor a digit.
+cut
+    A chunk that its budget ended, where that is known; or that ends within a sentence: with a comma or a
+    word such as "the", or without a full stop in a line that has one before.
+repeat
+    A chunk of which at least half the stretches of three words stand before it, in main's text or in a
+    sibling.
+off_topic
+    A chunk in which, and in the line in front of which, no word begins like one of the topic's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from pasta_async.lang import Promise, parse
+from pasta_async.training.words import SMALL, runs, same_stem, words
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pasta_async.lang import Document
+    from pasta_async.training.preference import Sample
+
+__all__ = [
+    "OF_ANSWERS",
+    "OF_PROMISES",
+    "Faults",
+    "count_faults",
+    "faults_of_sample",
+    "repeats_itself",
+    "soundness",
+]
+
+_LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
+_REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
+_RUNAWAY, _RUNAWAY_CUT = 20, 10
+
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
+_SENTENCE_END = re.compile(r"[^\W\d_]{2}[.!?][\"'\u2019\u201d)\]*]*\s")
+_OPEN_END = re.compile(r"(?:[^\W\d_]|,)\Z")
+_NO_END = frozenset("a an the of to from with and or but as is are was were your its their our".split())
+
+
+class Faults(NamedTuple):
+    """The faults of one answer; see the module for the rules."""
+
+    promises: int = 0
+    malformed: int = 0
+    """0 or 1, as `loop` and `runaway`."""
+    loop: int = 0
+    runaway: int = 0
+    same_topic: int = 0
+    """Promises, as the others."""
+    empty: int = 0
+    cut: int = 0
+    repeat: int = 0
+    off_topic: int = 0
+
+
+OF_ANSWERS: tuple[str, ...] = ("malformed", "loop", "runaway")
+"""The faults that an answer has as a whole."""
+OF_PROMISES: tuple[str, ...] = ("same_topic", "empty", "cut", "repeat", "off_topic")
+"""The faults that each of its promises may have."""
+
+_WEIGHTS = {
+    "malformed": 0.5,
+    "loop": 0.5,
+    "runaway": 0.5,
+    "same_topic": 0.25,
+    "empty": 0.5,
+    "cut": 0.5,
+    "repeat": 0.5,
+    "off_topic": 0.25,
+}
+
+
+def count_faults(document: Document, *, well_formed: bool = True, cut: Collection[int] = ()) -> Faults:
+    """Count the faults of an answer.
+
+    Args:
+        document: What was written; a plain answer has text alone.
+        well_formed: Whether it ended by itself, with nothing to complain about.
+        cut: Numbers of the threads that are known to have been cut.
+    """
+    promises = document.promises
+    chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
+    items = max(len(promises), _longest_list(document.text))
+    said = [_says(chunk) for chunk in chunks]
+    return Faults(
+        promises=len(promises),
+        malformed=int(not well_formed),
+        loop=int(repeats_itself(document.text)),
+        runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
+        same_topic=_same_topics(promises),
+        empty=said.count(False),
+        cut=sum(
+            says and (number in cut or _ends_within(chunk))
+            for number, (says, chunk) in enumerate(zip(said, chunks, strict=True), 1)
+        ),
+        repeat=sum(_repeats(document)),
+        off_topic=sum(_off_topic(document)),
+    )
+
+
+def faults_of_sample(sample: Sample) -> Faults:
+    """The faults of a sampled answer, of which is known what ended its chunks."""
+    cut = {one.thread for one in sample.threads if one.closed_by not in (None, "writer")}
+    return count_faults(parse(sample.written), well_formed=sample.well_formed, cut=cut)
+
+
+def soundness(faults: Faults) -> float:
+    """1 without faults, down to 0: each takes off its weight, one of promises for the share that has it.
+
+    A half: malformed, loop, runaway, empty, cut, repeat; a quarter: same_topic, off_topic.
+    """
+    found = faults._asdict()
+    whole = sum(_WEIGHTS[name] * found[name] for name in OF_ANSWERS)
+    parts = sum(_WEIGHTS[name] * found[name] for name in OF_PROMISES) / max(1, faults.promises)
+    return max(0.0, 1.0 - whole - parts)
+
+
+def repeats_itself(text: str) -> bool:
+    """Whether a text loops: over a fifth of its stretches of eight words, or of its lines, come again.
+
+    A line counts from three words on.
+    """
+    lines = [tuple(found) for line in text.splitlines() if len(found := words(line)) >= _LOOP_LINE]
+    return any(
+        1 - len(set(found)) / len(found) > _LOOP_SHARE
+        for found in (runs(words(text), _LOOP_RUN), lines)
+        if found
+    )
+
+
+def _longest_list(text: str) -> int:
+    """Items of the longest list: of lines with a marker, between which no other line begins at the margin."""
+    kinds = [bool(_ITEM.match(line)) for line in text.splitlines() if line[:1].strip()]
+    return max((len(list(group)) for item, group in groupby(kinds) if item), default=0)
+
+
+def _says(text: str) -> bool:
+    return any(map(str.isalnum, text))
+
+
+def _same_topics(promises: Collection[Promise]) -> int:
+    topics = Counter(frozenset(promise.topic.lower().split()) for promise in promises)
+    return topics.total() - len(topics)
+
+
+def _ends_within(chunk: str) -> bool:
+    """Whether a text ends within a sentence."""
+    line = chunk.rstrip().rpartition("\n")[2].rstrip()
+    if not _OPEN_END.search(line):
+        return False
+    open_word = not _NO_END.isdisjoint(words(line)[-1:])
+    return line.endswith(",") or open_word or _SENTENCE_END.search(line) is not None
+
+
+def _repeats(document: Document) -> Iterator[bool]:
+    """Of each chunk that says something, whether it says again what stands before it."""
+    before = set[tuple[str, ...]]()
+    for node in document.nodes:
+        found = runs(words(node.text), _REPEAT_RUN)
+        if isinstance(node, Promise) and found:
+            yield sum(run in before for run in found) / len(found) >= _REPEAT_SHARE
+        before.update(found)
+
+
+def _off_topic(document: Document) -> Iterator[bool]:
+    """Of each chunk that says something, whether it does not speak about its topic."""
+    line = ""
+    for node in document.nodes:
+        if isinstance(node, Promise) and _says(node.text):
+            spoken = words(line + node.text)
+            topic = [word for word in words(node.topic) if word not in SMALL]
+            yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)
+        line = (line + node.text).rstrip().rpartition("\n")[2] + " "

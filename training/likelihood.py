@@ -1,0 +1,188 @@
+"""How likely a language model finds texts: bits a token, many texts to a forward pass."""
+
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
+from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import InvalidRequestError
+from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.training.corpus import digest
+from pasta_async.training.packing import Trie
+from pasta_async.training.trainer.operators import TREES
+from pasta_async.training.trainer.rows import SDPA, deal_rows, pack_row, row_length, target_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pasta_async.jobs import Journal
+    from pasta_async.protocol import Message
+    from pasta_async.training.preference import SampledPrompt
+
+__all__ = ["LanguageModel", "LikelihoodJudge", "bits_per_token", "model_identity"]
+
+
+class LanguageModel:
+    """A model and its tokenizer, which say how likely tokens are.
+
+    Args:
+        folder: Of a Llama, Qwen2 or Qwen3, with the tags or without.
+        row_tokens: Of a forward pass; a tree that is larger gets one of its own.
+
+    Raises:
+        UnsupportedModelError: The folder cannot be used.
+    """
+
+    def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
+        CheckpointFolder(Path(folder), "likelihoods are not computed with it")
+        self._text = TextCodec.from_folder(folder)
+        self._known = self._text.tags is not None
+        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
+        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
+        keep_freed_memory()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        kernel = SDPA if device.type == "cuda" else TREES  # nothing is to be compiled for each length
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=kernel
+        )
+        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+        self._model = model.to(device, dtype).eval()
+        self.context: int = model.config.max_position_embeddings
+        """Most tokens of a prompt and its answer."""
+        self.row_tokens: int = row_tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as data."""
+        return self._text.encode(text)
+
+    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
+        """Ids of messages, up to where the answer begins; without `pasta`, a plain one."""
+        return self._text.encode_chat(messages, {} if pasta else {"pasta": False})
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 of one token."""
+        return self._text.token_bytes(token)
+
+    @torch.inference_mode()
+    def bits(self, trees: Sequence[Trie]) -> list[list[float]]:
+        """Bits of each target of each tree, which have something before them."""
+        sizes = dict(enumerate(map(len, trees)))
+        small = [number for number, size in sizes.items() if size <= self.row_tokens]
+        dealt = deal_rows([sizes[number] for number in small], self.row_tokens, 1) if small else []
+        rows = [[small[place] for place in row] for row in dealt if row]
+        rows += [[number] for number, size in sizes.items() if size > self.row_tokens]
+        losses = [list[float]() for _ in trees]
+        for row in rows:
+            length = row_length(sum(sizes[number] for number in row), self.row_tokens, few=False)
+            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), self._model.device)
+            bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
+            for number in row:
+                losses[number] = [next(bits) for _ in trees[number].targets]
+        return losses
+
+
+def bits_per_token(
+    model: LanguageModel, answers: Sequence[tuple[Sequence[Message], str]]
+) -> list[float | None]:
+    """How likely plain answers are, in bits a token of the text; its end is not counted.
+
+    Answers to one prompt that stand side by side share it, and what they begin with.
+
+    Args:
+        model: In its plain form, if it has two.
+        answers: The messages, and the text that a reader sees.
+
+    Returns:
+        None for an empty text, and for one that the model's context cannot hold.
+    """
+    trees: list[tuple[list[int], Trie, list[int]]] = []
+    for number, (messages, text) in enumerate(answers):
+        prompt, ids = model.prompt(messages, pasta=False), model.encode(text)
+        if not ids or len(prompt) + len(ids) > model.context:
+            continue
+        if not trees or trees[-1][0] != prompt or len(trees[-1][1]) > model.row_tokens // 2:
+            trees.append((prompt, Trie(), []))
+        _, tree, owners = trees[-1]
+        tree.extend(tree.extend(-1, prompt), ids, target=True)
+        owners += [number] * len(ids)
+    found: list[list[float]] = [[] for _ in answers]
+    for (_, _, owners), losses in zip(trees, model.bits([tree for _, tree, _ in trees]), strict=True):
+        for owner, bits in zip(owners, losses, strict=True):
+            found[owner].append(bits)
+    return [math.fsum(bits) / len(bits) if bits else None for bits in found]
+
+
+def model_identity(folder: Path) -> dict[str, Any]:
+    """What tells one model from another: configuration, and size and first bytes of the weights."""
+    hashed = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            hashed.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 24))
+    return {"name": folder.resolve().name, "digest": hashed.hexdigest()[:16]}
+
+
+class LikelihoodJudge:
+    """A language model that finds an answer likely, or not (a `pasta_async.training.score.Judge`).
+
+    All samples of a prompt are computed together when the first is asked for.
+
+    Args:
+        model: In its plain form.
+        journal: Keeps the bits a token; what is in it is not computed again.
+    """
+
+    def __init__(self, model: LanguageModel, journal: Journal) -> None:
+        self._model, self._journal = model, journal
+        self._known: dict[str, float | None] = {row["key"]: row["bits"] for row in journal.rows}
+        self._turn = asyncio.Lock()
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """The probability of a token of the answer relative to the baseline's: geometric means, 1 at most.
+
+        That is 2 to the power of minus the bits a token that it is dearer: 1 for an answer that is as likely
+        as the baseline's or likelier, a half for one that is dearer by a bit, 0 for an empty one. Cancelling
+        it leaves what is under way to end by itself, unused.
+
+        Raises:
+            InvalidRequestError: The answer, or the baseline's, does not fit the model's context.
+        """
+        baseline = prompt.baseline.text
+        async with self._turn:
+            await self._measure(
+                prompt, {text, baseline, *(one.text for one in prompt.samples if not one.error)}
+            )
+        if not text or not baseline:
+            return float(text == baseline)
+        bits, plain = self._known[_key(prompt, text)], self._known[_key(prompt, baseline)]
+        if bits is None or plain is None:
+            raise InvalidRequestError(
+                f"an answer to {prompt.id!r} does not fit the judge's {self._model.context} tokens: take a "
+                "model of a longer context, or draw shorter answers"
+            )
+        return min(1.0, 2.0 ** (plain - bits))
+
+    async def _measure(self, prompt: SampledPrompt, texts: set[str]) -> None:
+        """Compute the bits a token of the texts that are not known yet."""
+        new = sorted(text for text in texts if _key(prompt, text) not in self._known)
+        answers = [(prompt.messages, text) for text in new]
+        found = await asyncio.to_thread(bits_per_token, self._model, answers) if new else []
+        for text, bits in zip(new, found, strict=True):
+            self._known[_key(prompt, text)] = bits
+            self._journal.append({"key": _key(prompt, text), "bits": bits})
+
+
+def _key(prompt: SampledPrompt, text: str) -> str:
+    return digest(prompt.messages, text)

@@ -1,0 +1,282 @@
+"""Prompts to train on: `python -m pasta_async.training.prompts`.
+
+Our own, put together from templates and topics (`prompts.toml`), and those of other files, in one shuffled
+order, so that different parts of it (`--skip`, `--count`) are disjoint. They are written as records without
+an answer, which `pasta_async.training.sample` draws; an id tells the family: `compare/0012`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from pasta_async.cli.command import Command, command
+from pasta_async.errors import InvalidRequestError
+from pasta_async.training.corpus import (
+    LeakageFilter,
+    Record,
+    StrictModel,
+    read_prompts,
+    write_records,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "Family",
+    "Group",
+    "PromptSettings",
+    "families",
+    "lacks_passage",
+    "main",
+    "make_prompts",
+    "ordered",
+    "write_prompts",
+]
+
+T = TypeVar("T")
+
+
+def _lines(text: object) -> object:
+    return [line.strip() for line in text.splitlines() if line.strip()] if isinstance(text, str) else text
+
+
+def _topics(text: object) -> object:
+    return _lines(text.replace(";", "\n") if isinstance(text, str) else text)
+
+
+Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
+
+
+class Group(StrictModel):
+    """Topics that fit the same templates."""
+
+    topics: Annotated[tuple[str, ...], BeforeValidator(_topics), Field(min_length=1)]
+    templates: Lines = ()
+    """Templates of this group alone."""
+    aspects: tuple[str, ...] = ()
+    """What a prompt may ask about its topics."""
+
+
+class Family(StrictModel):
+    """A kind of prompt. `prompts.toml` describes the form of templates and topics."""
+
+    weight: float = Field(gt=0)
+    """How often it is drawn, beside the others'."""
+    templates: Lines = ()
+    endings: Lines = ()
+    """Sentences that may stand behind a prompt."""
+    groups: tuple[Group, ...] = Field(min_length=1)
+
+
+@cache
+def _file() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+@cache
+def families() -> dict[str, Family]:
+    """The families of `prompts.toml`, by name."""
+    file = _file()
+    endings = {"": "", **file["endings"]}
+    return {
+        name: Family.model_validate({**family, "endings": endings[family.get("endings", "")]})
+        for name, family in file["families"].items()
+    }
+
+
+# --- one prompt
+
+_NUMBERS = ("3", "4", "5", "6", "three", "four", "five", "six")
+_REQUESTS = (
+    "Please {}.",
+    "Please {}.",
+    "Can you {}?",
+    "Could you {}?",
+    "Could you please {}?",
+    "I need you to {}.",
+    "I'd like you to {}.",
+    "Hi, please {}.",
+    "{}, please.",
+)
+_IMPERATIVE = re.compile(
+    r"(?!.*[:.?!].)(Brainstorm|Compare|Describe|Draft|Explain|Give|List|Make|Name|Outline|Plan|Share"
+    r"|Suggest|Summarize|Tell|Write) .*\."
+)
+_FORM_IS_GIVEN = re.compile(
+    r"[:\n]|\b(each|short|brief\w*|sentences?|paragraphs?|steps|lines|headings?|simpl[ey]|funny)\b"
+)
+
+
+def _joined(items: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
+def _some(rng: random.Random, items: Sequence[str], least: int, most: int) -> list[str]:
+    return rng.sample(items, min(len(items), rng.randint(least, most)))
+
+
+def _values(group: Group, topic: str, rng: random.Random) -> dict[str, str]:
+    """What may stand in a template."""
+    numbers = {"x": rng.randint(2, 9), "y": rng.randint(21, 60), "z": rng.randint(3, 12)}
+    shared = {name: str(number) for name, number in numbers.items()} | {"name": rng.choice(_file()["names"])}
+    parts = [part.format_map(shared) for part in topic.split("|")]
+    drawn = _some(rng, parts, 2, 4)
+    numbered = "".join(f"\n{number}. {part}" for number, part in enumerate(drawn, 1))
+    return {
+        **shared,
+        "topic": parts[0],
+        "a": parts[0],
+        "b": parts[1 % len(parts)],
+        "items": _joined(_some(rng, parts, 2, 5)),
+        "rest": _joined(_some(rng, parts[1:], 2, 4)),
+        "list": numbered if rng.random() < 0.6 else " " + " ".join(drawn),
+        "n": rng.choice(_NUMBERS),
+        "aspects": _joined(_some(rng, group.aspects, 2, 4)),
+    }
+
+
+def _typed(text: str, endings: Sequence[str], rng: random.Random) -> str:
+    """A prompt as one user or another types it: politely, with a wish for the form, in haste."""
+    text = text[0].upper() + text[1:]
+    chance = rng.random()
+    if chance < 0.25 and _IMPERATIVE.fullmatch(text):
+        request = rng.choice(_REQUESTS)
+        bare = text[:-1] if request.startswith("{}") else text[0].lower() + text[1:-1]
+        text = request.format(bare)
+    elif 0.25 <= chance < 0.45 and endings and not _FORM_IS_GIVEN.search(text) and text[-1] in ".?":
+        text = f"{text} {rng.choice(endings)}"
+    elif 0.45 <= chance < 0.55 and not re.search(r"[.?!]\s|\n|^I\b", text):
+        text = (text[0].lower() if text[1:2].islower() else text[0]) + text[1:].rstrip(".?")
+    return text
+
+
+# --- the order
+
+
+def _deck(items: Sequence[T], rng: random.Random) -> Iterator[T]:
+    """Items in a random order, again and again: none comes back before all others were there."""
+    while True:
+        yield from rng.sample(items, len(items))
+
+
+def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
+    """Different prompts of a family, topics and templates in turn, until they repeat themselves."""
+    topics = [(group, topic) for group in family.groups for topic in group.topics]
+    templates = {id(group): _deck(family.templates + group.templates, rng) for group in family.groups}
+    seen: set[str] = set()
+    failures = 0
+    for group, topic in _deck(topics, rng):
+        template = next(templates[id(group)])
+        values = _values(group, topic, rng)
+        # The same request about the same things is no new prompt, even with another number or other aspects.
+        same = template.format_map(values | {"n": "", "aspects": ""})
+        if same in seen:
+            failures += 1
+            if failures > len(topics):
+                return
+            continue
+        failures = 0
+        seen.add(same)
+        yield _typed(template.format_map(values), family.endings, rng)
+
+
+_PASSAGE = re.compile(
+    r"\b(this|the|given|provided)( (given|provided|above|following))? (text|passage|paragraph|excerpt)\b"
+    r"|\b(this|given|provided|above|following) (article|context|summary)\b"
+    r"|\b(text|passage|paragraph|article) (provided|given|above|below)\b",
+    re.IGNORECASE,
+)
+
+
+def lacks_passage(prompt: str) -> bool:
+    """Whether a prompt of one paragraph speaks of a passage ("in the text"), which is not there, then."""
+    return "\n" not in prompt.strip() and _PASSAGE.search(prompt) is not None
+
+
+def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterator[Record]:
+    """All prompts in the order of a seed: families in turn by their weights, and files by their share.
+
+    Args:
+        seed: Of everything that is drawn.
+        files: Further prompts, in any form that `corpus.read_prompts` reads; not those that lack a passage.
+        share: Of the prompts that come from files, as long as there are any.
+
+    Raises:
+        InvalidRequestError: A file cannot be read, holds no prompt, or is called as another or a family is.
+    """
+    rng = random.Random(seed)
+    found = families()
+    weights = {name: family.weight for name, family in found.items()}
+    total = sum(weights.values())
+    sources = {name: make_prompts(family, random.Random(f"{seed}/{name}")) for name, family in found.items()}
+    origins = dict.fromkeys(found, "pasta_async.training.prompts")
+    for path in files:
+        prompts = [prompt.strip() for prompt in read_prompts(path) if not lacks_passage(prompt)]
+        name = path.name.partition(".")[0]
+        if name in sources:
+            raise InvalidRequestError(f"{path}: ids from {name!r} are taken; rename the file")
+        weights[name] = total * share / (1 - share) / len(files)
+        origins[name] = path.name
+        sources[name] = iter(rng.sample(prompts, len(prompts)))
+    numbers = dict.fromkeys(sources, 0)
+    seen: set[str] = set()
+    while weights:
+        (name,) = rng.choices([*weights], [*weights.values()])
+        prompt = next((one for one in sources[name] if one.casefold() not in seen), None)
+        if prompt is None:
+            del weights[name]
+            continue
+        seen.add(prompt.casefold())
+        numbers[name] += 1
+        messages = ({"role": "user", "content": prompt},)
+        yield Record(id=f"{name}/{numbers[name]:04}", messages=messages, written="", source=origins[name])
+
+
+# --- the command
+
+
+class PromptSettings(StrictModel):
+    """What to write. Every field is a flag of the command line."""
+
+    out: Path = Field(description="file to write: records without an answer, JSON lines")
+    count: int = Field(default=3000, ge=1, description="prompts to write")
+    skip: int = Field(default=0, ge=0, description="leave out the first so many of the order")
+    seed: int = Field(default=1, description="of the order")
+    also: tuple[Path, ...] = Field(default=(), description="files of further prompts, such as Dolly's")
+    share: float = Field(default=0.4, gt=0, lt=1, description="of the prompts that come from these files")
+    against: tuple[Path, ...] = Field(default=(), description="files of evaluation prompts to keep out")
+
+
+def write_prompts(settings: PromptSettings) -> dict[str, Any]:
+    """Write the file, and return how many prompts there are of each family, and what was left out.
+
+    Raises:
+        InvalidRequestError: A file cannot be read, or there are fewer prompts than wanted.
+    """
+    leaks = LeakageFilter(tuple(prompt for path in settings.against for prompt in read_prompts(path)))
+    end = settings.skip + settings.count
+    records = list(islice(leaks.keep(ordered(settings.seed, settings.also, settings.share)), end))
+    if len(records) < end:
+        raise InvalidRequestError(f"there are {len(records)} prompts, and not {end}: lower --skip or --count")
+    written = records[settings.skip :]
+    write_records(settings.out, written)
+    counts: dict[str, int] = {}
+    for record in written:
+        name = record.id.partition("/")[0]
+        counts[name] = counts.get(name, 0) + 1
+    return {"prompts": len(written), "families": counts, "left_out": dict(leaks.counts)}
+
+
+main: Command = command(PromptSettings, write_prompts, "pasta_async.training.prompts", __doc__)
+
+if __name__ == "__main__":
+    main()

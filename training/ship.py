@@ -1,0 +1,101 @@
+"""Make what ships of a trained adapter: `python -m pasta_async.training.ship RUN/adapter --base BASE ...`.
+
+Weights become float16. The tokenizer is left out, for it is the base's with the tags behind its tokens, which
+is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
+"""
+
+# safetensors leaves some of its types open.
+# pyright: reportUnknownVariableType=false
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+
+from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
+from pasta_async.backends.local.bases import ADAPTER_CONFIG
+from pasta_async.backends.local.checkpoint import read_json
+from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.backends.tokenization import find_template
+from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from pasta_async.backends.tokenization import TokenizerFiles
+
+__all__ = ["ShipSettings", "main", "ship"]
+
+_PROBES = (
+    "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",
+    "  x = [1,\t2]  # naïve 漢字 🎉",
+    "It's one,two;three\r\n",
+)
+
+
+class ShipSettings(CommandSettings):
+    """What to ship. Every field is an option of the command line."""
+
+    adapter: Path = Field(description="the trainer's OUT/adapter")
+    base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")
+    base_name: str = Field(description="what peft is to call the base: a name on the Hugging Face hub")
+    out: Path = Field(description="the folder that ships")
+
+
+def ship(settings: ShipSettings) -> dict[str, Any]:
+    """Write the folder; returns its size in bytes, and how far float16 is from the trained values at most.
+
+    Raises:
+        UnsupportedModelError: The adapter cannot be merged, or does not fit the base.
+        InvalidRequestError: Its tokenizer is not the base's with the tags, or a weight is too large.
+    """
+    base = open_checkpoint(settings.base)
+    trained = AdapterFolder(settings.adapter, base)
+    tensors = load_file(settings.adapter / ADAPTER_WEIGHTS)
+    rounded = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
+    error = max(float((rounded[name].float() - value.float()).abs().max()) for name, value in tensors.items())
+    if not math.isfinite(error):
+        raise InvalidRequestError(f"{settings.adapter}: a weight is larger than float16 can say")
+    out = settings.out
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(rounded, out / ADAPTER_WEIGHTS, {"format": "pt"})
+    config = read_json(settings.adapter / ADAPTER_CONFIG)
+    named = {
+        "base_model_name_or_path": settings.base_name,
+        "target_modules": sorted(config["target_modules"]),
+    }
+    _write(out / ADAPTER_CONFIG, {**config, **named})
+    _write(out / "generation_config.json", {"eos_token_id": [*trained.codec().end_ids]})
+    if template := find_template(settings.adapter, {}):
+        (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+    shipped = AdapterFolder(out, base)
+    _compare(settings.adapter, trained.tokenizer(), shipped.tokenizer())
+    return {"bytes": sum(file.stat().st_size for file in out.iterdir()), "largest_rounding": error}
+
+
+def _compare(adapter: Path, trained: TokenizerFiles, shipped: TokenizerFiles) -> None:
+    """Refuse an adapter whose tokenizer was another one than what users will have."""
+    ours, theirs = trained.codec(adapter), shipped.codec(adapter)
+    same = [
+        trained.tokenizer["model"]["vocab"] == shipped.tokenizer["model"]["vocab"],
+        ours.tags == theirs.tags,
+        ours.end_ids == theirs.end_ids,
+        trained.template == shipped.template,
+        *(ours.encode(text) == theirs.encode(text) for text in _PROBES),
+    ]
+    if not all(same):
+        raise InvalidRequestError(f"{adapter}: its tokenizer is not that of the base with the tags behind it")
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+main: Command = command(ShipSettings, ship, "pasta_async.training.ship", __doc__, positional=("adapter",))
+
+if __name__ == "__main__":
+    main()
