@@ -67,8 +67,9 @@ class Client:
     Use it as `async with Client(...) as client`, within one event loop.
 
     Args:
-        backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (one started here), or
-            several of these, over which answers are spread; or a `Backend`, which is then not closed here.
+        backend: `local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path`
+            (one started here), or several of these, over which answers are spread; or a `Backend`, which is
+            then not closed here.
             None: `PASTA_BACKEND`, or `local:`.
         limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.

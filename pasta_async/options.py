@@ -164,7 +164,8 @@ class Settings(Limits, BaseSettings):
     )
 
     backend: str = "local:"
-    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""
+    """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with
+    commas between."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
 

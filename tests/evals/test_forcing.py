@@ -28,7 +28,7 @@ DOCUMENT = parse(WRITTEN)
 
 @pytest.fixture
 async def local() -> AsyncIterator[LocalBackend]:
-    made = LocalBackend()
+    made = LocalBackend("pasta-tiny")
     yield made
     await made.aclose()
 

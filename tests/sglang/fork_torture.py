@@ -199,7 +199,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         small = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-        with running_server(model, log, extra=(*small, *flags)) as (url, _):
+        with running_server(model, log, *small, *flags) as (url, _):
             asyncio.run(_main(url, options, ranks))
             server = RealServer(url, model)
             server.flush()

@@ -58,7 +58,7 @@ def check_idle(samples: Samples) -> None:
 async def test_real_answers() -> None:
     registry = CollectorRegistry()
     short = Sampling(max_tokens=40)
-    async with Client("local:", observers=[Metrics(registry)]) as client:
+    async with Client("local:pasta-tiny", observers=[Metrics(registry)]) as client:
         generations = [
             await client.generate("Add up. Ana has 2 figs. Ben has 4 pears.", sampling=short),
             await client.generate("Say something.", sampling=short, baseline=True),
