@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -123,7 +124,8 @@ async def test_a_small_server_of_ones_own_answers_alike_survives_forks_and_ends_
 ) -> None:
     """Two ranks of few slots, in pages, prompts prefilled in pieces; its memory is checked at every step."""
     require_sglang()
-    for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": "0|0"}.items():
+    cores = sorted(os.sched_getaffinity(0))
+    for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}.items():
         monkeypatch.setenv(name, value)
     before = psutil.Process().children(recursive=True)
     backend = LaunchedBackend(shipped, device="cpu", skip_server_warmup=True, **SMALL, **ODD)
