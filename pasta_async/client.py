@@ -372,8 +372,9 @@ def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dial
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
-        return (f"{info.name}: this backend does not honour seeds, so the answer need not repeat",)
-    return ()
+        unseeded = f"{info.name}: this backend does not honour seeds, so the answer need not repeat"
+        return (*info.notes, unseeded)
+    return info.notes
 
 
 async def generate(
