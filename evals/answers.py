@@ -102,7 +102,7 @@ class Answer:
             written=generation.document.format(),
             text_tokens=generation.text_tokens,
             promises=len(generation.threads) - 1,
-            well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+            well_formed=generation.well_formed,
             cut=[one.thread for one in generation.threads if one.closed_by not in (None, "writer")],
         )
 

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from pasta_async.lang.diagnostics import Diagnostic
+from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
@@ -169,6 +169,11 @@ class Generation(_Record):
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         """What was not well-formed in what the model wrote."""
         return self.document.diagnostics
+
+    @property
+    def well_formed(self) -> bool:
+        """Whether it ended by itself, with nothing to say of its tags but advice about style."""
+        return self.finish_reason == "stop" and STYLE_CODES.issuperset(one.code for one in self.diagnostics)
 
     def theoretical_speedup(self, baseline: Generation) -> float:
         """Tokens of the baseline's answer / critical path (paper, section 4). Tags are counted."""

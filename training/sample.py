@@ -369,7 +369,7 @@ def _sample(
         written=generation.document.format(),
         finish_reason=generation.finish_reason,
         error=error,
-        well_formed=generation.finish_reason == "stop" and not generation.diagnostics,
+        well_formed=generation.well_formed,
         tokens=tokens,
         critical_path=generation.critical_path,
         threads=generation.threads,
