@@ -42,8 +42,10 @@ class FinetuneSettings(TrainerSettings):
         default="pasta",
         description="annotated answers, the same without tags (the baseline), or both in one model",
     )
-    estimates: Literal["recount", "keep"] = Field(
-        default="recount", description="token estimates: counted with this model's tokenizer, or as they are"
+    estimates: Literal["recount", "keep", "none"] = Field(
+        default="recount",
+        description="token estimates: counted with this model's tokenizer, as they are, or none, which makes "
+        "promises three tokens shorter",
     )
     chat_template: Path | None = Field(
         default=None, description="file of a chat template, instead of the model's own"
@@ -60,12 +62,12 @@ class Supervised(Task):
         records: The answers.
         codec: Of the model.
         form: A key of `FORMS`.
-        recount: Whether to count estimates anew.
+        estimates: As in `FinetuneSettings`.
     """
 
-    def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, recount: bool) -> None:
-        self._records, self._codec, self._forms, self._recount = records, codec, FORMS[form], recount
-        digest = hashlib.sha256(repr((form, recount)).encode())
+    def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str) -> None:
+        self._records, self._codec, self._forms, self._estimates = records, codec, FORMS[form], estimates
+        digest = hashlib.sha256(repr((form, estimates)).encode())
         for record in records:
             digest.update(json.dumps([record.id, record.messages, record.written]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
@@ -86,8 +88,8 @@ class Supervised(Task):
             prompt = self._codec.prompt(record.messages, pasta)
         except PastaError as error:
             raise InvalidRequestError(f"{record.id}: {error}") from error
-        if self._recount:
-            document = recount(document, self._codec.count)
+        if self._estimates != "keep":
+            document = recount(document, self._codec.count if self._estimates == "recount" else None)
         pack = pack_views if pasta else pack_plain
         return Example((pack(self._codec, prompt, document),))
 
@@ -98,7 +100,7 @@ def finetune(settings: FinetuneSettings) -> bool:
     return train(
         settings,
         settings.model,
-        lambda codec: Supervised(records, codec, settings.form, settings.estimates == "recount"),
+        lambda codec: Supervised(records, codec, settings.form, settings.estimates),
         template=settings.chat_template,
         template_kwargs=settings.template_kwargs,
         both=settings.form == "both",

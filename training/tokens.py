@@ -200,10 +200,13 @@ def in_tens(tokens: int) -> int:
     return 10 * max(1, -(-tokens // 10))
 
 
-def recount(document: Document, count: CountTokens) -> Document:
-    """The same document, its tags in their exact form, each estimate made from the length of its chunk."""
+def recount(document: Document, count: CountTokens | None) -> Document:
+    """The same document, its tags in their exact form, each estimate made from the length of its chunk.
+
+    Without `count` promises have no estimates.
+    """
     nodes = [
-        replace(node, tokens=in_tens(count(node.chunk.text)), source="")
+        replace(node, tokens=count and in_tens(count(node.chunk.text)), source="")
         if isinstance(node, Promise) and node.chunk is not None
         else node
         for node in document.nodes

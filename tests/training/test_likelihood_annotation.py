@@ -139,16 +139,18 @@ def test_rounds_end_where_something_becomes_dear() -> None:
     marks = candidates(ANSWERS[0])
     free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])
     promises = marks
-    assert choose(marks, free, 0.0, 0.0) == promises
+    assert choose(marks, free, [0.0] * len(marks), 0.0) == promises
     dear = Costs([[0.0, 0.3, 0.0], *free.chunks[1:]], free.gaps)
-    assert [mark.start for mark in choose(marks, dear, 0.0, 0.0)] == [mark.start for mark in marks[1:]]
-    assert choose(marks, dear, 0.3, 0.0) == promises
+    assert [mark.start for mark in choose(marks, dear, [0.0] * len(marks), 0.0)] == [
+        mark.start for mark in marks[1:]
+    ]
+    assert choose(marks, dear, [0.3] * len(marks), 0.0) == promises
     tail = Costs(free.chunks, [[0.0, 0.0, 0.0, 0.4], *free.gaps[1:]])
-    *first, sync = choose(marks, tail, 0.0, 0.3)
+    *first, sync = choose(marks, tail, [0.0] * len(marks), 0.3)
     assert (first, sync.start, sync.end) == (promises, marks[-1].end, marks[-1].end)
-    assert choose(marks, tail, 0.0, 0.4) == promises
+    assert choose(marks, tail, [0.0] * len(marks), 0.4) == promises
     chain = Costs([[0.0, 1.0, 1.0], [0.0, 1.0], [0.0]], free.gaps)
-    assert choose(marks, chain, 0.5, 0.5) == []
+    assert choose(marks, chain, [0.5] * len(marks), 0.5) == []
 
 
 def test_an_interrupted_run_goes_on_to_the_same_file(without_tags: Path, tmp_path: Path) -> None:

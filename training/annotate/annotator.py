@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
-TAU, SYNC_TAU = 0.5, 0.2
+TAU, FORM, SYNC_TAU = 0.3, 0.7, 0.5
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
 
@@ -63,6 +63,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         default=False, description="annotate by what the model in the folder --model finds independent"
     )
     tau: float = Field(default=TAU, description="bits a token that a chunk may cost without its siblings")
+    form: float = Field(default=FORM, description="bits a token that an item of a list may cost more")
     sync_tau: float = Field(
         default=SYNC_TAU, description="bits a token that the text behind chunks may cost without a sync"
     )
@@ -187,6 +188,7 @@ def _locally(
         settings.out / "journal.jsonl",
         tau=settings.tau,
         sync_tau=settings.sync_tau,
+        form=settings.form,
         cut=cut,
         least=least,
         count=count,

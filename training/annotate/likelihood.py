@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
 from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
-from pasta_async.training.annotate.structure import LEAST, structure_marks
+from pasta_async.training.annotate.structure import LEAST, is_item, structure_marks
 from pasta_async.training.corpus import digest
 from pasta_async.training.likelihood import LanguageModel, model_identity
 from pasta_async.training.packing import Trie
@@ -52,24 +52,24 @@ class Costs(NamedTuple):
     """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
 
 
-def choose(marks: Sequence[Mark], costs: Costs, tau: float, sync_tau: float) -> list[Mark]:
+def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau: float) -> list[Mark]:
     """The promises and syncs that cost too little to matter.
 
     From the front, a round goes on until main's text has become dearer than `sync_tau`, or a candidate
-    dearer than `tau`: there it is joined, and what is promised next is in the next round. A round of one
+    dearer than its tau: there it is joined, and what is promised next is in the next round. A round of one
     candidate is main's own text, since nothing would run beside it.
 
     Args:
         marks: The candidates, as promises.
         costs: Of these candidates.
-        tau: Bits a token that a chunk may cost.
+        taus: Bits a token that the chunk of each candidate may cost.
         sync_tau: Bits a token that the text behind chunks may cost without a `<sync/>`.
     """
     starts = [0]
     for number in range(1, len(marks) + 1):
         start = starts[-1]
         joined = costs.gaps[start][number - start] > sync_tau
-        dear = number < len(marks) and costs.chunks[start][number - start] > tau
+        dear = number < len(marks) and costs.chunks[start][number - start] > taus[number]
         starts += [number] if number > start and (joined or dear) else []
     chosen: list[Mark] = []
     for start, behind in pairwise([*starts, len(marks) + 1]):
@@ -225,6 +225,7 @@ def annotate_by_likelihood(
     *,
     tau: float,
     sync_tau: float,
+    form: float = 0.0,
     cut: Cut = "points",
     least: int = LEAST,
     count: CountTokens = rough_tokens,
@@ -238,6 +239,8 @@ def annotate_by_likelihood(
         journal: File of the costs, which are computed once for all thresholds.
         tau: As for `choose`.
         sync_tau: As for `choose`.
+        form: Bits a token that an item of a list may cost more: items show their form (a bold head, a
+            length) to those behind them, which makes these cheaper without being what they depend on.
         cut: As for `structure_marks`.
         least: As for `structure_marks`.
         count: Measures candidates and estimates in tokens.
@@ -265,7 +268,8 @@ def annotate_by_likelihood(
     documents: list[Document] = []
     for key, text, found in zip(keys, texts, marks, strict=True):
         known = costs.get(key)
-        chosen = choose(found, Costs(**known), tau, sync_tau) if known else []
+        taus = [tau + form * is_item(text, mark) for mark in found]
+        chosen = choose(found, Costs(**known), taus, sync_tau) if known else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["LEAST", "Cut", "annotate_by_structure", "structure_marks"]
+__all__ = ["LEAST", "Cut", "annotate_by_structure", "is_item", "structure_marks"]
 
 Cut = Literal["points", "details", "clauses"]
 LEAST = 20
@@ -102,6 +102,12 @@ def structure_marks(
         found, join = [_detail(text, block) for block in blocks], []
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
     return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
+
+
+def is_item(text: str, mark: Mark) -> bool:
+    """Whether a list marker stands before a mark."""
+    line = text[text.rfind("\n", 0, mark.start) + 1 : mark.start]
+    return bool(_MARKER.fullmatch(line))
 
 
 def _blocks(text: str) -> list[_Block]:
