@@ -4,10 +4,10 @@ Three ways to cut, two of them after the methods that decode structured answers 
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
-    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon, code, tables and
-    quotations. The last block closes the answer if it is a paragraph that stands behind a list, or begins
-    with words such as "In conclusion": main writes it behind a `<sync/>`, which is ours (a skeleton has no
-    conclusion).
+    is a promise. Main keeps the first paragraph, a paragraph that ends with a colon or begins with a word
+    such as "However", code, tables and quotations. The last block closes the answer if it is a paragraph
+    that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
+    `<sync/>`, which is ours (a skeleton has no conclusion).
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
@@ -56,6 +56,16 @@ _CLOSING = re.compile(
     r"|ultimately|all in all|altogether|taken together|therefore|thus|as a result|in total)\b",
     re.IGNORECASE,
 )
+_CONNECTED = re.compile(
+    r"\W*(also|additionally|after|again|and|another|as (a result|for|mentioned|such)|but|by \w+ing"
+    r"|consequently|each of|finally|first(ly)?|following|for (example|instance|this)|furthermore|hence|here"
+    r"|however|in (addition|contrast|fact|other words|this|these|that)|instead|its?|last(ly)?|likewise"
+    r"|meanwhile|moreover|next|now|on the other hand|once|otherwise|remember|second(ly)?|similarly"
+    r"|since|so|some of|still|such|that|then|there|these|they|third(ly)?|this|those"
+    r"|to (answer|illustrate|provide)|with (this|these|that)|yet|you can also|he|his|she|her)\b",
+    re.IGNORECASE,
+)
+"""How a paragraph begins that goes on from the one before it: no title that main could write for it alone."""
 _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
 """Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
 _ORDINAL = re.compile(
@@ -152,7 +162,8 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
     kept = {
         place
         for place, block in enumerate(blocks)
-        if block.kind not in _TEXTS or (block.kind == "paragraph" and text[block.end - 1] == ":")
+        if block.kind not in _TEXTS
+        or (block.kind == "paragraph" and (text[block.end - 1] == ":" or _CONNECTED.match(text, block.start)))
     }
     if blocks and blocks[0].kind == "paragraph":
         kept.add(0)
