@@ -52,10 +52,11 @@ def measured(out: Path, model: str) -> dict[str, Any]:
 
 
 def test_smoke_runs_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None:
-    values = ["stage2.rounds=1", "base.steps=20"]
+    values = ["stage2.rounds=1", "base.steps=10", "data.synthetic.count=16", "stage2.sample.max_tokens=40"]
+    values += ["evaluation.timed=1", "evaluation.max_tokens=30"]
     models = ["stage1/noisy", "round1/lambda4"]
     only = [f"evaluation/{model}" for model in models]
-    run("smoke", tmp_path, only[:1], values)
+    run("smoke", tmp_path, models[:1], values)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "steps").rglob("*.json")}
     run("smoke", tmp_path, only, values)
     assert before == {path: path.stat().st_mtime_ns for path in before}
