@@ -228,13 +228,13 @@ class Plan:
     def _behind(self, stage: Stage2) -> Path:
         """The prompts behind those of stage 1; rows of a data set twice, for some are repeated or leak."""
         needed, options = stage.rounds * stage.prompts, self.recipe.data.prompts
-        settings = "training.prompts:PromptSettings"
-        if options is not None:
-            stage1 = options.get("count", PromptSettings.model_fields["count"].default)
-            part = {"skip": options.get("skip", 0) + stage1, "count": needed}
-        else:
+        if options is None:
             options, settings = self.recipe.data.source or {}, "training.corpus:CorpusSettings"
-            part = {"skip": options.get("skip", 0) + options["limit"], "limit": 2 * needed}
+            stage1, part = options["limit"], {"limit": 2 * needed}
+        else:
+            stage1 = options.get("count", PromptSettings.model_fields["count"].default)
+            part, settings = {"count": needed}, "training.prompts:PromptSettings"
+        part["skip"] = options.get("skip", 0) + stage1
         return self._add("prompts/all", settings, {**options, **part}, "records.jsonl").result
 
     def _evaluate(self) -> None:
@@ -291,9 +291,8 @@ class Plan:
 def _adapter_of(model: Step) -> Path | None:
     """The adapter of a model, if it was trained as one, new or further."""
     folder = model.result.with_name("adapter")
-    return (
-        folder if model.options.get("lora_rank") or Path(model.options["model"]).name == folder.name else None
-    )
+    further = Path(model.options["model"]).name == folder.name
+    return folder if further or model.options.get("lora_rank") else None
 
 
 def _as_text(value: Any) -> Any:

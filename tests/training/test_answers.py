@@ -26,7 +26,11 @@ class Scripted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, **options: Any) -> None:
         self.backend = ScriptedBackend(text, **options)
-        monkeypatch.setattr(answers, "Client", lambda _: Client(self.backend))
+
+        def opened(_: str) -> Client:
+            return Client(self.backend)
+
+        monkeypatch.setattr(answers, "Client", opened)
 
     @property
     def asked(self) -> int:

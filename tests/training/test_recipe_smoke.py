@@ -73,7 +73,7 @@ def test_smoke_runs_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None
 def babbler(folder: Path) -> Path:
     """A small chat model that draws words, lines and ends of answers, whatever it is asked."""
     tokenizer: Any = local_models.byte_level(tags=False)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     model = local_models.model(vocabulary=len(tokenizer), tie_word_embeddings=False, **shape)
     with torch.no_grad():
         for layer in model.model.layers:
