@@ -3,7 +3,7 @@
 #   PYTHON       the Python to start from, 3.11 or later              make demo PYTHON=python3.12
 #   VENV         where the virtual environment lies                   make test VENV=/somewhere/else
 #   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
-#   PROMPT       the file with the prompt of the demo              make demo PROMPT=my-prompt.txt
+#   PROMPT       the prompt of the demo, or a file with it           make demo PROMPT="Compare cats and dogs."
 #   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
 
 PYTHON ?= python3
@@ -15,18 +15,23 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PROMPT ?= examples/prompt.txt
+PROMPT ?= Compare tea and coffee: origin, taste, health.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint type format check bench dist picture clean
+.PHONY: help demo base test lint type format check bench dist picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## a real model decodes one answer in parallel threads, here and now
-	$(BIN)/pasta-async generate --backend local: --live --compare $(ARGS) - < $(PROMPT)
+demo: export DEMO_PROMPT := $(value PROMPT)
+demo: $(VENV)/.demo base ## a language model answers PROMPT in parallel threads, then the same in sequence
+	@if [ -f "$$DEMO_PROMPT" ]; then cat -- "$$DEMO_PROMPT"; else printf '%s' "$$DEMO_PROMPT"; fi | \
+		$(BIN)/pasta-async generate --backend local: --live --compare --max-tokens 1024 $(ARGS) -
 
-test: $(VENV)/.test ## all tests, the real SGLang server on a CPU included
+base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), unless they are here
+	@$(BIN)/pasta-async pull pasta-smol
+
+test: $(VENV)/.test base ## all tests, the real SGLang server on a CPU included
 	$(PY) -m pytest $(ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and formatting
@@ -49,7 +54,7 @@ bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation
 
-picture: $(VENV)/.test ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
+picture: $(VENV)/.test base ## draw docs/live.svg and docs/playground-*.png anew (needs Chromium)
 	PYTHONPATH=. $(PY) tests/playground/draw_pictures.py
 
 clean: ## remove what building and testing leave behind; the virtual environment stays

@@ -65,8 +65,9 @@ _OPTIONS = {
     "sglang": {"device", "server_args"},
 }
 
-_FORMS = """  local:                  the embedded engine with the model that ships with the package
-  local:/path/to/model    the embedded engine with a model folder or a GGUF file
+_FORMS = """  local:                  the embedded engine with pasta-smol where its base is, else pasta-tiny
+  local:pasta-smol        the embedded engine with a model that ships: pasta-smol or pasta-tiny
+  local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
   sglang:/path/to/model   an SGLang server of this program's own
 
@@ -87,8 +88,9 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
     Nothing is loaded or reached before its `connect`, which also says what to install if need be.
 
     Args:
-        url: ``local:``, ``local:/path``, ``http://host:port`` (or https), ``sglang:/path``. Of
-            several, each answer stays on one (`pasta_async.backends.routed.RoutedBackend`).
+        url: ``local:``, ``local:pasta-smol``, ``local:/path``, ``http://host:port`` (or https),
+            ``sglang:/path``. Of several, each answer stays on one
+            (`pasta_async.backends.routed.RoutedBackend`).
         options: Of the backend's class; see `BackendOptions`.
 
     Raises:

@@ -370,6 +370,7 @@ def _common(models: Mapping[str, _Model]) -> _Model:
         context_length=min(info.context_length for info in infos),
         honours_seeds=all(info.honours_seeds for info in infos),
         prefill_ahead=all(info.prefill_ahead for info in infos),
+        notes=tuple(dict.fromkeys(note for info in infos for note in info.notes)),
     )
     return _Model(info, first.sample)
 

@@ -186,7 +186,7 @@ _PROMPT = (
 class ServerSettings(CostSettings):
     """What is asked of the server."""
 
-    backend: str = Field(default="local:", description="for the costs of an answer")
+    backend: str = Field(default="local:pasta-tiny", description="for the costs of an answer")
     rounds: int = Field(default=20, ge=1, description="answers of each way")
     streams: int = Field(default=1000, ge=0, description="streams at once; 0: skip")
     latency: Positive = Field(default=1.0, description="seconds that a token takes there")

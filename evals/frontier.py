@@ -1,6 +1,6 @@
 """A model as one point of speed and quality, against sequential answers.
 
-    python -m pasta_async.evals.frontier --backend local: --out results/tiny
+    python -m pasta_async.evals.frontier --backend local:pasta-tiny --out results/tiny
     python -m pasta_async.evals.frontier --backend local:BASELINE/model --sequential --out results/baseline
     python -m pasta_async.evals.frontier --backend local:MODEL --baseline results/baseline --out results/model
 
@@ -62,7 +62,7 @@ __all__ = ["FrontierSettings", "HiddenChunks", "main", "measure", "outcome", "ro
 class FrontierSettings(JudgeSettings):
     """What is measured."""
 
-    backend: str = Field(default="local:", description="what answers, as for pasta_async.generate")
+    backend: str = Field(default="local:pasta-tiny", description="what answers, as for pasta_async.generate")
     baseline: Path | None = Field(
         default=None, description="folder of a sequential model's result; without it, it is the model itself"
     )

@@ -1,6 +1,6 @@
 """How much sooner an answer comes: baseline / parallel wall clock, beside the theoretical speed-up.
 
-    python -m pasta_async.evals.speed --backend local: --n 20
+    python -m pasta_async.evals.speed --backend local:pasta-tiny --n 20
     python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
 
 One model answers every prompt in both forms: in parallel, and as the baseline, without tags. The order goes
@@ -117,7 +117,7 @@ def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
 class SpeedSettings(CommandSettings):
     """What is timed."""
 
-    backend: str = Field(default="local:", description="as for pasta_async.generate")
+    backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
     n: int = Field(default=20, ge=1, description="held-out prompts of each family")
     families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
     prompts: Path | None = Field(

@@ -18,16 +18,14 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-MODEL = "pasta-tiny"
-PROMPT = (
-    "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."
-)
+MODEL = "pasta-smol"
+PROMPT = "Compare tea and coffee: origin, taste, health."
 
 
 async def with_pydantic_ai(url: str) -> str:
     """An agent of pydantic-ai; its text streams like that of any other model."""
     model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=f"{url}/v1", api_key="unused"))
-    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 500})
+    agent = Agent(model, model_settings={"temperature": 0, "max_tokens": 400})
     async with agent.run_stream(PROMPT) as run:
         async for _ in run.stream_text(delta=True):
             pass
@@ -43,6 +41,7 @@ async def with_litellm(url: str) -> str:
         api_key="unused",
         messages=[{"role": "user", "content": PROMPT}],
         temperature=0,
+        max_tokens=400,
     )
     return reply.choices[0].message.content
 

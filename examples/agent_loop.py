@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import pasta_async
 
 PARTS = {
-    "fruits": "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears and 5 melons.",
-    "shells": "A box starts with 6 shells. Then Rimako adds 5. Then Tolena takes 3. Then Hibeko takes 4. "
-    "Follow the steps.",
-    "lamps": "Describe the lamps Kemora and Dapilo. Kemora is red, comes from Tafi, weighs 3 kilos and is "
-    "good for quiet evenings. Dapilo is blue, comes from Noru, weighs 5 kilos and is good for rainy days.",
+    "drinks": "Compare tea and coffee: origin, taste, health.",
+    "sleep": "Give three tips for better sleep.",
+    "city": "What should a visitor see, eat and avoid in Lisbon?",
 }
 
 
@@ -30,7 +28,7 @@ class Finding:
 
 async def work_on(client: pasta_async.Client, part: str, prompt: str) -> Finding:
     """One step of the agent; a tool call or a further question would follow here."""
-    return Finding(part, await client.generate(prompt))
+    return Finding(part, await client.generate(prompt, max_tokens=400))
 
 
 async def main() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-    """One client for the process; PASTA_BACKEND names an SGLang server, else the shipped model answers."""
+    """One client for the process; PASTA_BACKEND names an SGLang server, else pasta-smol answers."""
     async with pasta_async.Client(limits=pasta_async.Limits(timeout=60)) as client:
         await client.connect()
         app.state.client = client
@@ -34,7 +34,7 @@ app = FastAPI(lifespan=lifespan)
 async def ask(prompt: str) -> AnswerResponse:
     """The answer as server-sent events. A browser that goes away ends it with all its threads."""
     client: pasta_async.Client = app.state.client
-    return AnswerResponse(client.stream(prompt))
+    return AnswerResponse(client.stream(prompt, max_tokens=400))
 
 
 @app.websocket("/talk")
@@ -44,7 +44,7 @@ async def talk(connection: WebSocket) -> None:
     client: pasta_async.Client = app.state.client
     try:
         while True:
-            async with client.stream(await connection.receive_text()) as answer:
+            async with client.stream(await connection.receive_text(), max_tokens=400) as answer:
                 async for event in answer:
                     await connection.send_json(event_fields(event))
     except WebSocketDisconnect:

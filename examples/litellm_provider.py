@@ -26,9 +26,7 @@ import pasta_async
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-PROMPT = (
-    "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."
-)
+PROMPT = "Compare tea and coffee: origin, taste, health."
 
 
 class PastaProvider(CustomLLM):
@@ -81,10 +79,11 @@ async def main() -> None:
     messages = [{"role": "user", "content": PROMPT}]
     async with pasta_async.Client() as client:
         litellm.custom_provider_map = [{"provider": "pasta", "custom_handler": PastaProvider(client)}]
-        reply = await llm.acompletion(model="pasta/local", messages=messages, temperature=0)
+        options = {"model": "pasta/local", "messages": messages, "temperature": 0, "max_tokens": 400}
+        reply = await llm.acompletion(**options)
         print(reply.choices[0].message.content)
         print(reply.usage.completion_tokens, "tokens")
-        async for chunk in await llm.acompletion(model="pasta/local", messages=messages, stream=True):
+        async for chunk in await llm.acompletion(**options, stream=True):
             print(chunk.choices[0].delta.content or "", end="")
         print()
 

@@ -67,8 +67,9 @@ class Client:
     Use it as `async with Client(...) as client`, within one event loop.
 
     Args:
-        backend: `local:`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path` (one started here), or
-            several of these, over which answers are spread; or a `Backend`, which is then not closed here.
+        backend: `local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path`
+            (one started here), or several of these, over which answers are spread; or a `Backend`, which is
+            then not closed here.
             None: `PASTA_BACKEND`, or `local:`.
         limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.
@@ -371,8 +372,9 @@ def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dial
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     if sampling.seed is not None and sampling.temperature > 0 and not info.honours_seeds:
-        return (f"{info.name}: this backend does not honour seeds, so the answer need not repeat",)
-    return ()
+        unseeded = f"{info.name}: this backend does not honour seeds, so the answer need not repeat"
+        return (*info.notes, unseeded)
+    return info.notes
 
 
 async def generate(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.errors import ThreadFailedError
-from pasta_async.options import Fork, Limits, Options, Sampling
+from pasta_async.options import Limits, Options, Sampling
 from pasta_async.prompting import Prompt  # noqa: TC001
 from pasta_async.protocol import ModelInfo  # noqa: TC001
 
@@ -50,7 +50,6 @@ class AnswerStart(Options):
     prompted: StrictBool | None = None
     baseline: StrictBool = False
     parallel: StrictBool = True
-    fork: Fork = "stream"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     whole_chunks: StrictBool = False
     streamed: bool = False

@@ -14,10 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-__all__ = ["AnswerOptions", "Fork", "Limits", "Options", "Sampling", "Settings"]
-
-Fork = Literal["stream", "cut"]
-"""Threads start while main's request goes on, or main's request ends at each promise and is sent again."""
+__all__ = ["AnswerOptions", "Limits", "Options", "Sampling", "Settings"]
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -152,9 +149,6 @@ class AnswerOptions(TypedDict, total=False):
     """Answer without any tag, for comparison. Default: False."""
     parallel: bool
     """False decodes the same views one after another: a test aid, not the baseline. Default: True."""
-    fork: Fork
-    """The default "stream" starts threads while main's request runs on; "cut" ends main's request at each
-    promise and sends it again, so that its decoded KV is in the prefix cache."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
     whole_chunks: bool
@@ -170,7 +164,8 @@ class Settings(Limits, BaseSettings):
     )
 
     backend: str = "local:"
-    """`local:`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with commas between."""
+    """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with
+    commas between."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
 

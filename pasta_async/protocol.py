@@ -75,6 +75,8 @@ class ModelInfo:
     """Whether it pays to send it contexts before they are decoded from (`DecodeRequest.max_tokens` 0)."""
     dtype: str | None = None
     """The number format that the engine computes in, where it is known."""
+    notes: tuple[str, ...] = ()
+    """What an answer's `notes` have to say of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, Json
 
 from pasta_async import Client
 from pasta_async.backends import WrappingBackend, backend_names
+from pasta_async.backends.local.bases import default_model, find_model
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, progress
@@ -142,9 +143,9 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
 
 def weights_digest(backend: str) -> str:
     """A hash of the weights in a folder, which may be trained anew; of nothing for a server."""
-    scheme, _, folder = backend.partition(":")
-    hashed = hashlib.sha256()
-    for path in sorted(Path(folder).glob("*.safetensors")) if scheme == "local" and folder else ():
+    scheme, _, name = backend.partition(":")
+    hashed, folder = hashlib.sha256(), find_model(name) if name else default_model()[0]
+    for path in sorted(folder.glob("*.safetensors")) if scheme == "local" else ():
         size = path.stat().st_size
         with path.open("rb") as file:
             file.seek(max(0, size - 2**20))

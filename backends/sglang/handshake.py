@@ -27,6 +27,7 @@ from pasta_async.errors import (
     UnsupportedModelError,
 )
 from pasta_async.protocol import ModelInfo
+from pasta_async_sglang import ON, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,6 +64,8 @@ class ServedModel:
     dp_size: int = 1
     has_tokenizer: bool = True
     """Whether SGLang knows what text its ids are."""
+    publishes: bool = False
+    """Whether a fork that names its parent finds what that has decoded so far (`pasta_async_sglang`)."""
 
     def reader(self, stop_ids: Sequence[int]) -> LocalReader | RemoteReader:
         """A reader for one request, which asked to stop at these ids."""
@@ -98,6 +101,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
     context_length = await _context_length(server, about)
     size = vocab_size or await _vocab_size(server)
     tokenizer, ends = await _tokenizer(server, context_length, folder)
+    plugin = _plugin_state(about)
     info = ModelInfo(
         name=str(model.get("served_model_name") or model.get("model_path") or "unknown"),
         context_length=context_length,
@@ -105,6 +109,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         end_ids=ends,
         tags=tokenizer.tags,
         honours_seeds=bool(about.get("enable_deterministic_inference")),
+        notes=() if plugin in (None, ON) else (f"the server's plug-in for forks is off: {plugin}",),
     )
     return ServedModel(
         info,
@@ -112,6 +117,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         incremental=bool(about.get("incremental_streaming_output")),
         dp_size=_positive(about.get("dp_size"), 1),
         has_tokenizer=has_tokenizer,
+        publishes=plugin == ON,
     )
 
 
@@ -167,6 +173,16 @@ async def _about(server: Server) -> dict[str, Any]:
             "(pip install -U sglang)"
         )
     return about
+
+
+def _plugin_state(about: dict[str, Any]) -> str | None:
+    """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
+    schedulers: Any = about.get("internal_states") or [{}]
+    try:
+        states: list[str | None] = [one.get(STATE) for one in schedulers]
+    except (AttributeError, TypeError):
+        return None
+    return next((state for state in states if state != ON), ON)
 
 
 def _unusable(why: str) -> BackendConnectError:

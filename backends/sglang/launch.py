@@ -24,6 +24,7 @@ import httpx
 
 from pasta_async.backends.sglang.backend import SGLangBackend
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
+from pasta_async_sglang import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -110,7 +111,9 @@ def server_command(
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
-    return ServerCommand(argv, device, chosen, _CPU_ENVIRONMENT if device == "cpu" else {})
+    plugin = {VARIABLE: os.environ.get(VARIABLE, "1")}  # forks find what their parent has decoded
+    environment = plugin | (_CPU_ENVIRONMENT if device == "cpu" else {})
+    return ServerCommand(argv, device, chosen, environment)
 
 
 class LaunchedBackend(SGLangBackend):

@@ -103,7 +103,7 @@ class MethodSettings(ForcedSettings):
     """What is compared, and where."""
 
     methods: tuple[str, ...] = Field(
-        default=(), description="default: all that can run there, but `pasta, cut`"
+        default=(), description="default: all that can run there, but `pasta, whole chunks`"
     )
     passes: int = Field(default=1, ge=1, description="how often all of it is done")
 

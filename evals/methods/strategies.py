@@ -26,12 +26,7 @@ __all__ = ["METHODS"]
 
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
-    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync.
-
-    SGLang puts decoded KV into its prefix cache when a request ends, so that a thread forked while main
-    decodes on computes again what main decoded since its request began. `fork="cut"` ends main's request at
-    each promise and sends it again: that saves this, for a round trip more and a pause of main.
-    """
+    """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
     ids = await engine.ask_library(case, plain="baseline" in options)
 
     async def work(track: Track) -> int:
@@ -153,7 +148,6 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
-        Method("pasta, cut", 'the same with `fork="cut"`', partial(_pasta, fork="cut"), optional=True),
         Method(
             "pasta, whole chunks",
             "the same with `whole_chunks=True`",

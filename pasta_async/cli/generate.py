@@ -33,8 +33,8 @@ class GenerateOptions(Sampling, Limits):
     prompt: str
     """The prompt; - reads standard input."""
     backend: tuple[str, ...] = ()
-    """local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over servers
-    of one model; default: PASTA_BACKEND, or local:."""
+    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; may be repeated, to spread
+    answers over servers of one model; default: PASTA_BACKEND, or local:."""
     live: bool = False
     """Show the threads side by side."""
     compare: bool = False

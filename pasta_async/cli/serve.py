@@ -21,8 +21,8 @@ class ServeOptions(ServerSettings):
     """The server's settings, its backends, and limits that its client has."""
 
     backend: Names = ()
-    """local:, local:/path, http://host:port or sglang:/path; may be repeated, to spread answers over servers
-    of one model; default: PASTA_BACKEND, or local:."""
+    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; may be repeated, to spread
+    answers over servers of one model; default: PASTA_BACKEND, or local:."""
     max_threads: int | None = Field(default=None, ge=1)
     """Threads of an answer that decode at once."""
     client_threads: int | None = Field(default=None, ge=1)

@@ -81,7 +81,6 @@ class Machine:
         self._joined: list[Part] = []
         self._inline: Thread | None = None
         self._stops_idly = False  # a request of main ended at a tag that had no effect
-        self._interrupt = False
 
     # What to decode ---------------------------------------------------------------------------------------
 
@@ -109,9 +108,7 @@ class Machine:
         if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
         if self.dialect == "ids" and tags:
-            if number:
-                return (tags.close_async,), ()
-            return ((tags.sync, tags.end) if self.start.fork == "cut" else (tags.sync,)), ()
+            return (tags.close_async if number else tags.sync,), ()
         return (), ((ASYNC_CLOSE,) if number else (SYNC, "<sync />", "<sync>"))
 
     def wants(self, number: int) -> bool:
@@ -152,9 +149,7 @@ class Machine:
         if thread.state == "open":
             self._check_end(thread, piece, now, ended=ended)
         self._settle_budget(now)
-        stop = self._interrupt or thread.state != "open"
-        self._interrupt = False
-        return stop
+        return thread.state != "open"
 
     def discard(self, number: int, tokens: int) -> None:
         """A thread generated tokens that nobody reads."""
@@ -309,7 +304,6 @@ class Machine:
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
         if self.allowance(number) > 0:
             self.spawned.append(number)
-            self._interrupt = self.start.fork == "cut"
         else:
             self._close(thread, "length", "budget", now)
 
@@ -354,7 +348,7 @@ class Machine:
         elif piece.finish_reason == "stop":
             if not thread.stopped_where_asked():
                 self._close(thread, "stop", "end", now)
-            elif thread is self.main and not self._interrupt:
+            elif thread is self.main:
                 self._stops_idly = True
 
     def _settle_budget(self, now: float) -> None:

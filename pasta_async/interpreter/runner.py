@@ -315,7 +315,6 @@ class Runner:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             raise BackendProtocolError("the backend cancelled the request by itself") from error
-        self._spawn()
         return finished or "abort"
 
     async def _take(self, number: int, piece: Piece) -> bool:
@@ -333,8 +332,8 @@ class Runner:
             stop = machine.feed(number, part, self._now())
             if machine.dropped:
                 self._drop()
-            if machine.spawned and not stop:
-                self._spawn()  # else when the request is over, and its KV in the prefix cache
+            if machine.spawned:
+                self._spawn()
         self._ahead.advance()
         if machine.events:
             await self._flush()

@@ -28,7 +28,6 @@ class Code(StrEnum):
         code._value_, code.message, code.hint = name, message, hint
         return code
 
-    TOKENS_MISSING = "tokens-missing", "promise without tokens", 'write tokens="60"; the default cap is used'
     TOKENS_BAD = "tokens-bad", "tokens is no positive whole number", "write tens; the default cap is used"
     TOKENS_NOT_TENS = "tokens-not-tens", "tokens is not a multiple of ten", "round the estimate up to tens"
     TOPIC_MISSING = "topic-missing", "promise without a topic", 'write topic="at most three words"'

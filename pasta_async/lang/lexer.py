@@ -216,7 +216,7 @@ def _named(values: tuple[str, ...]) -> dict[str, str] | Code:
 
 def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     if value is None:
-        return None, Code.TOKENS_MISSING
+        return None, None
     digits = value.strip().lstrip("0")
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(MAX_ESTIMATE)):
         return None, Code.TOKENS_BAD

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from pasta_async.options import Fork, Limits, Sampling
+from pasta_async.options import Limits, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ class PastaOptions(_Body):
     """Answer without any tag, for comparison."""
     prompted: bool | None = None
     """Whether the model is told about the tags; None: what it needs."""
-    fork: Fork = "stream"
     limits: Limits = Limits()
     """Limits of one answer; none may be above the server's own."""
     record: bool = False
@@ -328,7 +327,7 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     options = request.pasta
     kwargs: dict[str, Any] = {
         "limits": answer_limits(options.limits, service.limits),
-        **options.model_dump(include={"prompted", "baseline", "parallel", "fork"}),
+        **options.model_dump(include={"prompted", "baseline", "parallel"}),
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs

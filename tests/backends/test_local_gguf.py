@@ -19,6 +19,7 @@ from local_models import tk
 from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend, memory
 from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.export import export_folder
 from pasta_async.backends.local.memory import available_memory
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import TokenSampler
@@ -216,6 +217,15 @@ def test_every_tensor_is_that_of_the_folder(tmp_path: Path) -> None:
     file = open_checkpoint(write(tmp_path / "model.gguf", model, kind=Type.Q8_0))
     for name, expected in model.state_dict().items():
         assert torch.equal(file.tensor(name), expected)
+
+
+def test_a_file_is_exported_as_a_folder_of_the_same_model(tmp_path: Path) -> None:
+    model = local_models.model()
+    file = open_checkpoint(write(tmp_path / "model.gguf", model, local_models.byte_level()))
+    export_folder(file, tmp_path / "out")
+    folder = open_checkpoint(tmp_path / "out")
+    assert folder.config == file.config and folder.codec().end_ids == file.codec().end_ids
+    assert all(torch.equal(folder.tensor(name), file.tensor(name)) for name in model.state_dict())
 
 
 QUANTISED = [

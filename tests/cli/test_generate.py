@@ -133,9 +133,10 @@ def test_a_failure_leaves_the_json_so_far() -> None:
 
 
 def test_a_computation_that_is_not_exact_is_told() -> None:
-    inexact = generate("x", "--max-tokens", "2", backend=LocalBackend(dtype="bfloat16", device="cpu"))
+    half = LocalBackend("pasta-tiny", dtype="bfloat16", device="cpu")
+    inexact = generate("x", "--max-tokens", "2", backend=half)
     assert inexact.stderr == "pasta-async: pasta-tiny is computed in bfloat16\n"
-    exact = generate("x", "--max-tokens", "2", backend=LocalBackend(device="cpu"))
+    exact = generate("x", "--max-tokens", "2", backend=LocalBackend("pasta-tiny", device="cpu"))
     assert (exact.exit_code, exact.stderr) == (0, "")
 
 

@@ -149,6 +149,12 @@ def test_a_base_of_the_users_own_is_taken_where_it_fits(tmp_path: Path, cache: P
         open_checkpoint(run.adapter)
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("in the way")
+    result = command("pull", adapter(tmp_path / "model"))
+    assert result.exit_code == 1 and str(cache) in result.stderr
+
+
 @pytest.mark.parametrize("name", ["pasta-tiny", "nowhere"])
 def test_there_may_be_nothing_to_get(name: str) -> None:
     result = command("pull", name)

@@ -132,7 +132,6 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"chat_template_kwargs": {"x": DEEP}},
         {"chat_template_kwargs": {"x": {1: 2, "b": 3}}},
         {"chat_template_kwargs": {"x": float("inf")}},
-        {"fork": "both"},
         {"baseline": "yes"},
         {"parallel": None},
         {"prompted": 3},

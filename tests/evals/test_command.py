@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("main", "arguments"),
     [
-        (load.main, "--backend local: --documents none --at-once 0"),
-        (load.main, "--backend local: --documents none --rates -1"),
-        (load.main, "--backend local: --documents none --rates inf"),
-        (methods.main, "--backend local: --documents none --first 0"),
+        (load.main, "--backend local:pasta-tiny --documents none --at-once 0"),
+        (load.main, "--backend local:pasta-tiny --documents none --rates -1"),
+        (load.main, "--backend local:pasta-tiny --documents none --rates inf"),
+        (methods.main, "--backend local:pasta-tiny --documents none --first 0"),
         (speed.main, "--passes many"),
     ],
 )
@@ -52,8 +52,8 @@ def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
     documents.write_text('{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n')
     nowhere = "http://127.0.0.1:9"
     for arguments, reason in (
-        (f"--backend local: --documents {tmp_path / 'missing.jsonl'}", "missing.jsonl"),
-        (f"--backend local: --documents {documents} --out {rows}", str(rows)),
+        (f"--backend local:pasta-tiny --documents {tmp_path / 'missing.jsonl'}", "missing.jsonl"),
+        (f"--backend local:pasta-tiny --documents {documents} --out {rows}", str(rows)),
         (f"--backend {nowhere} --documents {documents}", nowhere),
         (f"--backend local:{tmp_path / 'nowhere'} --documents {documents}", "nowhere"),
         (f"--backend simulated:{tmp_path / 'nowhere'} --documents {documents}", "nowhere"),
@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     out = tmp_path / "rows.jsonl"
-    command = [*"--backend local: --n 1 --passes 1 --families chain --families fair --out".split(), str(out)]
+    command = [*"--n 1 --passes 1 --families chain --families fair --out".split(), str(out)]
     append = Journal.append
 
     def press_ctrl_c_behind_an_answer(journal: Journal, row: Mapping[str, Any]) -> None:

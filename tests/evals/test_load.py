@@ -140,7 +140,8 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     written = f"A{chunk('b', 2)} c."
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
     documents.write_text(json.dumps(record) + "\n")
-    run(main, f"--backend local: --documents {documents} --at-once 2 --rates 50 --answers 4 --out {out}")
+    options = "--at-once 2 --rates 50 --answers 4"
+    run(main, f"--backend local:pasta-tiny --documents {documents} {options} --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"
     assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [

@@ -167,7 +167,7 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
     documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": SHORT}
     documents.write_text(json.dumps(record) + "\n")
-    command = ["--backend", "local:", "--documents", str(documents), "--out", str(out)]
+    command = ["--backend", "local:pasta-tiny", "--documents", str(documents), "--out", str(out)]
     several = [part for name in ("pasta", "plan-then-fork") for part in ("--methods", name)]
     run(main, "", *command, *several)
     table = capsys.readouterr().out

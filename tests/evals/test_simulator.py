@@ -146,7 +146,7 @@ def test_a_load_on_simulated_engines_says_what_is_assumed(tmp_path: Path, capsys
 
 
 def test_the_command_fits_the_constants_of_the_shipped_model(tmp_path: Path):
-    run(main, "--backend local: --rounds 1 --out", tmp_path / "engine.json")
+    run(main, "--backend local:pasta-tiny --rounds 1 --out", tmp_path / "engine.json")
     found = EngineModel.load(str(tmp_path / "engine.json"))
     assert found.embedded
     assert found.assumed == ()

@@ -193,10 +193,10 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
 def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "speed.jsonl"
     families = "--families describe --families chain"
-    run_command(speed.main, f"--backend local: --n 1 --passes 1 {families} --out", out)
+    run_command(speed.main, f"--backend local:pasta-tiny --n 1 --passes 1 {families} --out", out)
     measured, where, *runs = map(json.loads, out.read_text(encoding="utf-8").splitlines())
     assert measured["benchmark"] == "speed"
-    assert measured["backend"] == "local:"
+    assert measured["backend"] == "local:pasta-tiny"
     assert where["environment"]["cores"] >= 1
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
     assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)

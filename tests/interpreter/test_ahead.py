@@ -66,7 +66,7 @@ _DOCUMENTS = st.lists(_PART, max_size=9).map(lambda parts: parse("".join([*parts
 _LATENCIES = st.dictionaries(st.integers(0, 6), st.sampled_from([0.1, 0.5, 3.0, 20.0]), max_size=4)
 
 
-_ASKED = st.sampled_from([{}, {}, {"fork": "cut"}, {"whole_chunks": True}])
+_ASKED = st.sampled_from([{}, {}, {"whole_chunks": True}])
 
 
 @given(

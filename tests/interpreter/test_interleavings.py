@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.interpreter.vocabularies import tokenizer
 
 if TYPE_CHECKING:
     from pasta_async import Event, Generation
-    from pasta_async.options import Fork
 
 pytestmark = pytest.mark.loop_matrix
 
@@ -110,19 +108,17 @@ async def test_a_sync_with_nothing_open_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize("name", ["words", "plain words", "plain pieces"])
-@pytest.mark.parametrize("fork", ["stream", "cut"])
-async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str, fork: Fork) -> None:
+async def test_syncs_with_nothing_open_cost_one_request_at_most(name: str) -> None:
     idle = "<sync/> and" * 300
     for between in (idle, f"{promise('b', 'Beta.')} and {idle}", f"{promise('b', '')}<sync/>{idle}"):
         script = f"One. {promise('a', 'Alpha.')}<sync/>{between} so. {promise('c', 'Gamma.')}<sync/> End."
         source = parse(script) if name == "words" else Script.of(parse(script))
         backend = ScriptedBackend(source, tokenizer=tokenizer(name))
-        generation = await answer(backend, limits=ROOMY, sampling=ENDLESS, fork=fork)
+        generation = await answer(backend, limits=ROOMY, sampling=ENDLESS)
         assert generation.text == parse(script).text
         mains = [request for request in backend.requests if request.thread == 0]
         joins = sum(isinstance(node, Sync) for node in generation.document.nodes)
-        promises = len(generation.document.promises) if fork == "cut" else 0
-        assert len(mains) <= 2 * (joins + 1) + promises
+        assert len(mains) <= 2 * (joins + 1)
         last = await backend.detokenize(mains[-1].ids)
         assert last.endswith("Gamma.</async><sync/>")  # what follows a sync sees the chunks
 
@@ -191,11 +187,10 @@ async def test_end_of_text_closes_a_chunk() -> None:
     assert "<async>Alpha beta</async> two<sync/>" in await backend.detokenize(backend.requests[-1].ids)
 
 
-@pytest.mark.parametrize("fork", ["stream", "cut"])
-async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order(fork: Any) -> None:
+async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order() -> None:
     together, alone = scripted(RICH), scripted(RICH)
-    expected = await answer(together, fork=fork)
-    generation = await answer(alone, fork=fork, parallel=False)
+    expected = await answer(together)
+    generation = await answer(alone, parallel=False)
     assert generation.text == expected.text
     assert generation.document == expected.document
     assert generation.critical_path == expected.critical_path
@@ -208,16 +203,6 @@ async def test_without_contention_the_time_is_the_critical_path() -> None:
     for script in (TWO, RICH, "Plain."):
         generation = await answer(scripted(script))
         assert generation.elapsed == generation.critical_path
-
-
-async def test_cut_at_the_promise_main_is_sent_again_with_what_it_wrote() -> None:
-    backend = scripted(TWO)
-    generation = await answer(backend, fork="cut")
-    mains = [play for play in backend.played if play.request.thread == 0]
-    assert len(mains) == 4
-    for earlier, later in pairwise(mains[:3]):
-        assert later.request.ids == (*earlier.request.ids, *earlier.ids)
-    check_whole(backend, generation, TWO)
 
 
 async def test_the_text_streams_in_document_order_and_what_is_ready_early_comes_at_once() -> None:

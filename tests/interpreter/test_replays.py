@@ -130,9 +130,7 @@ OUTPUTS = {
         [f"A. {P} B."], {1: "Tea is mild.</async>\n\nAnd coffee."}, "A. Tea is mild. B.", ("stop",)
     ),
     "an empty chunk": Output([f"A. {P} B."], {1: "</async>"}, "A.  B.", ("stop",)),
-    "no estimate": Output(
-        ['A. <promise topic="tea"/> B.'], TEA, "A. Tea is mild. B.", ("stop",), ("tokens-missing",)
-    ),
+    "no estimate": Output(['A. <promise topic="tea"/> B.'], TEA, "A. Tea is mild. B.", ("stop",)),
     "an estimate in words": Output(
         ['A. <promise topic="tea" tokens="about 50"/> B.'],
         TEA,
@@ -185,11 +183,9 @@ async def test_an_imperfect_output_has_a_sensible_result(output: Output, name: s
 
 @pytest.mark.parametrize("name", ["plain words", "plain merged"])
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
-async def test_the_result_is_the_same_in_turn_with_whole_chunks_and_when_main_is_cut_at_its_promises(
-    output: Output, name: str
-) -> None:
+async def test_the_result_is_the_same_in_turn_and_with_whole_chunks(output: Output, name: str) -> None:
     script = Script(output.main, output.chunks)
-    ways: list[dict[str, Any]] = [{"parallel": False}, {"fork": "cut"}, {"whole_chunks": True}]
+    ways: list[dict[str, Any]] = [{"parallel": False}, {"whole_chunks": True}]
     for options in ways:
         generation = await answer(ScriptedBackend(script, tokenizer=tokenizer(name)), **options)
         assert generation.text == output.text

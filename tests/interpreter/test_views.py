@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
 
 MODES: dict[str, dict[str, Any]] = {
-    "stream": {"fork": "stream"},
-    "cut": {"fork": "cut"},
+    "stream": {},
     "whole chunks": {"whole_chunks": True},
     "in turn": {"parallel": False},
-    "in turn, cut": {"parallel": False, "fork": "cut"},
 }
 
 

@@ -14,7 +14,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="
 EXAMPLES = dict(re.findall(r"^### `([a-z-]+)`\n\n```text\n(.*?)\n```$", PAGE, re.M | re.S))
 # (line, column) of the code's diagnostic in its example, and the codes that come with it.
 FOUND: dict[Code, tuple[int, int, list[Code]]] = {
-    Code.TOKENS_MISSING: (1, 1, []),
     Code.TOKENS_BAD: (1, 1, []),
     Code.TOKENS_NOT_TENS: (1, 1, []),
     Code.TOPIC_MISSING: (1, 1, []),

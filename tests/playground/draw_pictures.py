@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PROMPT = (ROOT / "examples" / "prompt.txt").read_text("utf-8").strip()
+PROMPT = "Compare tea and coffee: origin, taste, health."
 WIDTH = 96
 DESK = {"viewport": {"width": 1280, "height": 900}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True}
@@ -42,7 +42,7 @@ async def main() -> None:
     path = shutil.which("chromium")
     if path is None:
         sys.exit("draw_pictures: no Chromium here; on Debian: apt-get install chromium")
-    async with Client("local:") as client:
+    async with Client("local:pasta-smol") as client:
         await client.generate(PROMPT, max_tokens=4)  # the first answer pays for what only the first one needs
         await draw_live(client)
         async with serving(client) as url, async_playwright() as playwright:

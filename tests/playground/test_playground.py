@@ -44,7 +44,7 @@ def lane(page: Page, name: str) -> Locator:
 
 
 async def test_an_answer_of_the_real_engine_its_lanes_and_its_baseline(page: Page) -> None:
-    async with Client("local:") as client, serving(client) as url:
+    async with Client("local:pasta-tiny") as client, serving(client) as url:
         answer = await client.generate(PROMPT, sampling=Sampling())
         baseline = await client.generate(PROMPT, sampling=Sampling(), baseline=True)
         assert len(answer.threads) > 1, "the model makes no promise here; this test needs one"

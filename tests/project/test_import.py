@@ -47,6 +47,8 @@ OTHER_NAMES = {
 }
 """Packages that are imported by another name than their own."""
 
+OWN = {"pasta_async", "pasta_async_sglang"}
+
 HEAVY = ("torch", "sglang", "transformers", "tokenizers", "numpy", "typer", "rich")
 
 
@@ -59,6 +61,15 @@ def in_a_fresh_process(program: str) -> str:
 def test_import_loads_no_heavy_package() -> None:
     program = f"import sys, pasta_async; print([name for name in {HEAVY} if name in sys.modules])"
     assert in_a_fresh_process(program) == "[]"
+
+
+def test_what_sglang_imports_is_free_of_the_library() -> None:
+    """And of everything else, but for the standard library."""
+    names = "[name for name in sys.modules if name.split('.')[0] not in sys.stdlib_module_names]"
+    added = f"before = {{*{names}}}; import pasta_async_sglang; print(sorted({{*{names}}} - before))"
+    assert in_a_fresh_process(f"import sys; {added}") == str(
+        ["pasta_async_sglang", "pasta_async_sglang.fit", "pasta_async_sglang.plugin"]
+    )
 
 
 def test_import_takes_less_than_half_a_second() -> None:
@@ -85,12 +96,12 @@ def imported(folder: str) -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"pasta_async"}:
+            for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - OWN:
                 found.setdefault(name, set()).add(module)
     return found
 
 
-@pytest.mark.parametrize("folder", ["pasta_async", "backends", "training", "evals"])
+@pytest.mark.parametrize("folder", ["pasta_async", "pasta_async_sglang", "backends", "training", "evals"])
 def test_what_is_imported_is_declared(folder: str) -> None:
     """A clean environment with one extra has all that its part of the package needs."""
     undeclared = {

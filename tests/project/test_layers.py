@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def modules() -> dict[str, Path]:
     """Every module of the package by its import name."""
     found: dict[str, Path] = {}
-    for folder in ("pasta_async", "backends", "evals", "training"):
+    for folder in ("pasta_async", "pasta_async_sglang", "backends", "evals", "training"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if folder != "pasta_async":
+            if not folder.startswith("pasta_async"):
                 parts = ("pasta_async", *parts)
             elif parts[1] in ("backends", "evals", "training"):
                 continue  # a link to the real folder

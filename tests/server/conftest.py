@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def engine() -> WatchedBackend:
     """The engine behind the server."""
-    return WatchedBackend(LocalBackend())
+    return WatchedBackend(LocalBackend("pasta-tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +38,7 @@ async def client(server: LiveServer) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest.fixture(scope="session")
 def _own_engine() -> LocalBackend:  # pyright: ignore[reportUnusedFunction]
-    return LocalBackend()
+    return LocalBackend("pasta-tiny")
 
 
 @pytest.fixture

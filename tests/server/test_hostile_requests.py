@@ -182,7 +182,7 @@ def memory(process: subprocess.Popen[str], name: str) -> float:
 
 
 def test_big_bodies_cost_little_memory_and_it_comes_back() -> None:
-    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:", "--port", "0"]
+    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:pasta-tiny", "--port", "0"]
     message = {"role": "user", "content": "x"}
     bodies = [
         {"messages": [message] * 75_000},

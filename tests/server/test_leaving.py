@@ -89,7 +89,7 @@ def test_a_slow_reader_pauses_its_own_answer_and_loses_nothing(endless: Path) ->
 
 @pytest.fixture
 def command() -> list[str]:
-    return [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:", "--port", "0"]
+    return [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:pasta-tiny", "--port", "0"]
 
 
 def started(process: subprocess.Popen[str]) -> httpx.URL:

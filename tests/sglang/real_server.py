@@ -79,11 +79,11 @@ launch_command = launch.server_command
 
 
 @contextmanager
-def running_server(model: Path, log: Path) -> Generator[tuple[str, int]]:
-    """Serve a model on a CPU; the server's URL, and the process group that it is."""
+def running_server(model: Path, log: Path, *flags: str) -> Generator[tuple[str, int]]:
+    """Serve a model on a CPU, with further flags; the server's URL, and the process group that it is."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
-    command = server_command(str(model), device="cpu", port=port, extra=FLAGS)
+    command = server_command(str(model), device="cpu", port=port, extra=[*FLAGS, *flags])
 
     def ready() -> bool:
         return httpx.get(f"{url}/model_info", timeout=5).is_success

@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import pytest
+from typing import TYPE_CHECKING
 
 from pasta_async import Client, Sampling
 from pasta_async.evals.answers import Answer
@@ -38,13 +36,11 @@ LISTED = parse(
     )
     + "<sync/>\n\nBoth were long."
 )
-FORKS: tuple[Literal["stream"], Literal["cut"]] = ("stream", "cut")
 
 
-@pytest.mark.parametrize("fork", FORKS)
-async def test_the_server_writes_the_given_document(backend: SGLangBackend, fork: Literal["stream", "cut"]):
+async def test_the_server_writes_the_given_document(backend: SGLangBackend):
     async with Client(ForcedBackend(backend, {"Well?": DOCUMENT}), limits=FORCED_LIMITS) as client:
-        answer = await client.generate("Well?", sampling=FORCED_SAMPLING, fork=fork)
+        answer = await client.generate("Well?", sampling=FORCED_SAMPLING)
         baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
     assert answer.document == DOCUMENT
     assert answer.finish_reason == baseline.finish_reason == "stop"

@@ -25,7 +25,6 @@ from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
     from pasta_async import Generation, ModelInfo
-    from pasta_async.options import Fork
 
 
 def check_against(samples: Samples, generations: list[Generation]) -> None:
@@ -59,7 +58,7 @@ def check_idle(samples: Samples) -> None:
 async def test_real_answers() -> None:
     registry = CollectorRegistry()
     short = Sampling(max_tokens=40)
-    async with Client("local:", observers=[Metrics(registry)]) as client:
+    async with Client("local:pasta-tiny", observers=[Metrics(registry)]) as client:
         generations = [
             await client.generate("Add up. Ana has 2 figs. Ben has 4 pears.", sampling=short),
             await client.generate("Say something.", sampling=short, baseline=True),
@@ -78,11 +77,10 @@ async def test_real_answers() -> None:
     assert samples.value("pasta_text_speedup_ratio_sum") == pytest.approx(speedup)
 
 
-@pytest.mark.parametrize("fork", ["stream", "cut"])
-async def test_threads_in_parallel(fork: Fork) -> None:
+async def test_threads_in_parallel() -> None:
     registry = CollectorRegistry()
     client = Client(ScriptedBackend(DOCUMENT), observers=[Metrics(registry)])
-    generations = [await client.generate("x", fork=fork) for _ in range(3)]
+    generations = [await client.generate("x") for _ in range(3)]
     samples = Samples.of(registry)
     check_against(samples, generations)
     check_idle(samples)

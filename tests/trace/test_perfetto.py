@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pasta_async import Generation
-    from pasta_async.options import Fork
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
@@ -87,13 +86,11 @@ def flows(trace: dict[str, Any]) -> int:
     return sum(event["ph"] == "f" for event in trace["traceEvents"])
 
 
-@given(latencies=LATENCIES, threads=st.sampled_from([1, 2, 16]), fork=st.sampled_from(["stream", "cut"]))
+@given(latencies=LATENCIES, threads=st.sampled_from([1, 2, 16]))
 @settings(max_examples=25)
-async def test_the_rules_hold_whatever_the_timing(
-    latencies: dict[int, float], threads: int, fork: Fork
-) -> None:
+async def test_the_rules_hold_whatever_the_timing(latencies: dict[int, float], threads: int) -> None:
     backend = ScriptedBackend(RICH, latency=1.0, prefill=2.0, thread_latency=latencies)
-    generation = await answer(backend, limits=Limits(max_threads=threads), fork=fork)
+    generation = await answer(backend, limits=Limits(max_threads=threads))
     trace = perfetto_trace(generation)
     check(trace)
     assert flows(trace) == len(generation.threads) - 1

@@ -73,35 +73,19 @@ def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
 # What was decoded ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fork", ["stream", "cut"])
 @pytest.mark.parametrize("written", ANSWERS)
-async def test_the_tokens_are_those_of_the_views_whichever_way_main_was_asked(
-    written: str, fork: Any
-) -> None:
+async def test_the_tokens_are_those_of_the_views(written: str) -> None:
     backend = ScriptedBackend(written)
     recording = Recording(backend)
     async with Client(recording) as client:
         with recording.recorded() as exchanges:
-            answer = await client.generate("Tell", fork=fork)
+            answer = await client.generate("Tell")
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
     prompt = await backend.encode_chat([{"role": "user", "content": "Tell"}], {})
     packed = spelled(backend.tokenizer, prompt, answer.document)
     assert paths(trie) == paths(packed)
     assert len(trie.targets) == answer.usage.completion_tokens
-
-
-async def test_both_ways_of_asking_give_the_same_tokens_in_the_same_order() -> None:
-    tokenizer = WordTokenizer()
-    found: list[Trie] = []
-    for fork in ("stream", "cut"):
-        recording = Recording(ScriptedBackend(ANSWERS[0], tokenizer=tokenizer))
-        async with Client(recording) as client:
-            with recording.recorded() as exchanges:
-                await client.generate("Tell", fork=fork)
-        found.append(trie_of(exchanges))
-    stream, cut = found
-    assert (stream.ids, stream.parents, stream.targets) == (cut.ids, cut.parents, cut.targets)
 
 
 async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:

@@ -1,4 +1,4 @@
-"""The model that ships with the package keeps what its card says, on a sample."""
+"""pasta-tiny keeps what its card says, on a sample; pasta-smol's folder is small."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import pasta_async
 from pasta_async import Client, Sampling
 from pasta_async.backends import open_backend
+from pasta_async.backends.local.bases import BaseSource, find_model
 from pasta_async.evals.answers import FORMS, Answer, answer_all
 from pasta_async.evals.frontier import HiddenChunks
 from pasta_async.evals.statistics import share
@@ -31,6 +32,14 @@ def test_it_is_small_and_complete() -> None:
     assert sum(files.values()) < 12_000_000
 
 
+def test_the_adapter_that_ships_is_small_and_names_its_base() -> None:
+    folder = find_model("pasta-smol")
+    assert BaseSource.of(folder) is not None
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert not any(name.endswith((".bin", ".gguf", "tokenizer.json")) for name in files)
+    assert sum(files.values()) < 12_000_000
+
+
 async def asked(
     backend: Backend, family: str, form: Form, count: int, folder: Path
 ) -> tuple[list[Answer], list[bool]]:
@@ -47,7 +56,7 @@ async def asked(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path: Path) -> None:
-    answers, right = await asked(open_backend("local:"), family, form, PROMPTS, tmp_path)
+    answers, right = await asked(open_backend("local:pasta-tiny"), family, form, PROMPTS, tmp_path)
     assert share(right)["high"] >= 95
     assert sum(one.well_formed for one in answers) >= PROMPTS - 1
     parallel = family != "chain" and form == "parallel"
@@ -58,8 +67,8 @@ async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path:
 
 async def test_chunks_hidden_behind_a_sync_cost_answers(tmp_path: Path) -> None:
     """Totals need what chunks computed; descriptions do not."""
-    hiding = HiddenChunks(open_backend("local:"))
+    hiding = HiddenChunks(open_backend("local:pasta-tiny"))
     _, hidden = await asked(hiding, "totals", "parallel", 6, tmp_path / "hidden")
-    _, seen = await asked(open_backend("local:"), "totals", "parallel", 6, tmp_path / "seen")
+    _, seen = await asked(open_backend("local:pasta-tiny"), "totals", "parallel", 6, tmp_path / "seen")
     assert share(hidden)["high"] < 80
     assert sum(seen) >= 5

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
-TAU, FORM, SYNC_TAU = 0.3, 0.7, 0.5
+TAU, FORM, SYNC_TAU = 0.5, 1.5, 0.8
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
 

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "check_reply", "sibling_reference", "sibling_references"]
 
-_REPAIRED = frozenset(
-    {Code.TOKENS_MISSING, Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART}
-)
+_REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
 """What writing estimates and tags anew puts right."""
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
 _MAX_PROBLEMS = 8

@@ -1,0 +1,87 @@
+"""Whether an SGLang has what the plug-in takes hold of, told from its source without importing it."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["misfits"]
+
+_NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    "srt/plugins/hook_registry.py": {
+        "HookRegistry": ("register(cls, target, hook, hook_type)",),
+        "HookType": ("BEFORE", "AFTER"),
+    },
+    "srt/managers/scheduler.py": {
+        "Scheduler": (
+            *("handle_generate_request(self, recv_req)", "get_internal_state(self, recv_req)"),
+            *("running_batch", "last_batch", "tree_cache"),
+            *("spec_algorithm", "disaggregation_mode", "dllm_config", "enable_hisparse"),
+        ),
+    },
+    "srt/managers/schedule_batch.py": {
+        "Req": (
+            *("refresh_fill_ids(self)", "finished(self)"),
+            *("rid", "origin_input_ids", "output_ids", "kv"),
+            *("is_retracted", "skip_radix_cache_insert", "session", "beam_group"),
+        ),
+        "ReqKvInfo": ("holds_kv(self)", "kv_committed_len"),
+        "ScheduleBatch": ("reqs",),
+    },
+    "srt/mem_cache/unified_radix_cache.py": {
+        "UnifiedRadixCache": (
+            *("checkpoint(self, req, up_to)", "disable", "tree_components"),
+            *("cache_controller", "linker", "pp_size"),
+        ),
+    },
+}
+"""Of each file, of each class: attributes, and methods with their first parameters."""
+
+
+def misfits(folder: Path) -> list[str]:
+    """What is missing, or has other parameters, in an SGLang; nothing if the plug-in fits.
+
+    Args:
+        folder: The package `sglang`, with its source.
+    """
+    return [problem for file, classes in _NEEDED.items() for problem in _of_file(folder / file, classes)]
+
+
+def _of_file(path: Path, classes: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError) as error:
+        yield f"{path.name} cannot be read ({type(error).__name__})"
+        return
+    found = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name, needed in classes.items():
+        if name not in found:
+            yield f"{path.name} has no class {name}"
+            continue
+        members = dict(_members(found[name]))
+        for wanted in needed:
+            member, _, parameters = wanted.rstrip(")").partition("(")
+            if member not in members:
+                yield f"{name} has no {member}"
+            elif parameters and members[member][: len(parameters.split(", "))] != parameters.split(", "):
+                yield f"{name}.{member} takes ({', '.join(members[member])}), not ({parameters})"
+
+
+def _members(of: ast.ClassDef) -> Iterator[tuple[str, list[str]]]:
+    """Names of a class's attributes and methods, with the methods' parameters."""
+    for node in ast.walk(of):
+        targets = node.targets if isinstance(node, ast.Assign) else ()
+        for target in [node.target] if isinstance(node, ast.AnnAssign) else targets:
+            if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                if target.value.id == "self":
+                    yield target.attr, []
+            elif isinstance(target, ast.Name) and node in of.body:
+                yield target.id, []
+    for node in of.body:
+        if isinstance(node, ast.FunctionDef):
+            given = node.args
+            yield node.name, [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]

@@ -1,0 +1,131 @@
+"""The hooks in SGLang's scheduler, and when they are off."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from pasta_async_sglang.fit import misfits
+
+__all__ = ["ON", "STATE", "TESTED", "VARIABLE", "Plugin", "register"]
+
+VARIABLE = "PASTA_SGLANG_PLUGIN"
+"""The environment variable that switches the plug-in on, where it is 1."""
+
+STATE = "pasta_forks"
+"""Where a scheduler says, in `/server_info`, below `internal_states`, how it is: `ON`, or why it is off."""
+
+ON = "on"
+
+TESTED = ("0.5.23",)
+"""Releases of SGLang that the tests ran with; with any other the plug-in is off."""
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+
+_log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Hook into the scheduler, if this is its process: SGLang calls this in each of its own."""
+    if os.environ.get(VARIABLE) != "1" or _SCHEDULER not in sys.modules:
+        return
+    hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
+    plugin = Plugin(_unknown(importlib.import_module("sglang")))
+    target = f"{_SCHEDULER}.Scheduler."
+    hooks.HookRegistry.register(target + "get_internal_state", plugin.tell, hooks.HookType.AFTER)
+    if not plugin.off:
+        hooks.HookRegistry.register(
+            target + "handle_generate_request", plugin.publish_parent, hooks.HookType.BEFORE
+        )
+
+
+def _unknown(sglang: Any) -> str:
+    """Why this SGLang is not one that the plug-in knows; empty if it is."""
+    release = re.match(r"\d+(?:\.\d+)*", sglang.__version__)
+    if not release or release[0] not in TESTED:
+        return f"SGLang {sglang.__version__} was not tested with it (but {', '.join(TESTED)})"
+    return "; ".join(misfits(Path(sglang.__file__).parent))
+
+
+class Plugin:
+    """What the hooks do.
+
+    Args:
+        off: Why nothing is published; empty if it is.
+    """
+
+    def __init__(self, off: str = "") -> None:
+        self.off: str = ""
+        if off:
+            self._switch_off(off)
+
+    def tell(self, reply: Any, scheduler: Any, *_: Any) -> None:
+        """After `Scheduler.get_internal_state`: say how it is."""
+        try:
+            if not self.off and (why := _unsuitable(scheduler)):
+                self._switch_off(why)
+            reply.internal_state[STATE] = self.off or ON
+        except Exception as error:  # the reply is sent without it
+            self._switch_off(f"it failed: {error!r}")
+
+    def publish_parent(self, scheduler: Any, request: Any, **_: Any) -> None:
+        """Before `Scheduler.handle_generate_request`: publish what the request's parent has decoded."""
+        parent = (request.rid or "").partition(":")[2]
+        if not parent or self.off:
+            return
+        try:
+            if not _unsuitable(scheduler):
+                _publish(scheduler, parent)
+        except Exception as error:  # the request is served without it
+            self._switch_off(f"it failed: {error!r}")
+
+    def _switch_off(self, why: str) -> None:
+        self.off = why
+        _log.warning("pasta_async's plug-in is off, forks compute again what was decoded: %s", why)
+
+
+def _unsuitable(scheduler: Any) -> str:
+    """What a server runs with that the plug-in was not made for; empty if it suits."""
+    tree = scheduler.tree_cache
+    if type(tree).__name__ != "UnifiedRadixCache":
+        return f"the prefix cache is a {type(tree).__name__}"
+    modes = {
+        "no prefix cache": tree.disable,
+        "a model with more than full attention": len(tree.tree_components) > 1,
+        "a hierarchical cache": tree.cache_controller is not None or tree.linker is not None,
+        "pipeline parallelism": tree.pp_size > 1,
+        "speculative decoding": not scheduler.spec_algorithm.is_none(),
+        "prefill and decode on different servers": scheduler.disaggregation_mode.value != "null",
+        "a diffusion model": scheduler.dllm_config is not None,
+        "a sparse cache": scheduler.enable_hisparse,
+    }
+    return ", ".join(mode for mode, used in modes.items() if used)
+
+
+def _publish(scheduler: Any, rid: str) -> None:
+    """Put what a running request has decoded into the tree; nothing if it is not running here."""
+    for batch in (scheduler.running_batch, scheduler.last_batch):
+        for request in batch.reqs if batch is not None else ():
+            if request.rid == rid:
+                if _publishable(request):
+                    request.refresh_fill_ids()
+                    # All but the token sampled last have KV; that of a step under way is not there yet.
+                    decoded = len(request.origin_input_ids) + len(request.output_ids) - 1
+                    up_to = min(decoded, request.kv.kv_committed_len)
+                    scheduler.tree_cache.checkpoint(request, up_to=up_to)
+                return
+
+
+def _publishable(request: Any) -> bool:
+    return (
+        len(request.output_ids) > 0
+        and request.kv.holds_kv
+        and request.session is None
+        and request.beam_group is None
+        and not (request.finished() or request.is_retracted or request.skip_radix_cache_insert)
+    )

@@ -1,0 +1,257 @@
+"""When the plug-in for SGLang is on, how a client learns of it, and what a fork's request says then."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from odd_server import END, STOP, OddServer, backend, event, pieces_of, sse, stream
+from real_server import require_sglang
+
+from pasta_async import Client, DecodeRequest, Sampling
+from pasta_async_sglang import ON, STATE, TESTED, VARIABLE, plugin
+from pasta_async_sglang.fit import misfits
+
+SCHEDULER = "sglang.srt.managers.scheduler"
+
+
+def good() -> Any:
+    return stream([sse([event([107, END], 2, finish_reason=STOP)])])
+
+
+# The client -------------------------------------------------------------------------------------------------
+
+
+def server_that_says(*states: str | None) -> OddServer:
+    """A server of so many schedulers, each of which tells this of its plug-in."""
+    told = [{} if state is None else {STATE: state} for state in states]
+    return OddServer({"/server_info": {"version": "0.5.23", "internal_states": told}})
+
+
+async def ids_sent(server: OddServer, answer: str = "a") -> tuple[str, str]:
+    """The request ids of a main thread, and of a fork of it, while it runs, in the answer named."""
+    made = backend(server)
+    running = DecodeRequest("a", 0, (11, 12), 50, Sampling())
+    server.decoding = [stream([sse([event([107], 1)])]), good()]
+    async with aclosing(made.decode(running)) as pieces:
+        await anext(pieces)
+        await pieces_of(made, answer=answer, thread=1)
+    main, fork = [body["rid"] for body in server.sent("/generate") if "rid" in body]
+    return main, fork
+
+
+async def test_a_fork_names_its_running_parent_where_the_server_can_use_that() -> None:
+    main, fork = await ids_sent(server_that_says(ON, ON))
+    assert fork.endswith(f":{main}") and not fork.startswith(main)
+    main, fork = await ids_sent(server_that_says(ON), answer="b")
+    assert ":" not in fork
+    for states in ((), (None,), (ON, None), (ON, "off")):
+        main, fork = await ids_sent(server_that_says(*states))
+        assert ":" not in fork
+
+
+async def test_what_has_ended_is_no_parent_and_neither_is_another_fork() -> None:
+    server = server_that_says(ON)
+    server.decoding = [good(), good(), good()]
+    made = backend(server)
+    for thread in (0, 1, 2):
+        await pieces_of(made, thread=thread)
+    assert not any(":" in body.get("rid", "") for body in server.sent("/generate"))
+
+
+@pytest.mark.parametrize(
+    ("state", "notes"), [(None, 0), (ON, 0), ("this SGLang has no tree", 1)], ids=["none", "on", "off"]
+)
+async def test_an_answer_notes_a_plug_in_that_is_off(state: str | None, notes: int) -> None:
+    server = server_that_says(state)
+    server.decoding = [good()]
+    async with Client(backend(server)) as client:
+        answer = await client.generate([11, 12], baseline=True)
+    assert len(answer.notes) == notes
+    assert all(str(state) in note for note in answer.notes)
+
+
+# What it is registered for ----------------------------------------------------------------------------------
+
+
+class Registry:
+    """Stands for SGLang's registry of hooks."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, Any] = {}
+
+    def register(self, target: str, hook: Any, hook_type: Any) -> None:
+        self.hooks[target.rsplit(".", 1)[1]] = hook
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """As in the scheduler's process of the installed SGLang, the plug-in switched on."""
+    require_sglang()
+    made = Registry()
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    hooks = SimpleNamespace(HookRegistry=made, HookType=SimpleNamespace(AFTER=1, BEFORE=2))
+    fakes = {
+        "sglang": SimpleNamespace(__version__=TESTED[-1], __file__=found.origin, __spec__=found),
+        SCHEDULER: SimpleNamespace(),
+        "sglang.srt.plugins.hook_registry": hooks,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setenv(VARIABLE, "1")
+    return made
+
+
+def told(registry: Registry, scheduler: Any) -> Any:
+    reply = SimpleNamespace(internal_state={})
+    registry.hooks["get_internal_state"](reply, scheduler, None)
+    return reply.internal_state[STATE]
+
+
+def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
+    plugin.register()
+    assert set(registry.hooks) == {"get_internal_state", "handle_generate_request"}
+    assert told(registry, suitable()) == ON
+
+
+def test_it_does_nothing_unasked_and_nothing_in_other_processes(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    plugin.register()
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.delitem(sys.modules, SCHEDULER)
+    plugin.register()
+    assert registry.hooks == {}
+
+
+def test_with_another_sglang_it_stays_off_and_says_so_once(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.modules["sglang"], "__version__", "0.5.99")
+    plugin.register()
+    assert set(registry.hooks) == {"get_internal_state"}
+    assert "0.5.99" in told(registry, suitable()) and "0.5.99" in told(registry, suitable())
+    [record] = caplog.records
+    assert "0.5.99" in record.getMessage()
+
+
+def test_with_a_changed_sglang_it_stays_off_and_names_what_changed(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = changed_copy(tmp_path, "def refresh_fill_ids(", "def refill_ids(")
+    monkeypatch.setattr(sys.modules["sglang"], "__file__", str(package / "__init__.py"))
+    plugin.register()
+    assert set(registry.hooks) == {"get_internal_state"}
+    assert "refresh_fill_ids" in told(registry, suitable())
+
+
+# In a scheduler ---------------------------------------------------------------------------------------------
+
+
+class UnifiedRadixCache:
+    """Stands for SGLang's tree; it fails when something is published."""
+
+    disable = False
+    tree_components = ("full",)
+    cache_controller = linker = None
+    pp_size = 1
+
+    def checkpoint(self, request: Any, up_to: int) -> None:
+        raise AssertionError("a broken tree")
+
+
+def suitable(**changes: Any) -> Any:
+    """A scheduler in which one request, `parent`, has decoded two tokens."""
+    kv = SimpleNamespace(holds_kv=True, kv_committed_len=4)
+    running = SimpleNamespace(
+        **{"rid": "parent", "origin_input_ids": [1, 2, 3], "output_ids": [4, 5], "kv": kv},
+        **{"session": None, "beam_group": None, "is_retracted": False, "skip_radix_cache_insert": False},
+        **{"finished": lambda: False, "refresh_fill_ids": lambda: None},
+    )
+    parts = {
+        **{"running_batch": None, "last_batch": SimpleNamespace(reqs=[running]), "dllm_config": None},
+        **{"tree_cache": UnifiedRadixCache(), "spec_algorithm": SimpleNamespace(is_none=lambda: True)},
+        **{"disaggregation_mode": SimpleNamespace(value="null"), "enable_hisparse": False},
+    }
+    return SimpleNamespace(**{**parts, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tree_cache": SimpleNamespace()},
+        {"spec_algorithm": SimpleNamespace(is_none=lambda: False)},
+        {"disaggregation_mode": SimpleNamespace(value="decode")},
+        {"dllm_config": 1},
+        {"enable_hisparse": True},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_server_of_another_kind_has_it_off(registry: Registry, changes: dict[str, Any]) -> None:
+    plugin.register()
+    assert told(registry, suitable(**changes)) != ON
+
+
+def test_what_fails_switches_it_off_and_the_request_goes_on(
+    registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin.register()
+    before = registry.hooks["handle_generate_request"]
+    for rid in (None, "fork", "fork:nobody"):
+        before(suitable(), SimpleNamespace(rid=rid), mm_input_error=None)
+    assert told(registry, suitable()) == ON
+    for _ in range(2):
+        before(suitable(), SimpleNamespace(rid="fork:parent"), mm_input_error=None)
+    assert "a broken tree" in told(registry, suitable())
+    assert len(caplog.records) == 1
+
+
+# Whether it fits a release ----------------------------------------------------------------------------------
+
+
+def changed_copy(folder: Path, old: str, new: str) -> Path:
+    """What the plug-in looks at of the installed SGLang, with a text in it replaced."""
+    found = importlib.util.find_spec("sglang")
+    assert found is not None and found.origin is not None
+    files = (
+        "plugins/hook_registry.py",
+        "managers/scheduler.py",
+        "managers/schedule_batch.py",
+        "mem_cache/unified_radix_cache.py",
+    )
+    for file in files:
+        target = folder / "sglang" / "srt" / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(found.origin).parent / "srt" / file, target)
+        target.write_text(target.read_text("utf-8").replace(old, new), "utf-8")
+    return folder / "sglang"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("def checkpoint(self, req: Req, *, up_to", "def checkpoint(self, req: Req, *, length", "up_to"),
+        ("self.is_retracted =", "self.retracted =", "is_retracted"),
+        ("class HookRegistry", "class Hooks", "HookRegistry"),
+        ("class ReqKvInfo:", "class ReqKvInfo", "schedule_batch.py"),
+    ],
+)
+def test_a_change_in_what_it_takes_hold_of_is_found(tmp_path: Path, old: str, new: str, told: str) -> None:
+    require_sglang()
+    [problem] = misfits(changed_copy(tmp_path, old, new))
+    assert told in problem
+
+
+def test_the_command_says_whether_it_fits() -> None:
+    require_sglang()
+    done = subprocess.run([sys.executable, "-m", "pasta_async_sglang"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "the hooks fit\n"), done.stderr

@@ -1,0 +1,92 @@
+"""The head of a judge: a reward that is linear in the features, learned by Bradley and Terry's model (1952).
+
+The first of two answers wins with probability sigmoid(reward - other reward + b * difference in length). The
+reward is kept from length twice: what of the features goes with length is taken off them (`length_effects`),
+and b takes up what of the preferences does. A judge leaves b out, as if both answers were equally long.
+"""
+
+# scipy and safetensors leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pasta_async.training.judge.preferences import Comparison
+
+__all__ = ["Head", "fit_head", "length_effects", "length_terms", "lengths_and_wins"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a judge has learned."""
+
+    weights: NDArray[Any]
+    """[features]"""
+    effects: NDArray[Any]
+    """[terms] what the weighted features owe to each term of an answer's length."""
+
+    def reward(self, features: NDArray[Any], text: str) -> float:
+        """The reward of an answer, by its features [features]; a difference of two is the log-odds to win."""
+        return float(features @ self.weights - length_terms([text])[0] @ self.effects)
+
+
+def length_terms(texts: Sequence[str]) -> NDArray[Any]:
+    """[answers, terms] the logarithm of an answer's characters, and its square."""
+    logarithms = np.log1p([len(text) for text in texts])
+    return np.stack([logarithms, logarithms**2], axis=1)
+
+
+def length_effects(features: NDArray[Any], terms: NDArray[Any]) -> NDArray[Any]:
+    """[terms, features] how the features [answers, features] go with length, by least squares."""
+    constant = np.ones((len(terms), 1))
+    return np.linalg.lstsq(np.concatenate([terms, constant], axis=1), features, rcond=None)[0][:-1]
+
+
+def fit_head(
+    differences: NDArray[Any], lengths: NDArray[Any], wins: NDArray[Any], penalty: float
+) -> NDArray[Any]:
+    """Fit the weights of a head, [features], and behind them that of length.
+
+    It is logistic regression without an intercept, so it does not matter which answer is first.
+
+    Args:
+        differences: [pairs, features] features of the first answer less those of the second.
+        lengths: [pairs] how much longer the first one is (`Comparison.length`).
+        wins: [pairs] whether the first one is better.
+        penalty: Of the squares of the weights of the features, each scaled to vary as much as the others;
+            that of length is free.
+    """
+    from scipy.optimize import minimize
+
+    scale = np.sqrt((differences**2).mean(0)) * np.sqrt(differences.shape[1])
+    scale[scale == 0] = 1.0
+    scaled = np.concatenate([differences / scale, lengths[:, None]], axis=1, dtype=np.float64)
+    signed = np.where(wins[:, None], scaled, -scaled)
+    penalties = np.append(np.full(differences.shape[1], penalty), 0.0)
+
+    def objective(weights: NDArray[Any]) -> tuple[float, NDArray[Any]]:
+        odds = signed @ weights
+        slope = -signed.T @ _sigmoid(-odds)
+        cost = np.logaddexp(0, -odds).sum() + 0.5 * (penalties * weights**2).sum()
+        return cost, slope + penalties * weights
+
+    found: Any = minimize(objective, np.zeros(scaled.shape[1]), jac=True, method="L-BFGS-B")
+    return found.x / np.append(scale, 1.0)
+
+
+def lengths_and_wins(comparisons: Sequence[Comparison]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """How much longer the first answers are, and whether they win, as `fit_head` takes them."""
+    return np.array([one.length for one in comparisons]), np.array([one.first_wins for one in comparisons])
+
+
+def _sigmoid(odds: NDArray[Any]) -> NDArray[Any]:
+    return 0.5 + 0.5 * np.tanh(odds / 2)
