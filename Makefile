@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $(if $(CI),--quiet) \
 	--constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-PROMPT ?= Compare tea and coffee: origin, taste, health.
+PROMPT ?= Give five tips for better sleep.
 
 .DEFAULT_GOAL := help
 .PHONY: help demo base test lint type format check bench dist picture clean
@@ -26,7 +26,7 @@ help: ## list the targets
 demo: export DEMO_PROMPT := $(value PROMPT)
 demo: $(VENV)/.demo base ## a language model answers PROMPT in parallel threads, then the same in sequence
 	@if [ -f "$$DEMO_PROMPT" ]; then cat -- "$$DEMO_PROMPT"; else printf '%s' "$$DEMO_PROMPT"; fi | \
-		$(BIN)/pasta-async generate --backend local: --live --compare --max-tokens 1024 $(ARGS) -
+		$(BIN)/pasta-async generate --backend local: --live --compare --max-tokens 1024 --temperature 0.6 $(ARGS) -
 
 base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), unless they are here
 	@$(BIN)/pasta-async pull pasta-smol

@@ -41,6 +41,7 @@ __all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", 
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
 TAU, FORM, SYNC_TAU = 0.5, 1.5, 0.8
+"""Bits a token, with which the answers were annotated that pasta-smol learned from."""
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
 
