@@ -36,7 +36,9 @@ FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both
 class FinetuneSettings(TrainerSettings):
     """Settings of stage 1. Every field is an option of the command line."""
 
-    model: Path = Field(description="checkpoint folder to start from (Llama, Qwen2 or Qwen3)")
+    model: Path = Field(
+        description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
+    )
     data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
     form: Literal["pasta", "plain", "both"] = Field(
         default="pasta",

@@ -17,7 +17,7 @@ from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
@@ -126,8 +126,14 @@ def bits_per_token(
 
 
 def model_identity(folder: Path) -> dict[str, Any]:
-    """What tells one model from another: configuration, and size and first bytes of the weights."""
-    hashed = hashlib.sha256((folder / "config.json").read_bytes())
+    """What tells one model from another: configuration, and size and first bytes of the weights.
+
+    Raises:
+        UnsupportedModelError: There is no model in the folder.
+    """
+    if not (config := folder / "config.json").is_file():
+        raise UnsupportedModelError(f"there is no model folder {folder} to compute likelihoods with")
+    hashed = hashlib.sha256(config.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
             hashed.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 24))

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from pydantic import Field, Json
 
-from pasta_async.backends.local.checkpoint import read_config
+from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
-from pasta_async.training.trainer.model import REFUSAL
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
@@ -44,7 +43,9 @@ _LOOKED_AT = 20
 class PreferSettings(TrainerSettings):
     """Settings of stage 2. Every field is an option of the command line."""
 
-    model: Path = Field(description="checkpoint folder of the model that drew the samples")
+    model: Path = Field(
+        description="checkpoint folder of the model that drew the samples, or its adapter, to train that on"
+    )
     samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
     scores: Path = Field(description="file of their scores (training.score)")
     quality_weight: float = Field(
@@ -164,7 +165,7 @@ def prefer(settings: PreferSettings) -> bool:
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
     def make_task(codec: ModelCodec) -> BonBon:
-        _check_samples(pairs, codec, read_config(settings.model, REFUSAL).vocab_size)
+        _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
         kept = [_plain_answer(pair, codec) for pair in pairs] if settings.keep_plain else None
         return BonBon(pairs, settings.alpha, settings.beta, kept)
 

@@ -19,9 +19,9 @@ __all__ = ["BASELINE", "PACKAGED", "Flags", "Recipe", "Serving", "find_recipe", 
 Flags = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 
-Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details"]
+Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details", "likelihood"]
 """Who puts in the tags: the synthetic task's noisy annotator or its maker; those that the data have; a model
-behind an endpoint; structure alone, by points or by details."""
+behind an endpoint; structure alone, by points or by details; what the base finds independent."""
 
 _NEEDED = {"noisy": "synthetic", "maker": "synthetic", "given": "source", "endpoint": "annotator"}
 """The table of `data` that an annotator needs."""
@@ -34,10 +34,16 @@ PACKAGED: Path = Path(__file__).parent / "recipes"
 
 
 class Data(StrictModel):
-    """Prompts with answers: options of `training.synthetic`, or of `training.corpus`."""
+    """Prompts with answers: of the synthetic task, of a data set, or prompts and the base's own answers."""
 
     synthetic: Flags | None = None
+    """Options of `training.synthetic`."""
     source: Flags | None = None
+    """Options of `training.corpus`."""
+    prompts: Flags | None = None
+    """Options of `training.prompts`; the base answers them."""
+    answers: Flags = Field(default={})
+    """Options of `training.answers`, for `prompts`."""
     annotator: Flags | None = None
     """Options of `training.annotate`, for `annotator = "endpoint"`."""
 
@@ -98,7 +104,7 @@ class Recipe(StrictModel):
     """Decodes the samples and the answers that are measured, unless servers do."""
     serving: Serving | None = None
     base: Annotated[str, Field(min_length=1)] | Flags
-    """A checkpoint folder, or options of `training.pretrain`, which makes one."""
+    """A checkpoint folder, which its adapters name, or options of `training.pretrain`, which makes one."""
     data: Data
     stage1: Stage1
     stage2: Stage2 | None = None
@@ -108,8 +114,8 @@ class Recipe(StrictModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         data, variants = self.data, self.stage1.variants
-        if (data.synthetic is None) == (data.source is None):
-            raise ValueError("data: give a table `synthetic` or a table `source`, and not both")
+        if sum(one is not None for one in (data.synthetic, data.source, data.prompts)) != 1:
+            raise ValueError("data: give one of the tables `synthetic`, `source` and `prompts`")
         for name, variant in variants.items():
             needed = _NEEDED.get(variant.annotator)
             if needed and getattr(data, needed) is None:

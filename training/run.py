@@ -27,6 +27,7 @@ from pasta_async.backends.sglang.launch import running_server
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, TrainingError
 from pasta_async.training.corpus import StrictModel, explain
+from pasta_async.training.prompts import PromptSettings
 from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
 
@@ -53,7 +54,9 @@ _LONGEST_PATH = 255
 class RunSettings(StrictModel):
     """What to run. Every field is an option of the command line."""
 
-    recipe: str = Field(description="a TOML file, or the name of a packaged one: pasta-tiny, llama-8b, smoke")
+    recipe: str = Field(
+        description="a TOML file, or the name of a packaged one: pasta-smol, pasta-tiny, llama-8b, smoke"
+    )
     out: Path | None = Field(default=None, description="folder of the run (default: runs/RECIPE)")
     only: tuple[str, ...] = Field(default=(), description="run just what this step needs: round2/lambda4")
     set: tuple[str, ...] = Field(default=(), description="a value over the recipe's: stage2.rounds=1")
@@ -108,6 +111,7 @@ class Plan:
         if stage2:
             for number in range(1, stage2.rounds + 1):
                 self._round(stage2, number)
+        self._ship()
 
     def _add(
         self, name: str, settings: str, options: Flags, result: str, processes: int = 1, **own: Any
@@ -161,6 +165,8 @@ class Plan:
         options: Flags = {"heuristic": True, "cut": annotator}
         if annotator == "endpoint":
             options = self.recipe.data.annotator or {}
+        elif annotator == "likelihood":
+            options = {"by_likelihood": True, "model": self._base}
         options, settings = {**options, **variant.annotate}, "training.annotate.annotator:AnnotateSettings"
         step = f"data/{name if variant.annotate else annotator}"
         own: dict[str, Any] = {"out": self.out / step, "data": self._plain(), "tokenizer": self._base}
@@ -168,10 +174,17 @@ class Plan:
 
     def _plain(self) -> Path:
         """The answers as they come."""
-        source, settings = self.recipe.data.source, "training.corpus:CorpusSettings"
-        if source is None:
+        data = self.recipe.data
+        if data.source is not None:
+            settings = "training.corpus:CorpusSettings"
+            return self._add("data/plain", settings, data.source, "records.jsonl").result
+        if data.prompts is None:
             return self._synthetic("data/plain", "nobody")
-        return self._add("data/plain", settings, source, "records.jsonl").result
+        settings = "training.prompts:PromptSettings"
+        prompts = self._add("data/prompts", settings, data.prompts, "records.jsonl").result
+        settings = "training.answers:AnswerSettings"
+        own: dict[str, Any] = {"prompts": [prompts], "backend": self._backend(self._base)}
+        return self._add("data/plain", settings, data.answers, "records.jsonl", **own).result
 
     def _synthetic(self, name: str, annotator: str, **drawn: Any) -> Path:
         """Examples of the synthetic task; `drawn` replaces what the recipe says of them."""
@@ -187,9 +200,10 @@ class Plan:
             # The first round's samples are of the same model for all weights: they are drawn once.
             where = "round1" if number == 1 else name
             own: dict[str, Any] = {"samples": self._samples(stage, number, before, where)}
-            settings = "training.score:ScoreSettings"
-            scores = self._add(f"scores/{where}", settings, stage.score, "scores.jsonl", **own)
-            own |= {"scores": scores.result, "model": self.steps[before].result, "quality_weight": weight}
+            settings, options = "training.score:ScoreSettings", self._judged(stage.score)
+            scores = self._add(f"scores/{where}", settings, options, "scores.jsonl", **own)
+            start = _adapter_of(self.steps[before]) or self.steps[before].result
+            own |= {"scores": scores.result, "model": start, "quality_weight": weight}
             options = {**stage.train, **between}
             self.models.append(self._train(name, "training.prefer:PreferSettings", options, **own))
         self._evaluate()
@@ -203,30 +217,51 @@ class Plan:
         else:
             fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
             own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
-        own |= {"backend": self._backend(self.steps[model]), "baseline": self._backend(self.models[0])}
+        own |= {
+            "backend": self._backend(self.steps[model].result),
+            "baseline": self._backend(self.models[0].result),
+        }
         own |= {"unseen": [self._annotated(stage.start)], "own_plain": stage.train.get("keep_plain", False)}
         settings = "training.sample:SampleSettings"
         return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
 
     def _behind(self, stage: Stage2) -> Path:
-        """The rows behind those of stage 1, twice as many as are needed: some are repeated or leak."""
-        source = self.recipe.data.source or {}
-        part = {"skip": source.get("skip", 0) + source["limit"], "limit": 2 * stage.rounds * stage.prompts}
-        settings = "training.corpus:CorpusSettings"
-        return self._add("prompts/all", settings, {**source, **part}, "records.jsonl").result
+        """The prompts behind those of stage 1; rows of a data set twice, for some are repeated or leak."""
+        needed, options = stage.rounds * stage.prompts, self.recipe.data.prompts
+        if options is None:
+            options, settings = self.recipe.data.source or {}, "training.corpus:CorpusSettings"
+            stage1, part = options["limit"], {"limit": 2 * needed}
+        else:
+            stage1 = options.get("count", PromptSettings.model_fields["count"].default)
+            part, settings = {"count": needed}, "training.prompts:PromptSettings"
+        part["skip"] = options.get("skip", 0) + stage1
+        return self._add("prompts/all", settings, {**options, **part}, "records.jsonl").result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
-        options, settings = self.recipe.evaluation, "evals.frontier:FrontierSettings"
+        options, settings = self._judged(self.recipe.evaluation), "evals.frontier:FrontierSettings"
         own: dict[str, Any] = {"sequential": True}
         for model in self.models:
             name = f"evaluation/{model.name}"
-            own |= {"out": self.out / name, "backend": self._backend(model)}
+            own |= {"out": self.out / name, "backend": self._backend(model.result)}
             self._add(name, settings, options, "result.json", **own)
             own = {"baseline": self.out / "evaluation" / self.models[0].name}
 
-    def _backend(self, model: Step) -> str:
-        return f"{SERVED if self.recipe.serving else self.recipe.backend}{model.result}"
+    def _judged(self, options: Flags) -> Flags:
+        """Options of a judge; where it is likelihood, the base's unless they name another model's."""
+        return {"judge_model": self._base, **options} if options.get("judge") == "likelihood" else options
+
+    def _ship(self) -> None:
+        """Make what ships of every model that was trained as an adapter."""
+        own: dict[str, Any] = {"base": self._base, "base_name": self._base}
+        for model in self.models[1:]:
+            if adapter := _adapter_of(model):
+                name = f"shipped/{model.name}"
+                own |= {"out": self.out / name, "adapter": adapter}
+                self._add(name, "training.ship:ShipSettings", {}, "adapter_model.safetensors", **own)
+
+    def _backend(self, model: Path) -> str:
+        return f"{SERVED if self.recipe.serving else self.recipe.backend}{model}"
 
     def needed(self, names: Sequence[str]) -> list[Step]:
         """The named steps and all that they need, in order; all steps, if none is named.
@@ -251,6 +286,13 @@ class Plan:
             "models": [{"name": one.name} for one in self.models[1:]],
             "steps": {step.name: [need.name for need in step.needs] for step in self.steps.values()},
         }
+
+
+def _adapter_of(model: Step) -> Path | None:
+    """The adapter of a model, if it was trained as one, new or further."""
+    folder = model.result.with_name("adapter")
+    further = Path(model.options["model"]).name == folder.name
+    return folder if further or model.options.get("lora_rank") else None
 
 
 def _as_text(value: Any) -> Any:

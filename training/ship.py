@@ -1,4 +1,4 @@
-"""Make what ships of a trained adapter: `python -m pasta_async.training.ship RUN/adapter --base BASE ...`.
+"""Make what ships of a trained adapter: `python -m pasta_async.training.ship --adapter RUN/adapter ...`.
 
 Weights become float16. The tokenizer is left out, for it is the base's with the tags behind its tokens, which
 is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
@@ -95,7 +95,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-main: Command = command(ShipSettings, ship, "pasta_async.training.ship", __doc__, positional=("adapter",))
+main: Command = command(ShipSettings, ship, "pasta_async.training.ship", __doc__)
 
 if __name__ == "__main__":
     main()

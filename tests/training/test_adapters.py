@@ -126,7 +126,7 @@ def test_what_ships_is_small_and_the_same_model(made: AdapterRun, tmp_path: Path
     out.mkdir()
     (out / "README.md").write_text("A card.")
     options = ["--base", made.base, "--base-name", "ours/base", "--out", out]
-    assert run_command(ship.main, made.adapter, *options) == 0
+    assert run_command(ship.main, "--adapter", made.adapter, *options) == 0
     assert {path.name for path in out.iterdir()} == {
         *("README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"),
         "generation_config.json",
@@ -144,9 +144,9 @@ def test_what_users_would_not_have_is_not_shipped(made: AdapterRun, tmp_path: Pa
     raw = json.loads((folder / "tokenizer.json").read_text())
     raw["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    assert "tokenizer" in str(run_command(ship.main, folder, *options))
+    assert "tokenizer" in str(run_command(ship.main, "--adapter", folder, *options))
     change_weights(folder, lambda tensors: tensors[rows_of(tensors)].fill_(1e6))
-    assert "float16" in str(run_command(ship.main, folder, *options))
+    assert "float16" in str(run_command(ship.main, "--adapter", folder, *options))
 
 
 # What is refused -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapter_folders import adapter_run
 from finetune_folders import ANSWERS, base_folder, data_file
 from peft import PeftModel
 from safetensors.torch import load_file
@@ -262,6 +263,26 @@ def test_adapters_train_little_and_are_merged(tied: bool, tmp_path: Path) -> Non
     codec = ModelCodec(tmp_path / "run" / "model")
     rows = after["model.embed_tokens.weight"][list(codec.tag_ids)]
     assert (rows != before["model.embed_tokens.weight"].mean(0)).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_is_trained_on(tied: bool, tmp_path: Path) -> None:
+    run = adapter_run(tmp_path, tied=tied)
+    data_file(tmp_path / "data.jsonl")
+    more = settings(tmp_path, model=run.adapter, out=tmp_path / "more", steps=1, lr=1e-9)
+    assert finetune(more)
+    before, after = (
+        load_file(folder / "adapter_model.safetensors") for folder in (run.adapter, more.out / "adapter")
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=1e-5)
+        assert not torch.equal(after[name], value), name
+    merged, whole = (load_file(folder / "model.safetensors") for folder in (run.model, more.out / "model"))
+    for name, value in merged.items():
+        torch.testing.assert_close(whole[name], value, atol=1e-5, rtol=1e-5)
+    with pytest.raises(InvalidRequestError, match="lora-rank"):
+        finetune(settings(tmp_path, model=run.adapter, lora_rank=3))
 
 
 @pytest.mark.parametrize("tied", [True, False])

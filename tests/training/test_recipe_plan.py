@@ -97,7 +97,7 @@ def test_a_path_from_the_recipes_folder(tmp_path: Path) -> None:
         (SMALL + "[data.synthetic]\ncount = 1\n", "data"),
         (SMALL.replace("[data.source]", "[data.other]"), "data.other: "),
         ("extends = 'mine.toml'\n", "mine.toml"),
-        ("extends = 'nowhere'\n", "llama-8b, pasta-tiny, smoke"),
+        ("extends = 'nowhere'\n", "llama-8b, pasta-smol, pasta-tiny, smoke"),
         ("base = ", "toml"),
     ],
 )
@@ -158,6 +158,32 @@ def test_rounds_have_prompts_of_their_own_of_other_data() -> None:
     assert {one["prompts"][0] for one in drawn} == {str(made.steps["prompts/all"].result)}
     with pytest.raises(InvalidRequestError, match="limit"):
         plan("llama-8b", "data.source.limit=")
+
+
+def test_a_model_learns_from_its_own_answers_and_ships_as_an_adapter() -> None:
+    made = plan("pasta-smol", "base='a/base'", "stage2.quality_weights=[4]")
+    prompts, fresh = flags(made, "data/prompts"), flags(made, "prompts/all")
+    assert (fresh["skip"], fresh["count"]) == (prompts["count"], 800)
+    assert flags(made, "data/plain")["backend"] == "local:a/base"
+    assert flags(made, "data/likelihood")["model"] == "a/base"
+    for judged in ("scores/round1", "evaluation/stage1/baseline", "evaluation/round2/lambda4"):
+        assert flags(made, judged)["judge_model"] == "a/base"
+    before = [flags(made, f"round{number}/lambda4")["model"] for number in (1, 2)]
+    assert before == [f"{OUT}/stage1/likelihood/adapter", f"{OUT}/round1/lambda4/adapter"]
+    shipped = flags(made, "shipped/round2/lambda4")
+    assert shipped["adapter"] == f"{OUT}/round2/lambda4/adapter"
+    assert shipped["base"] == shipped["base_name"] == "a/base"
+    assert "shipped/stage1/baseline" not in made.steps
+    path = {step.name for step in made.needed(["shipped/round1/lambda4"])}
+    assert not {name for name in path if name.startswith("evaluation")}
+
+
+def test_another_base_and_another_engine_are_two_lines() -> None:
+    made = plan("pasta-smol", "base='other'", "backend='sglang:'")
+    words = [word for step in made.steps.values() for word in as_arguments(step.options)]
+    assert not [word for word in words if "SmolLM2" in word or word.startswith("local:")]
+    judges = flags(plan("pasta-smol", "stage2.score.judge_model='large'"), "scores/round1")
+    assert judges["judge_model"] == "large"
 
 
 def test_what_another_stage_starts_from_is_float32() -> None:

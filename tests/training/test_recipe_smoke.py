@@ -1,70 +1,119 @@
-"""Whole recipes, from nothing to the report: everything is connected, and goes on after a kill."""
+"""Whole recipes, from nothing to the report: everything is connected."""
 
+# torch and transformers leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import local_models
 import pytest
+import torch
 from annotator_server import running_annotator
+from command_runs import run as run_command
 from judge_server import judging
+from steps_here import StepHere
 
-from pasta_async.training.corpus import plain_record, write_records
+from pasta_async.backends.local.opening import open_checkpoint
+from pasta_async.training import run as running
+from pasta_async.training.corpus import plain_record, read_records, write_records
 from pasta_async.training.preference import read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(1200)
-"""A dozen processes that import torch, on a machine that may be busy."""
-
-MEASURED = ["evaluation/stage1/noisy", "evaluation/round1/lambda4"]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
+"""A dozen commands each, on a machine that may be busy."""
 
 
-def set_each(*values: str) -> Sequence[str]:
-    return [word for value in values for word in ("--set", value)]
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps run in this process; other tests run them in their own."""
+    own = SimpleNamespace(Popen=StepHere, DEVNULL=subprocess.DEVNULL, run=StepHere)
+    monkeypatch.setattr(running, "subprocess", own)
 
 
-def run(*arguments: str) -> subprocess.Popen[bytes]:
-    """In a process group of its own, as a terminal starts it."""
-    command = [sys.executable, "-m", "pasta_async.training.run", *arguments]
-    return subprocess.Popen(command, start_new_session=True)
+def run(recipe: str, out: Path, only: Sequence[str] = (), values: Sequence[str] = ()) -> None:
+    names = [word for name in only for word in ("--only", name)]
+    settings = [word for value in values for word in ("--set", value)]
+    assert not run_command(running.main, recipe, "--out", out, *names, *settings)
 
 
-def state(out: Path, step: str) -> dict[str, Any]:
-    return json.loads((out / f"steps/{step}.json").read_text())
+def measured(out: Path, model: str) -> dict[str, Any]:
+    return json.loads((out / f"evaluation/{model}/result.json").read_text())
 
 
-def test_smoke_runs_to_its_report_and_survives_a_kill(tmp_path: Path) -> None:
-    """The run and its step are killed in the middle of stage 1; then the same command goes on."""
-    saving = set_each("stage2.rounds=1", "stage1.variants.noisy.train={epochs=3, save_every=1}")
-    only = [word for name in MEASURED for word in ("--only", name)]
-    command = ["smoke", "--out", str(tmp_path), *only, *saving]
-    first = run(*command)
-    while not any((tmp_path / "stage1/noisy/checkpoints").glob("step-???????")):
-        assert first.poll() is None
-        time.sleep(0.1)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
-    before = (tmp_path / "steps/stage1/baseline.json").read_bytes()
-    assert not state(tmp_path, "stage1/noisy")["finished"]
+# pasta-tiny
 
-    assert run(*command).wait() == 0
-    assert (tmp_path / "steps/stage1/baseline.json").read_bytes() == before
-    for name in MEASURED:
-        assert state(tmp_path, name)["finished"]
-        assert json.loads((tmp_path / name / "result.json").read_text())["all"]["prompts"] == 5
+
+def test_smoke_runs_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None:
+    values = ["stage2.rounds=1", "base.steps=10", "data.synthetic.count=16", "stage2.sample.max_tokens=40"]
+    values += ["evaluation.timed=1", "evaluation.max_tokens=30"]
+    models = ["stage1/noisy", "round1/lambda4"]
+    only = [f"evaluation/{model}" for model in models]
+    run("smoke", tmp_path, models[:1], values)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "steps").rglob("*.json")}
+    run("smoke", tmp_path, only, values)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    for model in models:
+        assert measured(tmp_path, model)["all"]["prompts"] == 5
     report = (tmp_path / "report/tables.md").read_text()
     assert "| stage 1: noisy |" in report
     assert "| round 1, λ = 4 |" in report
+
+
+# pasta-smol
+
+
+def babbler(folder: Path) -> Path:
+    """A small chat model that draws words, lines and ends of answers, whatever it is asked."""
+    tokenizer: Any = local_models.byte_level(tags=False)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    model = local_models.model(vocabulary=len(tokenizer), tie_word_embeddings=False, **shape)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight[:, 0] = 4.0  # what all states share decides
+        model.lm_head.weight[:, 0] = -3.0
+        for text, weight in (("The causes were many. It was one outcome.<|im_end|>", 0.0), ("\n", 0.3)):
+            model.lm_head.weight[tokenizer.encode(text), 0] = weight
+    return local_models.save(folder, model, tokenizer)
+
+
+def test_the_recipe_of_pasta_smol_runs_with_a_smaller_model(tmp_path: Path) -> None:
+    """The same file; what is set is where things are, and how much of them there is."""
+    base, prompts, out = babbler(tmp_path / "base"), tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text('{"instruction": "What were the causes?"}\n{"instruction": "And the outcome?"}\n')
+    values = [
+        *(f"base='{base}'", "data.prompts.also=[]", f"data.prompts.against=['{prompts}']"),
+        *("data.prompts.count=24", "data.answers.max_tokens=60", "data.answers.least=1"),
+        *("stage1.train.steps=1", "stage1.variants.likelihood.annotate={least=1, tau=9, sync_tau=9}"),
+        *("stage2.rounds=1", "stage2.quality_weights=[4]", "stage2.prompts=4", "stage2.sample.n=4"),
+        *("stage2.sample.max_tokens=60", "stage2.train.batch=4", "stage2.train.epochs=1"),
+        *(f"evaluation.prompts='{prompts}'", "evaluation.max_tokens=40", "evaluation.timed=0"),
+    ]
+    run("pasta-smol", out, (), values)
+    answers = [*read_records(out / "data/plain/records.jsonl")]
+    annotated = [*read_records(out / "data/likelihood/annotated.jsonl")]
+    assert [one.document.text for one in annotated] == [one.document.text for one in answers]
+    assert {one.annotator for one in annotated} == {"likelihood:base"}
+    assert any(one.document.promises for one in annotated)
+    fresh = {prompt.id for prompt in read_samples(out / "samples/round1/samples.jsonl")}
+    assert len(fresh) == 4
+    assert not fresh & {one.id for one in read_records(out / "data/prompts/records.jsonl")}
+    assert measured(out, "round1/lambda4")["judge"] == "likelihood"
+    for model in ("stage1/likelihood", "round1/lambda4"):
+        shipped = open_checkpoint(out / "shipped" / model, base)
+        assert shipped.codec().tags
+
+
+# llama-8b
 
 
 def llama(folder: Path) -> Path:
@@ -103,18 +152,14 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
             *(f"stage2.score.judge='{judge}'", f"evaluation.judge='{judge}'"),
             f"evaluation.prompts='{prompts}'",
         ]
-        only = ["--only", "evaluation/round2/lambdainf"]
-        assert run("llama-8b", "--out", str(out), *only, *set_each(*values)).wait() == 0
+        run("llama-8b", out, ["evaluation/round2/lambdainf"], values)
     assert annotator.prompts().total() == 8
     samples = [*read_samples(out / "samples/round2/lambdainf/samples.jsonl")]
     assert [len(prompt.samples) for prompt in samples] == [4] * 4
     first = read_samples(out / "samples/round1/samples.jsonl")
     assert not {prompt.id for prompt in samples} & {prompt.id for prompt in first}
-    baseline, result = (
-        json.loads((out / f"evaluation/{name}/result.json").read_text())
-        for name in ("stage1/baseline", "round2/lambdainf")
-    )
-    assert baseline["all"]["score"]["value"] == 50
+    assert measured(out, "stage1/baseline")["all"]["score"]["value"] == 50
+    result = measured(out, "round2/lambdainf")
     assert result["all"]["prompts"] == 2
     assert result["judge"] == judge
     assert (out / "report/frontier.png").exists()

@@ -75,7 +75,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.by_likelihood and (self.heuristic or not Path(self.model).is_dir()):
+        if self.by_likelihood and (self.heuristic or not self.model):
             raise ValueError(
                 "--by-likelihood needs the folder of a model, --model FOLDER, and no --heuristic"
             )

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,9 +22,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from pasta_async.backends.local.adapter import grown_rows
+from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
 from pasta_async.backends.tokenization import TextCodec
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.trainer.operators import embed
 from pasta_async.training.trainer.rows import SHARDED, compute_losses
@@ -70,6 +72,8 @@ class BaseModel:
     lora_rank: int = 0
     lora_alpha: float = 16.0
     """Scale of the adapters."""
+    adapter: Path | None = None
+    """Folder of an adapter of this trainer that is trained on, instead of a new one."""
 
     def empty(self) -> Any:
         """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
@@ -140,7 +144,7 @@ class BaseModel:
 
     def _adapted(self, model: Any) -> Any:
         """Adapters in every matrix of the layers; of the embeddings only the tags' rows are trained."""
-        from peft import LoraConfig, get_peft_model
+        from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
         embeddings = ["embed_tokens"] if model.config.tie_word_embeddings else ["embed_tokens", "lm_head"]
         adapters = LoraConfig(
@@ -151,6 +155,10 @@ class BaseModel:
             task_type="CAUSAL_LM",
         )
         adapted = get_peft_model(model, adapters)
+        if self.adapter is not None:
+            learned = load_file(self.adapter / ADAPTER_WEIGHTS)
+            if set_peft_model_state_dict(adapted, learned).unexpected_keys:
+                raise UnsupportedModelError(f"{self.adapter} is no adapter of this trainer; {REFUSAL}")
         embedding = adapted.get_input_embeddings().token_adapter
         embedding.forward = partial(embed, embedding)
         return adapted

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pasta_async.backends.local.checkpoint import read_config
+from pasta_async.backends.local.bases import ADAPTER_CONFIG, base_of
+from pasta_async.backends.local.checkpoint import read_config, read_json
 from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError, PastaError
@@ -53,7 +54,8 @@ def train(
 
     Args:
         settings: Of the run.
-        folder: What to start from: a Llama, Qwen2 or Qwen3.
+        folder: What to start from: a Llama, Qwen2 or Qwen3, or an adapter of this trainer, which is then
+            trained on: rank and scale are its own.
         make_task: Makes the stage's task for the codec of the model.
         template: File of a chat template instead of the model's own.
         template_kwargs: Further values for the chat template.
@@ -77,9 +79,8 @@ def train(
             write_tokenizer(folder, tokenizer, template and _template_text(template), both)
         processes.wait()
         codec = ModelCodec(tokenizer, template_kwargs)
-        base = BaseModel(folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha)
-        settings = settings.resolved(bool(base.new_tags()))
-        positions = read_config(folder, REFUSAL).positions
+        settings, base = _base_model(settings, folder, codec, attention)
+        positions = read_config(base.folder, REFUSAL).positions
         task = make_task(codec)
         sizes = {} if task.stream else _usable(task, settings, positions, processes)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
@@ -95,6 +96,23 @@ def train(
         return finished
 
 
+def _base_model(
+    settings: TrainerSettings, folder: Path, codec: ModelCodec, attention: str
+) -> tuple[TrainerSettings, BaseModel]:
+    """What is trained, and the settings with nothing left open."""
+    adapter = folder if (folder / ADAPTER_CONFIG).is_file() else None
+    if adapter is not None:
+        config = read_json(adapter / ADAPTER_CONFIG)
+        folder, rank = base_of(adapter, config), config["r"]
+        if settings.lora_rank not in (0, rank):
+            raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
+        settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
+    base = BaseModel(
+        folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha, adapter=adapter
+    )
+    return settings.resolved(adapter is None and bool(base.new_tags())), base
+
+
 def _make_loop(
     settings: TrainerSettings,
     base: BaseModel,
@@ -106,7 +124,8 @@ def _make_loop(
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
     latest = checkpoints.latest()
-    file, weights = settings.out / "reference.json", sorted(base.folder.glob("*.safetensors"))
+    file = settings.out / "reference.json"
+    weights = sorted((base.adapter or base.folder).glob("*.safetensors"))
     stats = [(one.name, one.stat()) for one in weights]  # tells weights from others in that folder
     key = [task.fingerprint, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})

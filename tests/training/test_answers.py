@@ -1,0 +1,113 @@
+"""A model's own plain answers: what is kept, what is drawn, what is not drawn again."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from command_runs import run
+from draws import records
+
+from pasta_async import Client, InvalidRequestError
+from pasta_async.testing import Fault, ScriptedBackend
+from pasta_async.training import answers
+from pasta_async.training.answers import AnswerSettings, draw_answers
+from pasta_async.training.corpus import read_records, write_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "Tea is green. Coffee is brown, and that is all."
+
+
+class Scripted:
+    """Opened as the client of a backend, whatever its name is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, **options: Any) -> None:
+        self.backend = ScriptedBackend(text, **options)
+
+        def opened(_: str) -> Client:
+            return Client(self.backend)
+
+        monkeypatch.setattr(answers, "Client", opened)
+
+    @property
+    def asked(self) -> int:
+        return len(self.backend.requests)
+
+
+def settings(folder: Path, *prompts: str, **more: Any) -> AnswerSettings:
+    write_records(folder / "prompts.jsonl", records(*prompts))
+    given = {"backend": "local:x", "prompts": [folder / "prompts.jsonl"], "out": folder / "answers.jsonl"}
+    return AnswerSettings.model_validate({**given, "together": 1, **more})
+
+
+def kept(folder: Path) -> list[str]:
+    return [record.id for record in read_records(folder / "answers.jsonl")]
+
+
+async def test_answers_are_plain_and_those_of_the_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = Scripted(monkeypatch)
+    figures = await draw_answers(settings(tmp_path, skip=1, limit=1, temperature=0.7))
+    (record,) = read_records(tmp_path / "answers.jsonl")
+    assert (record.id, record.written, record.messages[0]["content"]) == ("two", TEXT, "two")
+    (request,) = scripted.backend.requests
+    assert request.sampling.temperature == 0.7
+    assert (figures["kept"], figures["resumed"], figures["left_out"]) == (1, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Two words.", "trivial"),
+        ("One and the same line.\n" * 6, "repeats"),
+        ("word " * 600, "long"),
+        (TEXT, ""),
+    ],
+)
+async def test_only_what_can_be_learned_from_is_kept(
+    text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted(monkeypatch, text)
+    figures = await draw_answers(settings(tmp_path, "one"))
+    assert figures["left_out"] == ({fault: 1} if fault else {})
+    assert kept(tmp_path) == ([] if fault else ["one"])
+
+
+async def test_other_limits_on_what_is_kept_draw_nothing_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted = Scripted(monkeypatch)
+    await draw_answers(settings(tmp_path))
+    assert (scripted.asked, kept(tmp_path)) == (3, ["one", "two", "three"])
+    figures = await draw_answers(settings(tmp_path, least=20))
+    assert (figures["resumed"], figures["left_out"]) == (3, {"trivial": 3})
+    await draw_answers(settings(tmp_path, limit=2))
+    assert (scripted.asked, kept(tmp_path)) == (3, ["one", "two"])
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        await draw_answers(settings(tmp_path, temperature=1))
+
+
+async def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it that an answer failed, or that the run was ended while its line was written."""
+    Scripted(monkeypatch, faults=[Fault(0, 3, skip=1)])
+    figures = await draw_answers(settings(tmp_path))
+    assert kept(tmp_path) == ["one", "three"]
+    assert figures["left_out"] == {"failed": 1}
+    journal = tmp_path / "answers.journal.jsonl"
+    journal.write_text(journal.read_text()[:-5])
+    scripted = Scripted(monkeypatch)
+    figures = await draw_answers(settings(tmp_path))
+    assert (scripted.asked, figures["resumed"]) == (2, 1)
+    assert kept(tmp_path) == ["one", "two", "three"]
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = settings(tmp_path, "Describe a garden.")
+    common = ("--prompts", given.prompts[0], "--out", given.out, "--max-tokens", 4)
+    assert run(answers.main, *common, "--backend", "local:pasta-tiny") == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"long": 1}
+    assert "ftp:x" in str(run(answers.main, *common, "--out", tmp_path / "b.jsonl", "--backend", "ftp:x"))
