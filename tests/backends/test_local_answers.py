@@ -23,7 +23,7 @@ class Recorder(LocalBackend):
     """Remembers each request with the cached tokens and the ids it got."""
 
     def __init__(self) -> None:
-        super().__init__(device="cpu")
+        super().__init__("pasta-tiny", device="cpu")
         self.seen: list[tuple[DecodeRequest, int, list[int]]] = []
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
