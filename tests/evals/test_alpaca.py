@@ -182,7 +182,7 @@ def test_the_command_answers_once_and_judges_what_it_answered(
 def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(tmp_path: Path) -> None:
     questions = [Prompt("Again and again. " * 2000, "long"), Prompt("Follow the steps.", "short")]
     prompts = written(tmp_path / "p.jsonl", questions)
-    run(main, "--max-tokens 5 --prompts", prompts, "--out", tmp_path)
+    run(main, "--backend local:pasta-tiny --max-tokens 5 --prompts", prompts, "--out", tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()[1:]]
     assert {(row["prompt"], row["method"], bool(row["tokens"])) for row in rows} == {
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")
