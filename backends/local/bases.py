@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -136,7 +136,7 @@ class BaseSource(BaseModel):
 
     def _downloaded(self, place: Path) -> Path:
         """The wheel, in a folder of its own."""
-        if importlib.util.find_spec("pip") is None:
+        if not any(importlib.metadata.distributions(name="pip")):  # to look for the module changes distutils
             raise BackendError(
                 f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
                 f"a copy of {PurePosixPath(self.file).name} that you have, with --base"

@@ -107,7 +107,7 @@ class Listening(LocalBackend):
     """Adds up the log-probabilities of what it decodes."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+        super().__init__("pasta-tiny", *args)
         self.total = 0.0
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
