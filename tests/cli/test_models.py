@@ -168,7 +168,10 @@ def test_a_malformed_source_is_refused(changes: dict[str, str], tmp_path: Path) 
 
 
 def test_without_pip_there_are_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.metadata.distributions", lambda **_: ())
+    def nothing(**_: str) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr("importlib.metadata.distributions", nothing)
     result = command("pull", adapter(tmp_path / "model"))
     assert result.exit_code == 1
     assert "ensurepip" in result.stderr and "--base" in result.stderr

@@ -204,7 +204,7 @@ def compute_losses(model: Any, row: Row) -> torch.Tensor:
     kernel: str = model.config._attn_implementation  # transformers has no public name for it
     choose_attention(kernel, row.ids.device)
     mask = block_mask(row) if kernel == FLEX else row.mask()
-    if kernel == TREES:
+    if kernel == TREES and isinstance(mask, torch.Tensor):
         mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
     hidden = model.get_decoder()(
         input_ids=row.ids,
