@@ -8,7 +8,6 @@ is checked. A model card (README.md) and a `base.json` that stand in the folder 
 # pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
 from pasta_async.backends.local.bases import ADAPTER_CONFIG
-from pasta_async.backends.local.checkpoint import read_json
+from pasta_async.backends.local.checkpoint import read_json, write_json
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.tokenization import find_template
 from pasta_async.cli.command import Command, CommandSettings, command
@@ -68,8 +67,8 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
         "base_model_name_or_path": settings.base_name,
         "target_modules": sorted(config["target_modules"]),
     }
-    _write(out / ADAPTER_CONFIG, {**config, **named})
-    _write(out / "generation_config.json", {"eos_token_id": [*trained.codec().end_ids]})
+    write_json(out / ADAPTER_CONFIG, {**config, **named})
+    write_json(out / "generation_config.json", {"eos_token_id": [*trained.codec().end_ids]})
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
     shipped = AdapterFolder(out, base)
@@ -89,10 +88,6 @@ def _compare(adapter: Path, trained: TokenizerFiles, shipped: TokenizerFiles) ->
     ]
     if not all(same):
         raise InvalidRequestError(f"{adapter}: its tokenizer is not that of the base with the tags behind it")
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 main: Command = command(ShipSettings, ship, "pasta_async.training.ship", __doc__)

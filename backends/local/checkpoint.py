@@ -28,6 +28,7 @@ __all__ = [
     "open_safetensors",
     "read_config",
     "read_json",
+    "write_json",
 ]
 
 _REFUSAL = "the embedded engine does not support it. SGLang may."
@@ -168,6 +169,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
     return cast("dict[str, Any]", value)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object as the files of a model folder are: indented, other scripts as they are."""
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 class ConfigReader:

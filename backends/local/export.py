@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors import torch as safetensors_torch
 
-from pasta_async.backends.local.checkpoint import expected_shapes, read_config
+from pasta_async.backends.local.checkpoint import expected_shapes, read_config, write_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress
 
@@ -67,17 +66,13 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
     config = {key: value for key, value in checkpoint.raw.items() if key != "torch_dtype"}
     tokenizer = {key: value for key, value in files.config.items() if key != "chat_template"}
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    _write(folder / "config.json", {**config, "dtype": dtype})
-    _write(folder / "generation_config.json", {"eos_token_id": [*ends]})
+    write_json(folder / "config.json", {**config, "dtype": dtype})
+    write_json(folder / "generation_config.json", {"eos_token_id": [*ends]})
     complete = {"version": "1.0", "truncation": None, "padding": None, **files.tokenizer}
-    _write(folder / "tokenizer.json", complete)
-    _write(folder / "tokenizer_config.json", {**plain, **tokenizer})
+    write_json(folder / "tokenizer.json", complete)
+    write_json(folder / "tokenizer_config.json", {**plain, **tokenizer})
     if files.template:
         (folder / "chat_template.jinja").write_text(files.template, encoding="utf-8")
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> None:
@@ -97,7 +92,7 @@ def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> 
             places |= dict.fromkeys(names, file)
     if len(parts) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
-        _write(folder / "model.safetensors.index.json", index)
+        write_json(folder / "model.safetensors.index.json", index)
 
 
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:

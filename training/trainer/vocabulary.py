@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from pasta_async.backends.local.checkpoint import read_json
+from pasta_async.backends.local.checkpoint import read_json, write_json
 from pasta_async.backends.tokenization import TextCodec, add_tags, find_template
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
@@ -140,7 +140,6 @@ def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: 
     out.mkdir(parents=True, exist_ok=True)
     for name in filter(lambda name: (folder / name).is_file(), _COPIED):
         shutil.copyfile(folder / name, out / name)
-    for name, content in (("tokenizer.json", raw), ("tokenizer_config.json", config)):
-        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-        (out / name).write_text(text, encoding="utf-8")
+    write_json(out / "tokenizer.json", raw)
+    write_json(out / "tokenizer_config.json", config)
     (out / "chat_template.jinja").write_text(template, encoding="utf-8")
