@@ -103,7 +103,7 @@ class Answer:
             text_tokens=generation.text_tokens,
             promises=len(generation.threads) - 1,
             well_formed=generation.well_formed,
-            cut=[one.thread for one in generation.threads if one.closed_by not in (None, "writer")],
+            cut=[one.thread for one in generation.threads if one.was_cut],
         )
 
 

@@ -17,7 +17,7 @@ from pasta_async.errors import InvalidRequestError, PastaError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 
-__all__ = ["Advance", "Journal", "for_each", "progress"]
+__all__ = ["Advance", "Journal", "for_each", "journal_beside", "progress"]
 
 Item = TypeVar("Item")
 
@@ -109,6 +109,11 @@ class Journal:
                 f"{self.path} holds results of something else ({differences}); "
                 "ask for the same again, or write to another place"
             )
+
+
+def journal_beside(out: Path) -> Path:
+    """Where the journal of a command that writes one file stands."""
+    return out.with_name(f"{out.stem}.journal{out.suffix}")
 
 
 async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], at_once: int) -> None:

@@ -65,6 +65,11 @@ class ThreadRecord(_Record):
     """What ended the chunk; None for the main thread."""
     requests: tuple[RequestRecord, ...]
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether something else than the thread itself ended its chunk."""
+        return self.closed_by not in (None, "writer")
+
 
 class Usage(_Record):
     """Tokens of an answer, over all its requests."""

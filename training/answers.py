@@ -18,7 +18,7 @@ from pydantic import Field
 from pasta_async import Client
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import PastaError
-from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.jobs import Journal, for_each, journal_beside, progress
 from pasta_async.training.corpus import StrictModel, digest, plain_record, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.faults import repeats_itself
@@ -61,7 +61,7 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
         client = await stack.enter_async_context(Client(settings.backend))
         identity = settings.model_dump(include={"backend", "max_tokens", "temperature", "seed"})
         identity["weights"] = weights_digest(settings.backend)
-        path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+        path = journal_beside(settings.out)
         journal = stack.enter_context(Journal(path, identity))
         drawn = {row["key"] for row in journal.rows}
         advance = stack.enter_context(progress(len(records), "answers"))
@@ -114,10 +114,11 @@ def _kept(
     """Records of the answers to train on; the others are counted by what is wrong with them."""
     for record in records:
         row = found.get(_key(record))
-        fault = "failed" if row is None else _fault(row, settings.least)
-        if fault:
+        if row is None:
+            left_out["failed"] += 1
+        elif fault := _fault(row, settings.least):
             left_out[fault] += 1
-        elif row:
+        else:
             yield plain_record(record.messages, row["text"].strip(), source=record.source, id=record.id)
 
 

@@ -122,7 +122,7 @@ def count_faults(document: Document, *, well_formed: bool = True, cut: Collectio
 
 def faults_of_sample(sample: Sample) -> Faults:
     """The faults of a sampled answer, of which is known what ended its chunks."""
-    cut = {one.thread for one in sample.threads if one.closed_by not in (None, "writer")}
+    cut = {one.thread for one in sample.threads if one.was_cut}
     return count_faults(parse(sample.written), well_formed=sample.well_formed, cut=cut)
 
 

@@ -23,7 +23,7 @@ from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.backends.local.bases import default_model, find_model
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.jobs import Advance, Journal, for_each, progress
+from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
 from pasta_async.training.corpus import StrictModel, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.packing import Trie
@@ -136,7 +136,7 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
         "model": (await client.connect()).name,
         "weights": [weights_digest(settings.backend), weights_digest(settings.baseline)],
     }
-    path = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+    path = journal_beside(settings.out)
     journal = stack.enter_context(Journal(path, identity, held=False))
     return Drawing(settings, client, recording, baseline, journal)
 

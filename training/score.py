@@ -27,7 +27,7 @@ from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import Journal
+from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.endpoint import (
     NAMES,
@@ -120,7 +120,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     answers = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
     async with AsyncExitStack() as stack:
-        journal = settings.out.with_name(f"{settings.out.stem}.journal{settings.out.suffix}")
+        journal = journal_beside(settings.out)
         judge = await open_judge(settings, journal, stack)
 
         def quality(answer: tuple[str, str]) -> Awaitable[float]:
