@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -136,7 +135,7 @@ class BaseSource(BaseModel):
 
     def _downloaded(self, place: Path) -> Path:
         """The wheel, in a folder of its own."""
-        if not any(importlib.metadata.distributions(name="pip")):  # to look for the module changes distutils
+        if not any(metadata.distributions(name="pip")):  # to look for the module changes distutils
             raise BackendError(
                 f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
                 f"a copy of {PurePosixPath(self.file).name} that you have, with --base"
