@@ -3,18 +3,16 @@
 Threads of one answer share most of their context. So attention runs over *groups*: all queries of an answer
 meet the union of its threads' slots, and a mask says which of them each query may see. Keys and values of the
 shared part are read once, and one product serves all threads. What only one thread has is attended to apart
-(`OwnPart`): it stands in runs of slots that are not next to each other, and others need not look at it.
+(`OwnPart`): others need not look at it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
-
-from pasta_async.backends.local.cache import RUN
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -24,14 +22,17 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-__all__ = ["Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
+__all__ = ["PAGE", "Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
+
+PAGE = 32
+"""Slots that are read together. Products are compiled for each new shape, so shapes should come back."""
 
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
-_SPARSE = 3  # runs for each thread up to which its own part is looked at apart: those between are read along
-_HOLES = 0.2  # share of slots between those attended to that is read along rather than stepped over
+_HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
 _MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
 _LARGE = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
+_COPIED = 128  # pages that are copied for one product: they stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class OwnPart:
-    """What each query alone sees: a row of the cache, read as `[slots / RUN, RUN, ...]`."""
+    """What each query alone sees."""
 
-    rows: slice
-    """Runs of the cache; not each of them belongs to a query."""
-    columns: int
-    """The slots of each run that are looked at: the first ones."""
+    table: torch.Tensor
+    """Pages to copy, int64 `[queries * pages]`."""
     mask: torch.Tensor
-    """0 or -inf, `[rows, 1, 1, columns]`; 0 for a run that belongs to no query."""
-    query_of_row: torch.Tensor
-    """The query that meets each run, int64 `[rows]`; any for a run that belongs to none."""
-    row_of_query: torch.Tensor
-    """The run that belongs to each query, int64 `[queries]`; any for a query without one."""
-    absent: torch.Tensor
-    """-inf for a query without a run of its own, else 0; `[queries, 1, 1]`."""
+    """0 or -inf, `[queries, 1, keys]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +71,9 @@ class Block:
     groups: int
     queries: int
     table: slice | torch.Tensor
-    """Slots to attend to, int64 `[groups * keys]`; a slice, read in place, if they stand together."""
+    """Slots of the one group, read in place; or pages to copy, int64 `[groups * pages]`."""
     mask: torch.Tensor | None
-    """0 or -inf, `[groups, 1, heads per key-value head * queries, keys]`; None: all is seen."""
+    """0 or -inf, `[groups, 1, queries, keys]`; None: all is seen."""
     own: OwnPart | None = None
     """What is seen besides, for one group of one query for each thread."""
 
@@ -107,9 +100,16 @@ class _Group(NamedTuple):
     """A group's attention before padding."""
 
     rows: Ints
-    table: Ints
+    table: slice | Ints
+    """Slots that stand together, or pages."""
     mask: Floats | None
+    """`[rows, keys]`."""
     own: OwnPart | None = None
+
+    @property
+    def pages(self) -> int:
+        """How many pages are to be copied."""
+        return 0 if isinstance(self.table, slice) else len(self.table)
 
 
 class BatchMaker:
@@ -117,17 +117,13 @@ class BatchMaker:
 
     Args:
         slots: Size of the slot pool.
-        heads_per_key: Query heads that share a key-value head.
         device: Of the model.
-        dtype: Of the model; masks are added to scores of this type.
+        dtype: Of keys and values; masks are added to scores of this type.
     """
 
-    def __init__(self, slots: int, heads_per_key: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._runs = slots // RUN
-        self._apart = device.type == "cpu"  # elsewhere attention does not tell the weight of its parts
-        self._column = np.empty(slots, np.int64)  # of a slot in its group's table
-        self._used = np.zeros(slots, np.bool_)
-        self._repeat = heads_per_key
+    def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        pages = -(-slots // PAGE)
+        self._column = np.empty(pages * PAGE, np.int64)  # of a slot among the keys of its group
         self._device, self._dtype = device, dtype
 
     def make(self, entries: Sequence[Entry]) -> Batch:
@@ -138,9 +134,9 @@ class BatchMaker:
             for part, behind in _parts(entry):
                 group = entry.group if part is entry else (entry.group, end, behind)
                 members.setdefault(group, []).append((part, end - behind))
-        apart = self._apart and len(members) <= _FEW_GROUPS
+        few = len(members) <= _FEW_GROUPS
         groups = [
-            self._group([entry for entry, _ in chosen], [end for _, end in chosen], apart)
+            self._group([entry for entry, _ in chosen], [end for _, end in chosen], few)
             for chosen in members.values()
         ]
         return Batch(
@@ -151,14 +147,13 @@ class BatchMaker:
             blocks=[self._block(chosen) for chosen in _similar(groups)],
         )
 
-    def _group(self, entries: list[Entry], ends: list[int], apart: bool) -> _Group:
+    def _group(self, entries: list[Entry], ends: list[int], few: bool) -> _Group:
         rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
-        own, entries = self._own_part(entries) if apart else (None, entries)
-        table = self._union(entries)
-        if len(rows) == len(entries) and all(len(entry.slots) == len(table) for entry in entries):
+        own, entries = self._own_part(entries) if few else (None, entries)
+        table, keys = self._table(entries, in_place=few)
+        if len(rows) == len(entries) and all(len(entry.slots) == keys for entry in entries):
             return _Group(rows, table, None, own)
-        self._column[table] = np.arange(len(table))
-        mask = np.full((len(rows), len(table)), -np.inf, np.float32)
+        mask = np.full((len(rows), keys), -np.inf, np.float32)
         top = 0
         for entry in entries:
             columns, count = self._column[entry.slots], entry.count
@@ -171,106 +166,79 @@ class BatchMaker:
 
     def _own_part(self, entries: list[Entry]) -> tuple[OwnPart | None, list[Entry]]:
         """What single threads alone see, where it can be looked at apart, and the entries without it."""
-        count = len(entries)
-        if count == 1 or any(entry.count > 1 for entry in entries):
+        if len(entries) == 1 or any(entry.count > 1 for entry in entries):
             return None, entries
         seen = np.concatenate([entry.slots for entry in entries])
         low = int(seen.min())
         seen_by = np.bincount(seen - low)
-        private = [_private_run(entry.slots, seen_by[entry.slots - low], self._runs) for entry in entries]
-        runs = [int(own[0]) // RUN for own in private if len(own)]
-        if len(set(runs)) < len(runs):  # where whole runs have become rare, threads may share one
+        shared = [_shared(seen_by[entry.slots - low]) for entry in entries]
+        if not all(shared):
             return None, entries
-        if not runs or any(len(own) == len(e.slots) for own, e in zip(private, entries, strict=True)):
+        own = [entry.slots[known:] for entry, known in zip(entries, shared, strict=True)]
+        tables = [self._pages(slots) for slots in own]
+        if not (pages := max(map(len, tables))):
             return None, entries
-        first, rows = min(runs), max(runs) + 1 - min(runs)
-        columns = max(int(own[-1]) % RUN for own in private if len(own)) + 1
-        if rows > _SPARSE * count:
-            return None, entries
-        mask = np.full((rows, 1, 1, columns), -np.inf, np.float32)
-        query_of_row, row_of_query = np.zeros(rows, np.int64), np.zeros(count, np.int64)
-        absent = np.full((count, 1, 1), -np.inf, np.float32)
-        mask[[row for row in range(rows) if row + first not in runs]] = 0
-        for query, own in enumerate(private):
-            if len(own):
-                row, start = divmod(int(own[0]), RUN)
-                mask[row - first, ..., start : start + len(own)] = 0
-                query_of_row[row - first], row_of_query[query], absent[query] = query, row - first, 0
-        part = OwnPart(
-            slice(first, first + rows),
-            columns,
-            *map(self._tensor, (mask, query_of_row, row_of_query, absent)),
-        )
+        mask = np.full((len(entries), 1, pages * PAGE), -np.inf, np.float32)
+        for query, slots in enumerate(own):
+            mask[query, 0, self._column[slots]] = 0
+        table = np.concatenate([_pad(table, pages) for table in tables])
         rest = [
-            replace(
-                entry, slots=entry.slots[: len(entry.slots) - len(own)], start=len(entry.slots) - len(own) - 1
-            )
-            for entry, own in zip(entries, private, strict=True)
+            replace(entry, slots=entry.slots[:known], start=known - 1)
+            for entry, known in zip(entries, shared, strict=True)
         ]
-        return part, rest
+        return OwnPart(self._tensor(table), self._tensor(mask)), rest
 
-    def _union(self, entries: list[Entry]) -> Ints:
-        """The slots that any entry sees, in order; with those between if they are few (a mask hides them)."""
-        seen = np.concatenate([entry.slots for entry in entries])
-        low, high = int(seen.min()), int(seen.max()) + 1
-        self._used[seen] = True
-        used = self._used[low:high]
-        holes = high - low - np.count_nonzero(used)
-        table = np.arange(low, high) if holes <= _HOLES * (high - low) else np.flatnonzero(used) + low
-        used[:] = False
-        return table
+    def _table(self, entries: list[Entry], *, in_place: bool) -> tuple[slice | Ints, int]:
+        """Where all is that any entry sees, and how many keys that are; sets the column of each of its slots.
+
+        Pages that nobody sees may be among them, if they are few (a mask hides them).
+        """
+        pages = self._pages(np.concatenate([entry.slots for entry in entries]))
+        first, last = int(pages[0]), int(pages[-1])
+        span = last + 1 - first
+        if not in_place or span - len(pages) > _HOLES * span:
+            return pages, len(pages) * PAGE
+        self._column[first * PAGE : (last + 1) * PAGE] = np.arange(span * PAGE)
+        return slice(first * PAGE, (last + 1) * PAGE), span * PAGE
+
+    def _pages(self, slots: Ints) -> Ints:
+        """The pages that slots are on; sets the column of each of their slots."""
+        pages = np.unique(slots // PAGE)
+        self._column.reshape(-1, PAGE)[pages] = np.arange(len(pages) * PAGE).reshape(-1, PAGE)
+        return pages
 
     def _block(self, groups: list[_Group]) -> Block:
-        queries, keys = (max(len(part) for part in parts) for parts in list(zip(*groups, strict=True))[:2])
+        queries, pages = max(len(group.rows) for group in groups), max(group.pages for group in groups)
         if len(groups) == 1:
             (group,) = groups
-            mask = None if group.mask is None else group.mask[None]
-            return Block(
-                self._place(group.rows), 1, queries, self._place(group.table), self._mask(mask), group.own
-            )
+            mask = None if group.mask is None else self._tensor(group.mask[None, None])
+            table = group.table if isinstance(group.table, slice) else self._tensor(group.table)
+            return Block(self._place(group.rows), 1, queries, table, mask, group.own)
         # Padding repeats a group's first row, which is then computed several times alike, and masks slots.
         index = np.stack([_pad(group.rows, queries) for group in groups])
-        table = np.stack([_pad(group.table, keys) for group in groups])
-        mask = np.full((len(groups), queries, keys), -np.inf, np.float32)
+        table = np.stack([_pad(cast("Ints", group.table), pages) for group in groups])
+        mask = np.full((len(groups), 1, queries, pages * PAGE), -np.inf, np.float32)
         for i, group in enumerate(groups):
             shown = 0 if group.mask is None else group.mask
-            mask[i, : len(group.rows), : len(group.table)] = shown
-            mask[i, len(group.rows) :] = mask[i, 0]
-        chosen = self._tensor(index.reshape(-1))
-        return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._mask(mask))
+            mask[i, 0, : len(group.rows), : group.pages * PAGE] = shown
+            mask[i, 0, len(group.rows) :] = mask[i, 0, 0]
+        chosen = self._place(index.reshape(-1))
+        return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._tensor(mask))
 
-    def _place(self, ordered: Ints) -> slice | torch.Tensor:
-        low, high = int(ordered[0]), int(ordered[-1]) + 1
-        return slice(low, high) if high - low == len(ordered) else self._tensor(ordered)
-
-    def _mask(self, mask: Floats | None) -> torch.Tensor | None:
-        if mask is None:
-            return None
-        return self._tensor(np.tile(mask[:, None], (1, 1, self._repeat, 1)))
+    def _place(self, rows: Ints) -> slice | torch.Tensor:
+        low, high = int(rows[0]), int(rows[-1]) + 1
+        ordered = high - low == len(rows) and bool((np.diff(rows) == 1).all())
+        return slice(low, high) if ordered else self._tensor(rows)
 
     def _tensor(self, array: Ints | Floats) -> torch.Tensor:
         tensor = torch.as_tensor(array)
         return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
 
-def _private_run(slots: Ints, seen_by: Ints, runs: int) -> Ints:
-    """The last slots of a sequence that no other has, if they stand together in one run; else none.
-
-    Args:
-        slots: Of the sequence.
-        seen_by: How many sequences see each.
-        runs: How many whole runs the cache has.
-    """
+def _shared(seen_by: Ints) -> int:
+    """How many slots of a sequence stand before those that no other has; given how many see each."""
     shared = np.flatnonzero(seen_by != 1)
-    own = slots[int(shared[-1]) + 1 if len(shared) else 0 :]
-    if (
-        not len(own)
-        or own[-1] - own[0] != len(own) - 1
-        or own[0] // RUN != own[-1] // RUN
-        or own[0] // RUN >= runs
-    ):
-        return own[:0]
-    return own
+    return int(shared[-1]) + 1 if len(shared) else 0
 
 
 def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
@@ -287,14 +255,10 @@ def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
 def _similar(groups: list[_Group]) -> list[list[_Group]]:
     """Put groups of similar size together, so that padding stays small and blocks stay few."""
     result: list[list[_Group]] = []
-    size = padded = 0
-    for group in sorted(groups, key=lambda group: (len(group.rows), len(group.table)), reverse=True):
-        area = len(group.rows) * len(group.table)
-        if result:
-            widest = max(len(group.table) for group in (*result[-1], group))
-            padded = (len(result[-1]) + 1) * len(result[-1][0].rows) * widest
-        alone = len(group.rows) >= _LARGE or group.own or (result and result[-1][0].own)
-        if result and not alone and padded <= _WASTE * (size + area):
+    size = 0
+    for group in sorted(groups, key=lambda group: (len(group.rows), group.pages), reverse=True):
+        area = len(group.rows) * group.pages
+        if result and _fits(group, result[-1], size + area):
             result[-1].append(group)
             size += area
         else:
@@ -303,5 +267,13 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
     return result
 
 
+def _fits(group: _Group, block: list[_Group], area: int) -> bool:
+    """Whether a group shares the block of others, which have no fewer rows; `area`: of all, unpadded."""
+    if len(group.rows) >= _LARGE or not group.pages or not block[-1].pages:
+        return False
+    pages = (len(block) + 1) * max(other.pages for other in (*block, group))
+    return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
+
+
 def _pad(array: Ints, size: int) -> Ints:
-    return np.concatenate((array, np.full(size - len(array), array[0])))
+    return np.concatenate((array, np.full(size - len(array), array[0] if len(array) else 0)))

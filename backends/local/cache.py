@@ -7,13 +7,11 @@ the rest is a cache, evicted leaf by leaf, least recently used first. After SGLa
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 import mmap
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,34 +28,29 @@ if TYPE_CHECKING:
 __all__ = ["RUN", "KVCache", "Node", "RadixCache", "SlotPool"]
 
 
+RUN = 256
+"""Slots that stand together: a sequence gets whole runs while there are any."""
+
+
 class KVCache:
-    """Keys and values of all slots: `whole` is `[layers, slots, 2 * kv_heads, head_dim]`, keys first."""
+    """Keys and values of all slots: `whole` is `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
+
+    What a head sees stands together, as products of many matrices want it. There are whole runs of slots.
+    """
 
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (config.layers, slots, 2 * config.kv_heads, config.head_dim)
+        slots = -(-slots // RUN) * RUN
+        shape = (config.layers, 2 * config.kv_heads, slots, config.head_dim)
         self.whole: torch.Tensor = _zeros(shape, device, dtype)
         self.layers: tuple[torch.Tensor, ...] = self.whole.unbind()
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """On a CPU in pages that the system provides as they are first used, in large ones where it can.
-
-    The first use of small pages took a third of a prompt's prefill (in a virtual machine).
-    """
+    """On a CPU in pages that the system provides as they are first used: most stay unused for long."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    size = math.prod(shape) * dtype.itemsize
-    if sys.platform == "linux":
-        pages: Any = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    else:
-        pages = np.zeros(size, np.uint8)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).view(shape)
-
-
-RUN = 256
-"""Slots that stand together: a sequence gets whole runs while there are any."""
 
 
 class SlotPool:

@@ -11,7 +11,7 @@ import torch
 from pasta_async.backends.local.batch import BatchMaker, Entry
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import expected_shapes
-from pasta_async.backends.local.linear import choose_dtype, storage_dtype
+from pasta_async.backends.local.linear import choose_dtype, kv_dtype
 from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.opening import open_checkpoint
@@ -71,7 +71,7 @@ class Engine:
         shapes = expected_shapes(config)
         self.weights: int = sum(map(math.prod, shapes.values()))
         self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
-        self._dtype = storage_dtype(self.dtype)
+        self._kv_dtype = kv_dtype(self.dtype, self._device)
         self._options = options
         self.slots: int = affordable_slots(checkpoint, self.dtype, options.slots, self._device)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
@@ -93,8 +93,8 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(
             slots, self._options.max_running, self._options.max_prefill_tokens
         )
-        self._batches = BatchMaker(slots, config.heads // config.kv_heads, self._device, self._dtype)
-        self._cache = KVCache(config, slots, device=self._device, dtype=self._dtype)
+        self._batches = BatchMaker(slots, self._device, self._kv_dtype)
+        self._cache = KVCache(config, slots, device=self._device, dtype=self._kv_dtype)
 
     def add(self, job: Job) -> None:
         """Take a job in; its next `step` may work on it."""

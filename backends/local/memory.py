@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pasta_async.backends.local.checkpoint import expected_shapes
-from pasta_async.backends.local.linear import storage_dtype
+from pasta_async.backends.local.linear import kv_dtype, storage_dtype
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def affordable_slots(checkpoint: Checkpoint, dtype: DType, wanted: int | None, d
     """
     config = checkpoint.config
     weights, loading = _weight_bytes(config, dtype)
-    token = 2 * config.layers * config.kv_heads * config.head_dim * storage_dtype(dtype).itemsize
+    token = 2 * config.layers * config.kv_heads * config.head_dim * kv_dtype(dtype, device).itemsize
     slots = wanted or max(min(_CACHE_BYTES // token, _MOST_SLOTS), 256)
     if (room := available_memory(device)) is None:
         return slots

@@ -10,16 +10,16 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.cache import RUN
+from pasta_async.backends.local.batch import PAGE
 from pasta_async.backends.local.linear import Basis, Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
@@ -72,9 +72,8 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        seen = zip(*(_seen(block, cache) for block in batch.blocks), strict=True)
-        for layer, kv, keys_values in zip(self._layers, cache.layers, seen, strict=True):
-            layer.forward(x, rotation, self._epsilon, batch, kv, keys_values)
+        for layer, kv in zip(self._layers, cache.layers, strict=True):
+            layer.forward(x, rotation, self._epsilon, batch, kv)
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
@@ -115,20 +114,14 @@ class _Layer:
         epsilon: torch.Tensor,
         batch: Batch,
         kv: torch.Tensor,
-        seen: Sequence[_Seen],
     ) -> None:
-        """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`; see `_seen`."""
-        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv, seen))
+        """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`."""
+        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
         gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
         x.add_(self._down(F.silu(gate).mul_(up)))
 
     def _attention(
-        self,
-        x: torch.Tensor,
-        rotation: torch.Tensor,
-        batch: Batch,
-        kv: torch.Tensor,
-        seen: Sequence[_Seen],
+        self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
@@ -136,90 +129,75 @@ class _Layer:
         if self._qk_norm is not None:
             qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
         _rotate(qk, rotation)
-        kv.index_copy_(0, batch.slots, qkv[:rows, c.heads :])
-        queries = qkv[:, : c.heads]
-        if rows == padded and len(seen) == 1 and isinstance(batch.blocks[0].rows, slice):  # all, in order
-            return self._out(_attend(queries, kv, seen[0], batch.blocks[0]))
+        computed = qkv.to(kv.dtype)
+        kv.index_copy_(1, batch.slots, computed[:rows, c.heads :].transpose(0, 1))
+        queries = computed[:, : c.heads]
+        if rows == padded and len(batch.blocks) == 1 and isinstance(batch.blocks[0].rows, slice):  # in order
+            return self._out(_attend(queries, kv, batch.blocks[0]).to(x.dtype))
         out = x.new_zeros(padded, c.heads * c.head_dim)
-        for block, found in zip(batch.blocks, seen, strict=True):
-            out[block.rows] = _attend(queries[block.rows], kv, found, block)
+        for block in batch.blocks:
+            out[block.rows] = _attend(queries[block.rows], kv, block).to(x.dtype)
         return self._out(out)
 
 
-class _Seen(NamedTuple):
-    """What a block attends to in one layer: keys and values `[groups, kv_heads, keys, head_dim]`."""
-
-    shared: KeysValues | None
-    """None where the slots do not stand together and have to be gathered."""
-    own: KeysValues | None
-    """Of `Block.own`, its rows as groups."""
-
-
-def _seen(block: Block, cache: KVCache) -> Sequence[_Seen]:
-    """A block's keys and values of each layer, as views of the cache that are made for all layers at once."""
-    nothing = [None] * len(cache.layers)
-    own = shared = nothing
-    if isinstance(block.table, slice):
-        shared = _views(cache.whole[:, None, block.table])
-    if block.own:
-        layers, slots, *rest = cache.whole.shape
-        runs = cache.whole[:, : slots // RUN * RUN].view(layers, -1, RUN, *rest)
-        own = _views(runs[:, block.own.rows, : block.own.columns])
-    return [*map(_Seen, shared, own)]
-
-
-def _views(seen: torch.Tensor) -> Sequence[KeysValues]:
-    """From `[layers, groups, keys, 2 * kv_heads, head_dim]`, for each layer."""
-    keys, values = seen.transpose(2, 3).chunk(2, 2)
-    return [*zip(keys.unbind(), values.unbind(), strict=True)]
-
-
-def _gather(kv: torch.Tensor, block: Block) -> KeysValues:
-    """A layer's keys and values of a block, copied."""
-    seen = kv[block.table].view(block.groups, -1, *kv.shape[1:]).transpose(1, 2)
-    keys, values = seen.chunk(2, 1)
-    return keys, values
-
-
-def _attend(q: torch.Tensor, kv: torch.Tensor, seen: _Seen, block: Block) -> torch.Tensor:
+def _attend(q: torch.Tensor, kv: torch.Tensor, block: Block) -> torch.Tensor:
     """Attention of a block's queries `[groups * queries, heads, head_dim]` in a layer with the cache `kv`.
 
     Returns `[groups * queries, heads * head_dim]`.
     """
-    keys, values = seen.shared or _gather(kv, block)
-    groups, queries, kv_heads, head_dim = block.groups, block.queries, keys.shape[1], q.shape[-1]
-    each = q
+    groups, queries, kv_heads, head_dim = block.groups, block.queries, len(kv) // 2, q.shape[-1]
+    keys, values = _keys_values(kv, block.table, groups)
+    if queries == groups == 1 and q.is_cpu:  # the operators of two products take longer than one
+        q, mask = q.reshape(1, kv_heads, -1, head_dim), block.mask
+        mask = None if mask is None else mask.expand(-1, -1, q.shape[2], -1)
+        return _flash(q, keys[None], values[None], attn_mask=mask)[0].view(1, -1)
     # The queries that share a key-value head stand below each other: one product serves them all.
-    if queries > 1:
-        q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
-    q = q.reshape(groups, kv_heads, -1, head_dim)
-    if block.own and seen.own:
-        out, weight = _flash(q, keys, values, attn_mask=block.mask)
-        out = out.view(kv_heads, -1, queries, head_dim).permute(2, 0, 1, 3)
-        weight = weight.view(kv_heads, -1, queries).permute(2, 0, 1)
-        return _joined(out, weight, each.reshape(out.shape), seen.own, block.own).reshape(queries, -1)
-    out = F.scaled_dot_product_attention(q, keys, values, block.mask)
-    if queries > 1:
-        out = out.view(groups, kv_heads, -1, queries, head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(groups * queries, -1)
+    q = q.reshape(groups, queries, kv_heads, -1, head_dim).permute(2, 0, 3, 1, 4) / math.sqrt(head_dim)
+    scores = q.reshape(len(keys), -1, head_dim) @ keys.transpose(1, 2)
+    if block.mask is not None:
+        scores.view(kv_heads, groups, -1, queries, keys.shape[1]).add_(block.mask)
+    if block.own:
+        out = _with_own_part(q[:, 0], kv, block.own, scores, values)
+    else:
+        out = scores.softmax(-1) @ values
+    return out.view(*q.shape).permute(1, 3, 0, 2, 4).reshape(groups * queries, -1)
 
 
-def _joined(
-    shared: torch.Tensor, weight: torch.Tensor, q: torch.Tensor, seen: KeysValues, own: OwnPart
+def _keys_values(kv: torch.Tensor, table: slice | torch.Tensor, groups: int) -> KeysValues:
+    """What a table names, `[kv_heads * groups, keys, head_dim]`: slots in place, or pages copied."""
+    heads, _, head_dim = kv.shape
+    if isinstance(table, slice):
+        seen = kv[:, table]
+    else:
+        seen = kv.view(heads, -1, PAGE * head_dim).index_select(1, table).view(heads * groups, -1, head_dim)
+    keys, values = seen.chunk(2)
+    return keys, values
+
+
+def _with_own_part(
+    q: torch.Tensor, kv: torch.Tensor, own: OwnPart, scores: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attention over two sets of keys from that over each (as in FlashAttention, arXiv 2205.14135).
+    """Attention over what all queries see and what each alone does, under one softmax.
 
     Args:
-        shared: The first, `[queries, kv_heads, heads per key-value head, head_dim]`.
-        weight: Logarithm of the sum of its exponentials, without the last dimension.
-        q: The queries, shaped as `shared`.
-        seen: Keys and values of the second.
-        own: Its layout.
+        q: Scaled queries, `[kv_heads, heads per key-value head, queries, head_dim]`.
+        kv: The layer's cache.
+        own: Where each query's own keys and values are.
+        scores: Of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
+        values: The shared ones, `[kv_heads, keys, head_dim]`.
+
+    Returns:
+        `[kv_heads, heads per key-value head * queries, head_dim]`.
     """
-    out, own_weight = _flash(q.index_select(0, own.query_of_row), *seen, attn_mask=own.mask)
-    own_weight = own_weight.index_select(0, own.row_of_query)
-    share = (own_weight - weight).add_(own.absent).sigmoid_().to(shared.dtype)
-    return torch.lerp(shared, out.index_select(0, own.row_of_query), share[..., None])
+    kv_heads, repeats, queries, head_dim = q.shape
+    own_keys, own_values = _keys_values(kv, own.table, queries)
+    own_scores = q.transpose(1, 2).reshape(len(own_keys), repeats, head_dim) @ own_keys.transpose(1, 2)
+    own_scores = own_scores.view(kv_heads, queries, repeats, -1).add_(own.mask).transpose(1, 2)
+    weights = torch.cat((scores, own_scores.reshape(kv_heads, repeats * queries, -1)), -1).softmax(-1)
+    out = weights[..., : scores.shape[-1]] @ values
+    own_weights = weights[..., scores.shape[-1] :].view(kv_heads, repeats, queries, -1).transpose(1, 2)
+    own_out = own_weights.reshape(len(own_keys), repeats, -1) @ own_values
+    return out.add_(own_out.view(kv_heads, queries, repeats, head_dim).transpose(1, 2).reshape(out.shape))
 
 
 def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:

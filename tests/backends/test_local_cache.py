@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.batch import PAGE, BatchMaker, Entry
 from pasta_async.backends.local.cache import RUN, RadixCache, SlotPool
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def test_sequences_that_grow_in_turn_each_keep_to_a_run_of_their_own() -> None:
 
 
 def test_what_single_threads_see_is_a_part_of_its_own() -> None:
-    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, 3, torch.device("cpu"), torch.float32)
+    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
 
     def entries(threads: int, tokens: int) -> list[Entry]:
@@ -139,16 +139,19 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
 
     (long,) = maker.make(entries(8, 80)).blocks
     assert long.own is not None
-    assert (long.table, long.own.rows, long.own.columns) == (slice(0, 50), slice(1, 9), 80)
-    between = entries(50, 5)
-    for together in (entries(1, 80), [between[0], between[-1]]):
-        (block,) = maker.make(together).blocks
-        assert block.own is None
+    assert long.table == slice(0, 2 * PAGE)
+    pages = [run * RUN // PAGE + page for run in range(1, 9) for page in range(3)]
+    assert long.own.table.tolist() == pages
+    (alone,) = maker.make(entries(1, 80)).blocks
+    assert alone.own is None
 
 
-def test_threads_that_share_a_run_have_no_part_of_their_own() -> None:
-    pool, maker = SlotPool(RUN), BatchMaker(RUN, 3, torch.device("cpu"), torch.float32)
+def test_threads_that_share_a_run_each_see_their_own_slots_of_it() -> None:
+    pool, maker = SlotPool(RUN), BatchMaker(RUN, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
     slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
     (block,) = maker.make([Entry(0, np.zeros(70, np.int64), 69, own) for own in slots]).blocks
-    assert block.own is None
+    assert block.own is not None
+    seen = [np.flatnonzero(mask[0].numpy() == 0).tolist() for mask in block.own.mask]
+    first = [own[50] // PAGE * PAGE for own in slots]
+    assert seen == [(own[50:] - start).tolist() for own, start in zip(slots, first, strict=True)]
