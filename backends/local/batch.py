@@ -111,6 +111,11 @@ class _Group(NamedTuple):
         """How many pages are to be copied."""
         return 0 if isinstance(self.table, slice) else len(self.table)
 
+    @property
+    def alone(self) -> bool:
+        """Whether its attention is a product of its own."""
+        return len(self.rows) >= _LARGE or not self.pages or self.own is not None
+
 
 class BatchMaker:
     """Lays out batches.
@@ -175,13 +180,13 @@ class BatchMaker:
         if not all(shared):
             return None, entries
         own = [entry.slots[known:] for entry, known in zip(entries, shared, strict=True)]
-        tables = [self._pages(slots) for slots in own]
-        if not (pages := max(map(len, tables))):
+        found = [(self._pages(slots), self._column[slots]) for slots in own]  # threads may share a page
+        if not (most := max(len(pages) for pages, _ in found)):
             return None, entries
-        mask = np.full((len(entries), 1, pages * PAGE), -np.inf, np.float32)
-        for query, slots in enumerate(own):
-            mask[query, 0, self._column[slots]] = 0
-        table = np.concatenate([_pad(table, pages) for table in tables])
+        table = np.concatenate([_pad(pages, most) for pages, _ in found])
+        mask = np.full((len(entries), 1, most * PAGE), -np.inf, np.float32)
+        for query, (_, columns) in enumerate(found):
+            mask[query, 0, columns] = 0
         rest = [
             replace(entry, slots=entry.slots[:known], start=known - 1)
             for entry, known in zip(entries, shared, strict=True)
@@ -269,7 +274,7 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
     """Whether a group shares the block of others, which have no fewer rows; `area`: of all, unpadded."""
-    if len(group.rows) >= _LARGE or not group.pages or not block[-1].pages:
+    if group.alone or block[-1].alone:
         return False
     pages = (len(block) + 1) * max(other.pages for other in (*block, group))
     return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area

@@ -141,12 +141,12 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
     assert long.own is not None
     assert long.table == slice(0, 2 * PAGE)
     pages = [run * RUN // PAGE + page for run in range(1, 9) for page in range(3)]
-    assert long.own.table.tolist() == pages
+    assert torch.equal(long.own.table, torch.tensor(pages))
     (alone,) = maker.make(entries(1, 80)).blocks
     assert alone.own is None
 
 
-def test_threads_that_share_a_run_each_see_their_own_slots_of_it() -> None:
+def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
     pool, maker = SlotPool(RUN), BatchMaker(RUN, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
     slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
