@@ -16,9 +16,11 @@ from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import (
     ASYNC_CLOSE,
     ASYNC_OPEN,
+    PROMISE_OPEN,
     SYNC,
     ChunkBegun,
     ChunkEnded,
+    Ignored,
     PromiseRead,
     SyncRead,
     TextRead,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from pasta_async.results import Generation, RequestRecord
 
 __all__ = ["Machine"]
+
+_SYNCS = (SYNC, "<sync />", "<sync>")
 
 
 class Machine:
@@ -103,13 +107,15 @@ class Machine:
         prefix cache when the written form is prefilled. A sync with nothing open would end one for nothing:
         after the first of those, main's requests go on past syncs until the next join. One that has an effect
         is then ended from here, and what was decoded behind the sync meanwhile is never read.
+
+        A chunk's end at `</async>`, and at the promise or sync that a thread writes when it forgot that tag.
         """
         tags = self.info.tags
         if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
         if self.dialect == "ids" and tags:
-            return (tags.close_async if number else tags.sync,), ()
-        return (), ((ASYNC_CLOSE,) if number else (SYNC, "<sync />", "<sync>"))
+            return ((tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)), ()
+        return (), ((ASYNC_CLOSE, PROMISE_OPEN, *_SYNCS) if number else _SYNCS)
 
     def wants(self, number: int) -> bool:
         """Whether a request of this thread is to be sent (again)."""
@@ -252,7 +258,7 @@ class Machine:
                 self._act_on_main(reading, now)
             elif isinstance(reading, ChunkEnded):
                 thread.recorded.end(thread.reader.characters - reading.end)
-                self._close(thread, "stop", "writer", now)
+                self._close(thread, "stop", reading.closed_by, now)
 
     def _act_on_main(self, reading: Reading, now: float) -> None:
         if isinstance(reading, ChunkBegun):
@@ -386,4 +392,15 @@ class Machine:
     def _chunk(self, thread: Thread) -> list[Part]:
         """A chunk as it stands in the written form."""
         closed = [] if thread.closed_by == "writer" else [self._written(ASYNC_CLOSE)]
-        return [self._written(ASYNC_OPEN), *thread.recorded.joined({}), *closed]
+        nested = thread.closed_by == "nested"
+        body = self._rewritten(thread) if nested else thread.recorded.joined({})
+        return [self._written(ASYNC_OPEN), *body, *closed]
+
+    def _rewritten(self, thread: Thread) -> list[Part]:
+        """A chunk of which the end was left out, maybe in the middle of a token: to be encoded anew."""
+        return [
+            self._written(node.source)
+            if isinstance(node, Ignored)
+            else (node.format() if self.dialect == "text" else node.text)
+            for node in thread.reader.parser.nodes
+        ]

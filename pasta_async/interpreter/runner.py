@@ -24,6 +24,7 @@ from pasta_async.errors import (
 )
 from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.retry import retry_delay, with_retries
+from pasta_async.lang import PROMISE_OPEN
 from pasta_async.protocol import DecodeRequest, Piece
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
 
 
 _TAG = re.compile(r"</?(?:promise|async|sync)[^<>]*>")
+_TAG_IN_CHUNK = re.compile(f"{re.escape(PROMISE_OPEN)}|{_TAG.pattern}")
 _BEFORE = 16
 """Ids in front of a piece that are looked at with it, since characters may go on from them."""
 
@@ -346,11 +348,11 @@ class Runner:
 
         So what an answer is does not depend on how many tokens come at once.
         """
-        if self.machine.dialect != "text" or len(piece.ids) < 2 or ">" not in piece.text:
+        if self.machine.dialect != "text" or len(piece.ids) < 2:
             return [piece]
         held = self.machine.threads[number].reader.parser.held
         bounds: set[int] = set()
-        for tag in _TAG.finditer(held + piece.text):
+        for tag in (_TAG_IN_CHUNK if number else _TAG).finditer(held + piece.text):
             token = await self._token_at(number, piece, tag.end() - 1 - len(held))
             bounds |= {token, token + 1}
         parts: list[Piece] = []

@@ -39,8 +39,8 @@ class Code(StrEnum):
     TAG_BROKEN = "tag-broken", 'a tag that "<" or its length breaks off is text', "end it with > in good time"
     PROMISE_NESTED = (
         "promise-nested",
-        "promise inside a chunk; it is ignored",
-        "only the main thread has some",
+        "promise inside a chunk; it has no thread",
+        "write </async> before it",
     )
     PROMISE_OPEN = "promise-open", "no chunk keeps this promise", "write <async>...</async> right behind it"
     ASYNC_STRAY = "async-stray", "<async> without a promise; it is ignored", "put a promise right before it"
@@ -48,7 +48,7 @@ class Code(StrEnum):
     ASYNC_STRAY_CLOSE = "async-stray-close", "</async> without <async>; it is ignored", "remove it"
     ASYNC_UNCLOSED = "async-unclosed", "the text ends inside a chunk, which it closes", "write </async>"
     SYNC_IDLE = "sync-idle", "<sync/> with no open promise; it is ignored", "remove it"
-    SYNC_NESTED = "sync-nested", "<sync/> inside a chunk; it is ignored", "only the main thread joins"
+    SYNC_NESTED = "sync-nested", "<sync/> inside a chunk; it joins nothing", "write </async> before it"
     TAG_STRAY_CLOSE = "tag-stray-close", "closing tag of an empty tag; it is ignored", "remove it"
 
 

@@ -49,8 +49,9 @@ MAX_TAG = 512
 TAG_START = r"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])([^<>]*)"
 """Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
-ClosedBy = Literal["writer", "budget", "end", "interrupted"]
-"""What ended a chunk: its `</async>`, its token cap, the end of the text, a failure or a cancellation."""
+ClosedBy = Literal["writer", "nested", "budget", "end", "interrupted"]
+"""What ended a chunk: its `</async>`, a promise or sync that its thread wrote instead, its token cap, the end
+of the text, a failure or a cancellation."""
 
 _TAG = re.compile(f"{TAG_START}>")
 _SPECIAL = re.compile('[<>"]')

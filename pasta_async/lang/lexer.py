@@ -13,7 +13,16 @@ from typing import NamedTuple
 from pasta_async.lang.diagnostics import Code
 from pasta_async.lang.document import MAX_TAG, TAG_START, Promise, unquoted
 
-__all__ = ["MAX_ESTIMATE", "Lexeme", "Lexer", "Place", "Tag", "read_attributes", "read_promise"]
+__all__ = [
+    "MAX_ESTIMATE",
+    "Lexeme",
+    "Lexer",
+    "Place",
+    "Tag",
+    "read_attributes",
+    "read_promise",
+    "split_marker",
+]
 
 
 class Place(NamedTuple):
@@ -76,6 +85,13 @@ class Lexer:
             self._line += piece.count("\n")
             self._line_start = self.offset + piece.rindex("\n") + 1
         self.offset += len(piece)
+
+    def drop(self) -> Place:
+        """Forget what is held; returns the place where it starts."""
+        self._walked = 0
+        start = self._place(self.held, self.offset - len(self.held), 0)
+        self.held = ""
+        return start
 
     def feed(self, piece: str) -> list[Lexeme]:
         """Cut one more piece."""
@@ -153,6 +169,22 @@ class Lexer:
             self._line_start = base + buffer.rindex("\n", self._walked, index) + 1
         self._walked = index
         return Place(base + index, self._line, base + index - self._line_start + 1)
+
+
+# List markers ---------------------------------------------------------------------------------------------
+
+_MARKER = re.compile(r"\s*(?:\n[ \t]*(?:[-*+\u2022]|\d{1,3}[.)]?)[ \t]*)?\Z")
+_LONGEST_MARKER = 32
+
+
+def split_marker(text: str) -> tuple[str, str]:
+    r"""Part a text from white space, and what begins a list's next item, at its end: `"\n\n3. "`.
+
+    What stands before that part is in no such part of a longer text: each beginning of one is one.
+    """
+    found = _MARKER.search(text, max(0, len(text) - _LONGEST_MARKER))
+    at = found.start() if found else len(text)
+    return text[:at], text[at:]
 
 
 # Promises -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pasta_async.lang.document import (
     Text,
     promise_source,
 )
-from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise
+from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise, split_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,9 +68,10 @@ class ChunkBegun(NamedTuple):
 
 
 class ChunkEnded(NamedTuple):
-    """The chunk ends by `</async>`."""
+    """The chunk ends: by `</async>`, or a thread's right before a promise or sync that it wrote instead."""
 
     end: int
+    closed_by: ClosedBy = "writer"
 
 
 class SyncRead(NamedTuple):
@@ -95,7 +96,8 @@ class Parser:
     """Reads one thread's text, or a whole document, piece by piece.
 
     Args:
-        inside_chunk: The text starts inside a chunk, and is over with its `</async>`.
+        inside_chunk: The text starts inside a chunk, and is over with its `</async>`. A promise or sync ends
+            it too: the thread forgot that tag, and white space and a list marker before it are left out.
         strict: Raise `ParseError` at the first diagnostic that is not about style.
         thread: Put on the diagnostics.
         whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
@@ -115,8 +117,10 @@ class Parser:
         self.diagnostics: list[Diagnostic] = []
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
-        """With `inside_chunk`: the offset behind the `</async>` that ended the text. No more is read."""
+        """With `inside_chunk`: the offset at which the text was over (`ChunkEnded.end`). No more is read."""
         self._inside = inside_chunk
+        self._closed_by: ClosedBy = "end"  # what closed that chunk
+        self._marker = ""  # white space and a list marker at the end of its text, which may yet be left out
         self._strict, self._thread = strict, thread
         self._whole = whole
         self._halt = halt_at_sync
@@ -129,7 +133,7 @@ class Parser:
         self._gap = False  # whether nothing but white space came since the last promise
         self._place = Place(0, 1, 1)  # of that promise
         self._open = False  # whether a promise was made since the last sync
-        self._plain = True  # whether text simply goes on: no gap, no end
+        self._plain = not inside_chunk  # whether text simply goes on: no gap, nothing held back
         self._ignored: dict[str, Ignored] = {}
         self._text: list[str] = []  # since the last node
         self._values: list[str] | None = None  # of the promise whose tag ids are coming in
@@ -154,10 +158,8 @@ class Parser:
         return Document(self.nodes, tuple(sorted(self.diagnostics, key=lambda found: found.offset)))
 
     def chunk(self, closed_by: ClosedBy | None = None) -> Chunk:
-        """With `inside_chunk`, the nodes so far as a chunk; what closed it is told by `end` unless given."""
-        return Chunk(
-            _chunk_nodes(self.nodes), closed_by=closed_by or ("end" if self.end is None else "writer")
-        )
+        """With `inside_chunk`, the nodes so far as a chunk; what closed it was read unless given."""
+        return Chunk(_chunk_nodes(self.nodes), closed_by=closed_by or self._closed_by)
 
     def feed(self, piece: str) -> list[Reading]:
         """Read one more piece of text, with the tags in it.
@@ -175,9 +177,18 @@ class Parser:
         lexer = self._lexer
         if "<" not in piece and not lexer.held:
             return self.feed_text(piece)
-        events: list[Reading] = []
         if self.end is not None:
-            return events
+            return []
+        at = (lexer.held + piece).find(PROMISE_OPEN) if self._inside else -1
+        if at < 0:
+            return self._read(piece)
+        events = self._read(piece[: max(0, at + 1 - len(lexer.held))])  # up to its "<", which is held
+        if self.end is None:
+            self._nested(Code.PROMISE_NESTED, lexer.drop(), events)
+        return events
+
+    def _read(self, piece: str) -> list[Reading]:
+        lexer, events = self._lexer, list[Reading]()
         for lexeme in lexer.feed(piece):
             if isinstance(lexeme, str):
                 self._on_text(lexeme, events)
@@ -228,7 +239,9 @@ class Parser:
             self._on_promise_token(token, events)
             return events
         self._break_tag(events)
-        if token == PROMISE_OPEN:
+        if token == PROMISE_OPEN and self._inside:
+            self._nested(Code.PROMISE_NESTED, place, events)
+        elif token == PROMISE_OPEN:
             self._values, self._values_place = [""], place
         else:
             name = token.strip("</>")
@@ -312,11 +325,18 @@ class Parser:
                 self._add_text(text)
                 return
             self._end_gap(events)
-        self._add_text(text)
-        events.append(TextRead(text))
+        if self._inside:
+            text, self._marker = split_marker(self._marker + text)
+        if text:
+            self._add_text(text)
+            events.append(TextRead(text))
 
     def _end_gap(self, events: list[Reading]) -> None:
-        """No chunk follows the promise: the white space behind it is text like any other."""
+        """No chunk follows the promise, no tag ends the chunk: what was held back is text like any other."""
+        if self._marker:
+            events.append(TextRead(self._marker))
+            self._add_text(self._marker)
+            self._marker = ""
         if not self._gap:
             return
         self._gap, self._plain = False, True
@@ -345,7 +365,7 @@ class Parser:
 
     def _on_promise(self, tag: Tag, events: list[Reading]) -> Code | None:
         if self._in_chunk:
-            return Code.PROMISE_NESTED
+            return self._nested(Code.PROMISE_NESTED, tag.place, events)
         promise, codes = read_promise(tag)
         if promise is None:
             return codes[0]
@@ -383,15 +403,30 @@ class Parser:
             return Code.ATTRIBUTES_BAD
         if not self._in_chunk:
             return Code.ASYNC_STRAY_CLOSE
+        self._end_gap(events)
         self._end_chunk("writer")
         if self._inside:
-            self.end, self._plain = tag.end, False
+            self.end = tag.end
         events.append(ChunkEnded(tag.end))
+        return None
+
+    def _nested(self, code: Code, place: Place, events: list[Reading]) -> Code | None:
+        """A promise or sync inside a chunk ends a thread's text; in a whole document it is to be ignored."""
+        if not self._inside:
+            return code
+        self._report(code, place)
+        if self._marker[-1:].isdigit():  # a number alone may be what it says
+            self._end_gap(events)
+        self._marker = ""
+        self._end_chunk("nested")
+        self.end = place.offset
+        events.append(ChunkEnded(self.end, "nested"))
         return None
 
     def _end_chunk(self, closed_by: ClosedBy) -> None:
         self._end_text()
         if self._inside:
+            self._closed_by = closed_by
             return
         self._nodes[-1] = self._kept(self._target, closed_by)
         self._in_chunk, self._target = False, self._nodes
@@ -404,7 +439,7 @@ class Parser:
 
     def _on_sync(self, tag: Tag, events: list[Reading]) -> Code | None:
         if self._in_chunk:
-            return Code.SYNC_NESTED
+            return self._nested(Code.SYNC_NESTED, tag.place, events)
         attributes = read_attributes(tag.rest)
         if isinstance(attributes, Code):
             return attributes

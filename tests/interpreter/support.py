@@ -78,6 +78,7 @@ def _tag(source: str) -> _Part:
 
 _WORDS = st.text("abcd ", min_size=1, max_size=12)
 _TEXT = st.one_of(st.sampled_from(_BITS), _WORDS).map(_text)
+_STRAY = st.just("<async>").map(_tag)
 _NESTED = st.sampled_from(["<sync/>", promise("in"), "<async>"]).map(_tag)
 
 
@@ -92,18 +93,21 @@ def _promise(topic: str, tokens: int, chunk: list[_Part]) -> _Part:
     return _tag(promise(topic, _written(chunk), tokens))
 
 
-_PROMISE = st.builds(
-    _promise,
-    st.sampled_from(["a", "black tea", "the three causes"]),
-    st.sampled_from([10, 20, 60, 100]),
-    st.lists(_TEXT | _TEXT | _NESTED, max_size=5),
-)
 _TAG = st.sampled_from(["<sync/>", "<sync/>", "</async>"]).map(_tag)
 
 
-def documents() -> st.SearchStrategy[Document]:
-    """Documents as a trained model writes them: several rounds, idle syncs, literal and stray tags."""
-    return st.lists(_TEXT | _TEXT | _PROMISE | _PROMISE | _TAG, max_size=12).map(_written).map(parse)
+def documents(*, nested: bool = False) -> st.SearchStrategy[Document]:
+    """Documents as a trained model writes them: several rounds, idle syncs, literal and stray tags.
+
+    With `nested` tags chunks hold promises and syncs too, at which the interpreter ends them.
+    """
+    kept = st.builds(
+        _promise,
+        st.sampled_from(["a", "black tea", "the three causes"]),
+        st.sampled_from([10, 20, 60, 100]),
+        st.lists(_TEXT | _TEXT | (_NESTED if nested else _STRAY), max_size=5),
+    )
+    return st.lists(_TEXT | _TEXT | kept | kept | _TAG, max_size=12).map(_written).map(parse)
 
 
 # Requests and views ---------------------------------------------------------------------------------------

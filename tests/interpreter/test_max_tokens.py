@@ -94,7 +94,7 @@ async def check_timing(
 
 
 @given(
-    document=documents(),
+    document=documents(nested=True),
     name=st.sampled_from(["words", "bytes", "merged"]),
     most=st.integers(1, 90),
     **TIMING,
@@ -161,7 +161,7 @@ async def test_what_is_decoded_behind_the_cut_is_cancelled_and_counted() -> None
     assert len(generation.document.promises) == 1
 
 
-@given(document=documents(), most=st.integers(1, 60), **TIMING)
+@given(document=documents(nested=True), most=st.integers(1, 60), **TIMING)
 @settings(max_examples=25)
 async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, **timing: Any) -> None:
     backend = ScriptedBackend(

@@ -115,10 +115,10 @@ OUTPUTS = {
     "a sync without its slash": Output([f"A. {P}<sync>", " B."], TEA, SAME, ("stop",), ("tag-form",)),
     "a sync with a space": Output([f"A. {P}<sync />", " B."], TEA, SAME, ("stop",), ("tag-form",)),
     "a promise inside a chunk": Output(
-        [f"A. {P} B."], {1: f"Tea {Q}is mild.</async>"}, "A. Tea is mild. B.", ("stop",), ("promise-nested",)
+        [f"A. {P} B."], {1: f"Tea is mild.\n2. {Q}\n3. Water."}, SAME, ("stop",), ("promise-nested",)
     ),
     "a sync inside a chunk": Output(
-        [f"A. {P} B."], {1: "Tea <sync/>is mild.</async>"}, "A. Tea is mild. B.", ("stop",), ("sync-nested",)
+        [f"A. {P} B."], {1: "Tea is mild.\n\n<sync/>So.</async>"}, SAME, ("stop",), ("sync-nested",)
     ),
     "a chunk that repeats its opening tag": Output(
         [f"A. {P} B."], {1: "<async>Tea is mild.</async>"}, "A. Tea is mild. B.", ("stop",), ("async-stray",)

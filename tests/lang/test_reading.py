@@ -142,23 +142,68 @@ def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
 
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     parser = Parser(inside_chunk=True, thread=3)
-    assert parser.feed("A <sync/>chunk</as") == [
-        TextRead("A "),
-        IgnoredRead("<sync/>", 9),
+    assert parser.feed("A <async>chunk </as") == [
+        TextRead("A"),
+        TextRead(" "),
+        IgnoredRead("<async>", 9),
         TextRead("chunk"),
     ]
     assert parser.end is None
-    assert parser.feed("ync> and more") == [ChunkEnded(22)]
-    assert parser.end == 22
+    assert parser.feed("ync> and more") == [TextRead(" "), ChunkEnded(23)]
+    assert parser.end == 23
     assert parser.feed("even <more>") == parser.close() == []
-    assert parser.chunk() == Chunk((Text("A "), Ignored("<sync/>"), Text("chunk")))
+    assert parser.chunk() == Chunk((Text("A "), Ignored("<async>"), Text("chunk ")))
     assert parser.chunk().closed_by == "writer"
-    assert [(found.code, found.thread) for found in parser.diagnostics] == [("sync-nested", 3)]
+    assert [(found.code, found.thread) for found in parser.diagnostics] == [("async-stray", 3)]
+
+
+@pytest.mark.parametrize("tag", ['<promise topic="a" tokens="10"/>', "<promise topic='a'>", "<sync/>"])
+@pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
+def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
+    parser = Parser(inside_chunk=True, thread=3)
+    assert parser.feed(f"Tea.\nIt is mild.{left_out}") == [TextRead("Tea.\nIt is mild.")]
+    ended = [ChunkEnded(16 + len(left_out), "nested")]
+    assert parser.feed(f"{tag} And more</async>") == ended
+    assert parser.end == ended[0].end
+    assert parser.feed("even more") == parser.close() == []
+    assert parser.chunk() == Chunk((Text("Tea.\nIt is mild."),))
+    assert parser.chunk().closed_by == "nested"
+    (found,) = parser.diagnostics
+    line, column = 2 + left_out.count("\n"), len((f"It is mild.{left_out}").rpartition("\n")[2]) + 1
+    assert (found.code.endswith("-nested"), found.offset, found.thread) == (True, parser.end, 3)
+    assert (found.line, found.column) == (line, column)
+
+
+@pytest.mark.parametrize("kept", ["In\n1918", "\n42", "Costs 3.", "A\n3. x", "well-"])
+def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
+    parser = Parser(inside_chunk=True)
+    feed_all(parser, *kept, "<sync/>")
+    assert parser.nodes == (Text(kept),)
+
+
+def test_a_promises_first_tag_token_ends_a_chunk_threads_text() -> None:
+    parser = Parser(inside_chunk=True)
+    assert feed_all(parser, "Tea.", ' <promise topic="') == [TextRead("Tea."), ChunkEnded(5, "nested")]
+    parser = Parser(inside_chunk=True)
+    readings = [*parser.feed_text("Tea. "), *parser.feed_tag(TAG_TOKENS[0])]
+    assert readings == [TextRead("Tea."), ChunkEnded(5, "nested")]
+    assert parser.feed_text("more") == []
+
+
+def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
+    """There `</async>` is written, so that it is known what belongs to the chunk."""
+    inner = '<promise topic="b" tokens="10"/>'
+    document = parse(f'<promise topic="a" tokens="10"/><async>One {inner} two</async>')
+    assert [promise.chunk for promise in document.promises] == [
+        Chunk((Text("One "), Ignored(inner), Text(" two")))
+    ]
+    assert [found.code for found in document.diagnostics] == ["promise-nested"]
 
 
 def test_a_chunk_thread_without_closing_tag() -> None:
     parser = Parser(inside_chunk=True)
-    assert feed_all(parser, "A", " chunk <", "b") == [TextRead("A"), TextRead(" chunk "), TextRead("<b")]
+    readings = [TextRead("A"), TextRead(" chunk"), TextRead(" <b")]
+    assert feed_all(parser, "A", " chunk <", "b") == readings
     assert parser.chunk().closed_by == "end"
     assert parser.chunk("budget").closed_by == "budget"
     assert parser.nodes == (Text("A chunk <b"),)

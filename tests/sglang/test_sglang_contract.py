@@ -12,6 +12,7 @@ import pytest
 import table_model
 from odd_server import END, STOP, TAGS, OddServer, backend, encode, event, pieces_of, sse, stream
 
+from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.sglang.tokenizers import MARKERS
 from pasta_async.errors import (
@@ -157,6 +158,22 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "stop_regex": [r"(?:a\.b)"],
         "sampling_seed": 7,
     }
+
+
+async def test_a_chunks_request_ends_at_a_promise_inside_it() -> None:
+    server = OddServer()
+    main, chunk = encode('<promise topic="a" tokens="10"/>.'), encode('Tea.\n2. <promise topic="')
+    server.decoding = [
+        stream([sse([event([*main, END], len(main) + 1, finish_reason=STOP)])]),
+        stream([sse([event(chunk, len(chunk), finish_reason={"type": "stop", "matched": TAGS[0]})])]),
+    ]
+    async with Client(backend(server)) as client:
+        generation = await client.generate("Why?")
+    asked = [body["sampling_params"]["stop_token_ids"] for body in server.sent("/generate") if "rid" in body]
+    assert asked == [[SYNC], [CLOSE, TAGS[0], SYNC]]
+    assert generation.text == "Tea.."
+    assert generation.threads[1].closed_by == "nested"
+    assert not server.sent("/abort_request")
 
 
 async def test_extra_fields_of_a_request_are_merged_into_its_body() -> None:

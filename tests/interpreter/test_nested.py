@@ -1,0 +1,148 @@
+"""A thread that forgets `</async>` and writes the answer's next promise, or its sync, inside its chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pasta_async import Client, Generation, Sampling
+from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
+from pasta_async.lang import check, parse
+from pasta_async.testing import Script, ScriptedBackend
+from tests.interpreter.support import ROOMY, answer, documents, promise, unrolled
+from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
+
+if TYPE_CHECKING:
+    from pasta_async.lang import Document
+
+TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
+WRITTEN = parse(
+    f"Drinks:\n1. {promise('tea', 'Tea is mild.')}\n2. {promise('coffee', 'Coffee, strong.')}\n<sync/>So."
+)
+"""What comes of a list when its first thread goes on with it."""
+
+
+def forgetful(tag: str, name: str = "words", *, left_out: str = "\n2. ", **options: Any) -> ScriptedBackend:
+    """The first thread writes this tag, and then what is not its business, instead of `</async>`."""
+    document = parse(WRITTEN.format().replace("Tea is mild.", f"Tea is mild.{left_out}{tag}\nSo."))
+    script = document if name in TAGGED else Script.of(document)
+    return ScriptedBackend(script, tokenizer=tokenizer(name), **options)
+
+
+def contexts(backend: ScriptedBackend) -> list[tuple[int, tuple[int, ...]]]:
+    """By thread, without the prompt."""
+    prompt = len(backend.requests[0].ids)
+    return sorted((request.thread, request.ids[prompt:]) for request in backend.requests)
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *UNTAGGED])
+@pytest.mark.parametrize("tag", TAGS)
+async def test_the_chunk_ends_there_and_its_request_too(name: str, tag: str) -> None:
+    backend = forgetful(tag, name)
+    generation = await answer(backend)
+    assert generation.document == WRITTEN == parse(generation.document.format())
+    assert generation.text == WRITTEN.text == "Drinks:\n1. Tea is mild.\n2. Coffee, strong.\nSo."
+    forgot, other = generation.threads[1:]
+    assert (forgot.text, forgot.closed_by, forgot.finish_reason) == ("Tea is mild.", "nested", "stop")
+    assert not forgot.was_cut
+    assert other.closed_by == "writer"
+    (found,) = generation.diagnostics
+    assert (found.code, found.thread, found.offset) == (TAGS[tag], 1, len("Tea is mild.\n2. "))
+    assert not generation.well_formed
+    assert not backend.aborted  # the backend stopped by itself
+    assert [record.finish_reason for record in forgot.requests] == ["stop"]
+    assert "So" not in backend.tokenizer.decode(next(p.ids for p in backend.played if p.request.thread == 1))
+    again = Generation.model_validate(generation.model_dump())
+    assert (again.threads, again.document, again.diagnostics) == (
+        generation.threads,
+        generation.document,
+        generation.diagnostics,
+    )
+
+
+@pytest.mark.parametrize("name", [*TAGGED, *UNTAGGED])
+async def test_later_contexts_are_those_of_the_written_form(name: str) -> None:
+    backend = forgetful(promise("coffee"), name)
+    await answer(backend)
+    words = backend.tokenizer
+    if words.tags:
+        assert contexts(backend) == sorted((thread, ids) for thread, ids, _ in unrolled(WRITTEN, words))
+    else:
+        assert words.decode(contexts(backend)[1][1]) == WRITTEN.format().removesuffix("So.")
+    for piece in (2, 3, 1000):
+        pieces = forgetful(promise("coffee"), name, piece=piece)
+        await answer(pieces)
+        assert contexts(pieces) == contexts(backend)
+
+
+@given(
+    name=st.sampled_from([*TAGGED, *UNTAGGED]),
+    tag=st.sampled_from([*TAGS, "<promise topic='a'>"]),
+    left_out=st.sampled_from(["", " ", "\n\n", "\n3. ", "\n\n  - ", " \n12) "]),
+    piece=st.sampled_from([1, 2, 3, 1000]),
+    latency=st.sampled_from([0.1, 1.0, 30.0]),
+)
+@settings(max_examples=60)
+async def test_what_is_streamed_is_the_text_however_it_comes(
+    name: str, tag: str, left_out: str, piece: int, latency: float
+) -> None:
+    if name in TAGGED and tag not in TAGS:
+        return  # those are characters
+    options: dict[str, Any] = {"piece": piece, "latency": 1.0, "thread_latency": {1: latency}}
+    backend = forgetful(tag, name, left_out=left_out, **options)
+    async with Client(backend, clock=backend.clock, limits=ROOMY) as client, client.stream("Why?") as stream:
+        events = [event async for event in stream]
+        generation = await stream.result()
+    assert generation.document == WRITTEN
+    assert "".join(event.delta for event in events if isinstance(event, TextDelta)) == generation.text
+    first = [event for event in events if isinstance(event, ThreadDelta) and event.thread == 1]
+    assert "".join(event.delta for event in first) == "Tea is mild."
+    found = [event.diagnostic for event in events if isinstance(event, DiagnosticFound)]
+    assert found == list(generation.diagnostics)
+    assert [(one.code[-6:], one.thread) for one in found] == [("nested", 1)]
+    assert not backend.open
+
+
+async def test_a_stop_text_is_looked_for_in_what_stays() -> None:
+    backend = forgetful("<sync/>", left_out="\n\n- ")
+    assert (await answer(backend, sampling=Sampling(stop=("- ",)))).document == WRITTEN
+    stopped = await answer(forgetful("<sync/>"), sampling=Sampling(stop=(" mild",)))
+    assert (stopped.text, stopped.matched_stop) == ("Drinks:\n1. Tea is", " mild")
+
+
+@pytest.mark.parametrize("name", ["words", "plain words"])
+async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence(name: str) -> None:
+    texts: list[str] = []
+    for most in range(9, 90, 5):
+        cut = [
+            await answer(
+                forgetful(promise("coffee"), name, latency=1.0, **options),
+                sampling=Sampling(max_tokens=most),
+                parallel=not options,
+            )
+            for options in ({}, {"thread_latency": {1: 30.0}})
+        ]
+        assert cut[0].document == cut[1].document
+        assert cut[0].text == cut[1].text
+        used = [one.usage.completion_tokens - one.usage.discarded_tokens for one in cut]
+        assert used[0] == used[1] <= most
+        texts.append(cut[0].text)
+    assert len(set(texts)) >= 5
+
+
+@given(document=documents(nested=True), name=st.sampled_from(TAGGED), piece=st.sampled_from([1, 3, 1000]))
+@settings(max_examples=25)
+async def test_every_answer_is_a_document_and_its_requests_are_views_of_it(
+    document: Document, name: str, piece: int
+) -> None:
+    backend = ScriptedBackend(document, tokenizer=tokenizer(name), piece=piece)
+    generation = await answer(backend, sampling=Sampling(max_tokens=10**7))
+    assert parse(generation.document.format()) == generation.document
+    assert not set(TAGS.values()) & {found.code for found in check(generation.document.format())}
+    nested = [thread.thread for thread in generation.threads if thread.closed_by == "nested"]
+    assert sorted(found.thread for found in generation.diagnostics if found.code in TAGS.values()) == nested
+    expected = {(thread, ids) for thread, ids, _ in unrolled(generation.document, backend.tokenizer)}
+    assert expected <= set(contexts(backend))
