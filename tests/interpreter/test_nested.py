@@ -119,11 +119,11 @@ async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence(name: str) -
     for most in range(9, 90, 5):
         cut = [
             await answer(
-                forgetful(promise("coffee"), name, latency=1.0, **options),
+                forgetful(promise("coffee"), name, latency=1.0, thread_latency={1: latency}),
                 sampling=Sampling(max_tokens=most),
-                parallel=not options,
+                parallel=latency > 1,
             )
-            for options in ({}, {"thread_latency": {1: 30.0}})
+            for latency in (1.0, 30.0)
         ]
         assert cut[0].document == cut[1].document
         assert cut[0].text == cut[1].text
