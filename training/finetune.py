@@ -47,7 +47,7 @@ class FinetuneSettings(TrainerSettings):
     estimates: Literal["recount", "keep", "none"] = Field(
         default="recount",
         description="token estimates: counted with this model's tokenizer, as they are, or none, which makes "
-        "promises three tokens shorter",
+        "promises about three tokens shorter",
     )
     chat_template: Path | None = Field(
         default=None, description="file of a chat template, instead of the model's own"

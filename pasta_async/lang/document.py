@@ -163,8 +163,8 @@ class Promise:
 
     def __post_init__(self) -> None:
         if not self.source:
-            tokens = "" if self.tokens is None else str(self.tokens)
-            object.__setattr__(self, "source", promise_source((self.topic, tokens)))
+            tokens = () if self.tokens is None else (str(self.tokens),)
+            object.__setattr__(self, "source", promise_source((self.topic, *tokens)))
 
     @property
     def text(self) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Segment", "View", "segments", "views"]
 
 _PROMISE = re.compile(
-    f'{re.escape(PROMISE_OPEN)}([^"]*){re.escape(PROMISE_TOKENS)}([^"]*){re.escape(PROMISE_CLOSE)}'
+    f'{re.escape(PROMISE_OPEN)}([^"]*)(?:{re.escape(PROMISE_TOKENS)}([^"]*))?{re.escape(PROMISE_CLOSE)}'
 )
 
 
@@ -105,8 +105,9 @@ def segments(source: str) -> tuple[Segment, ...]:
     if source in TAG_TOKENS:
         return (Segment(source, is_tag=True),)
     if found := _PROMISE.fullmatch(source):
-        topic, tokens = map(unquoted, found.groups())
-        parts = (PROMISE_OPEN, topic, PROMISE_TOKENS, tokens, PROMISE_CLOSE)
+        topic, tokens = found.groups()
+        estimate = () if tokens is None else (PROMISE_TOKENS, unquoted(tokens))
+        parts = (PROMISE_OPEN, unquoted(topic), *estimate, PROMISE_CLOSE)
         return tuple(Segment(part, is_tag=i % 2 == 0) for i, part in enumerate(parts) if part)
     return (Segment(source),)
 

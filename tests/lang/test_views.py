@@ -89,6 +89,11 @@ def test_segments_are_tag_tokens_and_the_text_between_them() -> None:
         Segment("60"),
         Segment('"/>', is_tag=True),
     )
+    assert segments(Promise("a", None).source) == (
+        Segment('<promise topic="', is_tag=True),
+        Segment("a"),
+        Segment('"/>', is_tag=True),
+    )
     assert segments('<promise topic="" tokens=""/>') == (
         Segment('<promise topic="', is_tag=True),
         Segment('" tokens="', is_tag=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -157,6 +158,33 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(lora_rank: int, tmp_p
         assert once[tags].abs().max() > 0
         torch.testing.assert_close(often[tags], 20 * once[tags], rtol=1e-3, atol=1e-6)
         assert torch.equal(often[others], once[others])
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tag_that_is_never_used_stays_at_the_mean_row(tied: bool, lora_rank: int, tmp_path: Path) -> None:
+    """Without estimates the tag in front of them is in no example, and its logit stays the mean of all."""
+    base_folder(tmp_path / "base", tie_word_embeddings=tied)
+    data_file(tmp_path / "data.jsonl")
+    given = settings(tmp_path, estimates="none", lora_rank=lora_rank, tag_rate=20, steps=4, lr=1e-2)
+    assert finetune(given)
+    again = {"model": tmp_path / "run" / ("adapter" if lora_rank else "model"), "out": tmp_path / "again"}
+    assert finetune(given.model_copy(update=again))
+    start = load_file(tmp_path / "base" / "model.safetensors")
+    names = [name for name in start if "embed_tokens" in name or "lm_head" in name]
+    assert len(names) == 2 - tied
+    for run in ("run", "again"):
+        codec = ModelCodec(tmp_path / run / "model")
+        unused, *used = codec.tag_ids.tokens, *codec.tag_ids[:1], *codec.tag_ids[2:]
+        weights = load_file(tmp_path / run / "model" / "model.safetensors")
+        for name in names:
+            mean = start[name].mean(0)
+            torch.testing.assert_close(weights[name][unused], mean, rtol=0, atol=1e-6)
+            assert (weights[name][used] - mean).abs().sum(1).min() > 1e-2
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model", dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([codec.prompt(CHAT)])).logits[0]
+    assert logits.log_softmax(-1)[:, unused].max() < -math.log(codec.vocab_size) + 0.1
 
 
 def test_rates_fit_what_is_trained() -> None:

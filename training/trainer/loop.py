@@ -69,8 +69,8 @@ class Loop:
     """Sharded."""
     pad: int
     """Id that fills a row."""
-    tag_ids: Sequence[int]
-    """Rows of the embeddings that learn `tag_rate` times as fast as the others."""
+    tag_rates: Mapping[int, float]
+    """By the id of each tag, how many times as fast as others its rows of the embeddings learn."""
     processes: Processes
     step: int = 0
     _asked: bool = False  # this process was told to leave
@@ -131,23 +131,24 @@ class Loop:
 
     @torch.no_grad()
     def _optimize(self) -> None:
-        """Let the optimizers step, and the tags' rows go `tag_rate` times as far."""
+        """Let the optimizers step, and the tags' rows go as far as their rates say."""
         rows = [*self._tag_rows()]
-        before = [local[places] for local, places in rows]
+        before = [local[[*rates]] for local, rates in rows]
         for optimizer in self.optimizers:
             optimizer.step()
-        for (local, places), old in zip(rows, before, strict=True):
-            local[places] = old + self.settings.tag_rate * (local[places] - old)
+        for (local, rates), old in zip(rows, before, strict=True):
+            local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([[rate] for rate in rates.values()]))
 
-    def _tag_rows(self) -> Iterator[tuple[torch.Tensor, list[int]]]:
-        """This process's shard of each trained table, and where the tags' rows are in it."""
-        for name, param in self.model.named_parameters() if self.settings.tag_rate != 1 else ():
+    def _tag_rows(self) -> Iterator[tuple[torch.Tensor, dict[int, float]]]:
+        """This process's shard of each trained table, and the rates of tags' rows by their place in it."""
+        for name, param in self.model.named_parameters() if {*self.tag_rates.values()} != {1} else ():
             if param.requires_grad and ("embed_tokens." in name or "lm_head." in name):
                 # With adapters the tags' rows are a table of their own.
-                rows = self.tag_ids if name.endswith(".weight") else range(len(self.tag_ids))
+                rows = self.tag_rates if name.endswith(".weight") else range(len(self.tag_rates))
                 local = param.detach().to_local()
                 start = self.processes.rank * -(-param.shape[0] // self.processes.world)
-                yield local, [row - start for row in rows if start <= row < start + len(local)]
+                rates = zip(rows, self.tag_rates.values(), strict=True)
+                yield local, {row - start: rate for row, rate in rates if start <= row < start + len(local)}
 
     def _rows(self, numbers: Sequence[int]) -> list[dict[int, Example]]:
         """This process's rows of these examples; a row has its examples by number."""

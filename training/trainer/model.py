@@ -74,6 +74,8 @@ class BaseModel:
     """Scale of the adapters."""
     adapter: Path | None = None
     """Folder of an adapter of this trainer that is trained on, instead of a new one."""
+    unused: frozenset[int] = frozenset()
+    """Ids of the tags that are in no example."""
 
     def empty(self) -> Any:
         """The model with memory but without weights, on the CPU; untouched memory costs nothing."""
@@ -112,8 +114,8 @@ class BaseModel:
 
         That is halfway between what the tag means (the mean of a description's rows) and a random direction.
         What all rows share, they share too: without it tags can be likely where nothing asks for them.
-        Spare rows are the mean of all rows: the logit of such a row is the mean of the logits, so that it is
-        never the best.
+        Spare rows, and those of tags that are not used, are the mean of all rows: the logit of such a row is
+        the mean of the logits, so that it is never the best.
         """
         old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
         mean = weight.mean(0, keepdim=True)
@@ -122,7 +124,8 @@ class BaseModel:
         used = weight[: codec.vocab_size]
         center, spread = used.mean(0), used.std(0)
         distance = (used - center).norm(dim=1).mean()
-        for tag, token in self.new_tags().items():
+        used_tags = {tag: token for tag, token in self.new_tags().items() if token not in self.unused}
+        for tag, token in used_tags.items():
             meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - center, dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
             grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)

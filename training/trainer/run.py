@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,7 +83,10 @@ def train(
         settings, base = _base_model(settings, folder, codec, attention)
         positions = read_config(base.folder, REFUSAL).positions
         task = make_task(codec)
-        sizes = {} if task.stream else _usable(task, settings, positions, processes)
+        sizes = {}
+        if not task.stream:
+            sizes, ids = _usable(task, settings, positions, processes)
+            base = replace(base, unused=frozenset(codec.tag_ids) - ids)
         identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
         checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
         loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
@@ -138,7 +142,8 @@ def _make_loop(
     shard(model, processes, _dtype(settings.dtype, model, processes.device), share=from_base)
     numbers = range(len(task)) if task.stream else list(sizes)
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
-    loop = Loop(settings, task, schedule, sizes, model, codec.end, codec.tag_ids, processes)
+    rates = {tag: 0.0 if tag in base.unused else settings.tag_rate for tag in codec.tag_ids}
+    loop = Loop(settings, task, schedule, sizes, model, codec.end, rates, processes)
     if compare:  # before the first update the weights are those to compare with
         scores = loop.score_examples()
         if processes.first:
@@ -161,13 +166,17 @@ def _read_scores(file: Path, key: Sequence[object]) -> dict[int, tuple[float, ..
     return {int(number): tuple(each) for number, each in kept["scores"].items()} if kept["of"] == key else {}
 
 
-def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Processes) -> dict[int, int]:
-    """The tokens of the examples to train on, by number; each process looks at its share.
+def _usable(
+    task: Task, settings: TrainerSettings, positions: int, processes: Processes
+) -> tuple[dict[int, int], set[int]]:
+    """The tokens of the examples to train on, by number, and all ids in them.
+
+    Each process looks at its share.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.
     """
-    sizes, wrong, long = dict[int, int](), list[str](), list[str]()
+    sizes, ids, wrong, long = dict[int, int](), set[int](), list[str](), list[str]()
     share = range(processes.rank, len(task), processes.world)
     with progress(len(share), "packing", shown=processes.first) as advance:
         for number in share:
@@ -182,18 +191,19 @@ def _usable(task: Task, settings: TrainerSettings, positions: int, processes: Pr
                 long.append(f"example {number} has {len(example)} tokens packed, its longest view {deepest}")
             else:
                 sizes[number] = len(example)
-    parts = processes.gather((sizes, wrong, long))
-    _refuse([text for _, texts, _ in parts for text in texts], "cannot be used")
-    too_long = [text for _, _, texts in parts for text in texts]
+                ids.update(*(tree.ids for tree in example.trees))
+    parts = processes.gather((sizes, ids, wrong, long))
+    _refuse([text for *_, texts, _ in parts for text in texts], "cannot be used")
+    too_long = [text for *_, texts in parts for text in texts]
     if not settings.drop_long:
         rows = f"rows of {settings.longest_row} or {positions} positions"
         _refuse(too_long, f"do not fit {rows} (--row-tokens, --drop-long)")
-    found = {number: size for part, _, _ in parts for number, size in part.items()}
+    found = {number: size for part, *_ in parts for number, size in part.items()}
     if not found:
         raise InvalidRequestError("there is no example to train on")
     if processes.first:
         print(f"{len(found)} examples, {sum(found.values())} tokens packed, {len(too_long)} too long")
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), set[int]().union(*(part for _, part, *_ in parts))
 
 
 def _refuse(examples: list[str], what: str) -> None:
