@@ -48,8 +48,8 @@ format: $(VENV)/.test ## rewrite the code in ruff's format and apply its safe fi
 
 check: lint type test ## what a change must pass
 
-bench: $(VENV)/.test ## measure speed-ups and costs (see docs/benchmarks.md)
-	$(PY) -m pasta_async.evals $(ARGS)
+bench: $(VENV)/.test ## measure speed-ups on this machine (docs/benchmarks.md has more)
+	$(PY) -m pasta_async.evals.speed $(ARGS)
 
 dist: $(VENV)/.test ## build the wheel and the source distribution into dist/
 	$(PY) -m build --no-isolation

@@ -1,10 +1,9 @@
 """Micro-benchmarks: what single parts and decisions cost.
 
     python -m pasta_async.evals.costs interpreter       CPU for a streamed token, memory for an open thread
-    python -m pasta_async.evals.costs server            an answer through the server, many streams at once
+    python -m pasta_async.evals.costs server            many streams at once through the server
 
-`interpreter` runs on a scripted backend that takes no time. `server` compares, with an SGLang server as its
-backend, with that server's own OpenAI endpoint too.
+Both run on a scripted backend; that of `interpreter` takes no time.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from pasta_async.observers import Observer
 
     Row = dict[str, Any]
-    Work = Callable[[], Awaitable[object]]
 
 __all__ = ["main"]
 
@@ -178,63 +176,21 @@ def _limits(threads: int) -> Limits:
 
 # The server ---------------------------------------------------------------------------------------
 
-_PROMPT = (
-    "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."
-)
-
 
 class ServerSettings(CostSettings):
     """What is asked of the server."""
 
-    backend: str = Field(default="local:pasta-tiny", description="for the costs of an answer")
-    rounds: int = Field(default=20, ge=1, description="answers of each way")
-    streams: int = Field(default=1000, ge=0, description="streams at once; 0: skip")
+    streams: Count = Field(default=1000, description="streams at once")
     latency: Positive = Field(default=1.0, description="seconds that a token takes there")
 
 
 def _server(settings: ServerSettings) -> list[list[Row]]:
-    tables = [asyncio.run(_answer_rows(settings.backend, settings.rounds))]
-    return [*tables, [asyncio.run(_many_streams(settings))]] if settings.streams else tables
+    return [[asyncio.run(_many_streams(settings))]]
 
 
-async def _answer_rows(backend: str, rounds: int) -> list[Row]:
-    """Median seconds of a whole streamed answer, each way in turn, so that other load hits all alike."""
-    with _served(backend) as (url, _):
-        async with Client(backend) as client, httpx.AsyncClient(timeout=300) as http:
-
-            async def ask(baseline: bool) -> None:
-                async with client.stream(_PROMPT, baseline=baseline) as answer:
-                    await answer.result()
-
-            own = {"model": await _model(http, url)}
-            plain = {**own, "pasta": {"baseline": True}}
-            ways: dict[str, Work] = {
-                "library": lambda: ask(baseline=False),
-                "server": lambda: _read_stream(http, url, _PROMPT, **own),
-                "library, baseline": lambda: ask(baseline=True),
-                "server, baseline": lambda: _read_stream(http, url, _PROMPT, **plain),
-            }
-            if backend.startswith("http"):
-                body = {"model": await _model(http, backend), "chat_template_kwargs": {"pasta": False}}
-                ways["SGLang's own endpoint, baseline"] = lambda: _read_stream(http, backend, _PROMPT, **body)
-            seconds: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(rounds + 1):  # the first warms up
-                for name, way in ways.items():
-                    began = perf_counter()
-                    await way()
-                    seconds[name].append(perf_counter() - began)
-    return [{"way": name, "answers": rounds, "ms": 1000 * median(one[1:])} for name, one in seconds.items()]
-
-
-async def _model(http: httpx.AsyncClient, url: str) -> str:
-    return (await http.get(f"{url}/v1/models")).json()["data"][0]["id"]
-
-
-async def _read_stream(
-    http: httpx.AsyncClient, url: str, prompt: str, **fields: Any
-) -> tuple[float, float, bool]:
+async def _read_stream(http: httpx.AsyncClient, url: str) -> tuple[float, float, bool]:
     """Seconds to the first text and to the end of a stream, and whether it came to its end."""
-    body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "stream": True, **fields}
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "Go."}], "stream": True}
     began, first, end = perf_counter(), 0.0, b""
     async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
         reply.raise_for_status()
@@ -246,11 +202,11 @@ async def _read_stream(
 
 async def _many_streams(settings: ServerSettings) -> Row:
     """Streams at once, of a scripted model whose tokens take `latency` seconds, over real sockets."""
-    with _served("scripted", latency=settings.latency) as (url, process):
+    with _served(settings.latency) as (url, process):
         async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http:
-            alone = await _read_stream(http, url, "Go.", model="scripted")  # and everything is loaded
+            alone = await _read_stream(http, url)  # and everything is loaded
             before = _peak_memory(process)
-            streams = (_read_stream(http, url, "Go.", model="scripted") for _ in range(settings.streams))
+            streams = (_read_stream(http, url) for _ in range(settings.streams))
             read = await asyncio.gather(*streams)
         peak = _peak_memory(process)
     row: Row = {"streams": len(read), "complete": sum(done for *_, done in read), "one alone s": alone[1]}
@@ -268,12 +224,12 @@ def _peak_memory(process: int) -> int:
 
 
 @contextmanager
-def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
-    """A server in a process of its own: its URL and its id."""
+def _served(latency: float) -> Generator[tuple[str, int]]:
+    """A server in a process of its own, of a scripted model: its URL and its id."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_serve, args=(listener, backend, latency), daemon=True)
+    process = context.Process(target=_serve, args=(listener, latency), daemon=True)
     process.start()
     try:
         httpx.get(f"{url}/health", timeout=300).raise_for_status()
@@ -284,13 +240,11 @@ def _served(backend: str, latency: float = 0.0) -> Generator[tuple[str, int]]:
         listener.close()
 
 
-def _serve(listener: socket.socket, backend: str, latency: float) -> None:
+def _serve(listener: socket.socket, latency: float) -> None:
     from pasta_async.server import ServerSettings, create_app
     from pasta_async.server.app import uvicorn_server
 
-    model: str | ScriptedBackend = backend
-    if backend == "scripted":
-        model = ScriptedBackend(_script(4, 20), latency=latency, clock=REAL_CLOCK, record=False)
+    model = ScriptedBackend(_script(4, 20), latency=latency, clock=REAL_CLOCK, record=False)
     settings = ServerSettings(max_answers=100_000, log_level="error")
     server = uvicorn_server(create_app(model, settings, limits=Limits(client_threads=100_000)), settings)
     asyncio.run(server.serve(sockets=[listener]))

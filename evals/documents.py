@@ -1,11 +1,4 @@
-"""Prompts and written documents to measure with.
-
-    python -m pasta_async.evals.documents --prompts eval.jsonl --answers outputs.jsonl --out documents.jsonl
-
-makes documents of AlpacaEval's prompts (`instruction`) and answers (`output`, in the same order), which it
-annotates by their structure (pasta_async.training.annotate). AlpacaEval's data is CC BY-NC 4.0; keep it, and
-what is made of it, out of what you publish under other terms.
-"""
+"""Prompts and written documents to measure with."""
 
 from __future__ import annotations
 
@@ -16,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import Record, read_lines, read_records, write_records
+from pasta_async.training.corpus import read_lines, read_records
 from pasta_async.training.synthetic import Example, sample
 
 if TYPE_CHECKING:
@@ -35,7 +28,6 @@ __all__ = [
     "digest",
     "documents_digest",
     "held_out",
-    "main",
     "read_documents",
     "read_prompts",
 ]
@@ -92,10 +84,6 @@ class _Question(BaseModel):
     dataset: str = "file"
 
 
-class _Output(BaseModel):
-    output: str
-
-
 def digest(texts: Iterable[str]) -> str:
     """24 hexadecimal digits that stand for some texts and their order."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
@@ -142,40 +130,3 @@ class ForcedSettings(DocumentSettings):
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
-
-
-class JoinSettings(CommandSettings):
-    """Which files become one."""
-
-    prompts: Path = Field(description="JSON lines with `instruction`")
-    answers: Path = Field(description="JSON lines with `output`, in the same order")
-    out: Path = Field(description="the file of records that is written")
-
-
-def _join(settings: JoinSettings) -> str:
-    from pasta_async.training.annotate import annotate_by_structure  # needs a Markdown parser
-
-    prompts, answers = read_prompts(settings.prompts), [*read_lines(settings.answers, _Output)]
-    if len(prompts) != len(answers):
-        raise InvalidRequestError(
-            f"{settings.prompts} has {len(prompts)} prompts, {settings.answers} {len(answers)} answers"
-        )
-    records = {
-        prompt.text: Record(
-            id=str(number),
-            messages=({"role": "user", "content": prompt.text},),
-            written=annotate_by_structure(answer.output).format(),
-            source=prompt.family,
-            annotator="structure:points",
-        )
-        for prompt, (number, answer) in zip(prompts, answers, strict=True)
-    }
-    count = write_records(settings.out, records.values())
-    parallel = sum(bool(record.document.promises) for record in records.values())
-    return f"{settings.out}: {count} documents, {parallel} of them with promises"
-
-
-main: Command = command(JoinSettings, _join, "documents", __doc__)
-
-if __name__ == "__main__":
-    main()

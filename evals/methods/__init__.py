@@ -1,7 +1,6 @@
 """Ways to decode one answer in parallel, compared on the same engine, prompts and token counts.
 
-`python -m pasta_async.evals.methods --help` runs them; each is a small strategy in `strategies` or, for
-those that talk to an SGLang server by themselves, in `at_server`.
+`python -m pasta_async.evals.methods --help` runs them; each is a small strategy (`strategies`, `by_hand`).
 """
 
 from __future__ import annotations

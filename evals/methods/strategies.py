@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.evals.forcing import FORCED_SAMPLING
-from pasta_async.evals.methods.at_server import by_hand, sglang_frontend
+from pasta_async.evals.methods.by_hand import by_hand
 from pasta_async.evals.methods.track import Method, outline, rounds, stretches
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
@@ -165,12 +165,6 @@ METHODS: dict[str, Method] = {
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
             by_hand,
-            needs_server=True,
-        ),
-        Method(
-            "sglang frontend",
-            "SGLang's own language (arXiv 2312.07104): sgl.function with fork and join",
-            sglang_frontend,
             needs_server=True,
         ),
     )

@@ -42,12 +42,10 @@ def test_an_open_thread_needs_little_memory_and_its_prompts_ids(interpreter: lis
     assert 8 <= long["KB a thread"] - short["KB a thread"] < 16
 
 
-def test_the_server_is_compared_with_the_library_and_many_streams_come_to_their_end(tmp_path: Path):
+def test_many_streams_of_the_server_come_to_their_end(tmp_path: Path):
     out = tmp_path / "server.jsonl"
-    run(main, "server --rounds 1 --streams 20 --latency 0.001 --out", out)
-    _, *ways, streams = rows(out)
-    assert [way["way"] for way in ways] == ["library", "server", "library, baseline", "server, baseline"]
-    assert all(way["answers"] == 1 and way["ms"] > 0 for way in ways)
+    run(main, "server --streams 20 --latency 0.001 --out", out)
+    _, streams = rows(out)
     assert streams["streams"] == streams["complete"] == 20
     assert 0 < streams["first text s, p50"] <= streams["whole s, p50"]
 

@@ -189,7 +189,7 @@ def test_the_command_compares_on_the_embedded_engine(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("sglang frontend", "local:"), ("by hand", "local:"), ("by hand", "simulated:e.json"), ("?", "local:")],
+    [("by hand", "local:"), ("by hand", "simulated:e.json"), ("?", "local:")],
 )
 def test_methods_that_cannot_run_somewhere_are_refused(name: str, backend: str):
     with pytest.raises(InvalidRequestError):

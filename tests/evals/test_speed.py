@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -201,17 +199,6 @@ def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.C
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
     assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)
     assert "| all | 2 |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("command", "status", "said"),
-    [(["tea"], 2, "speed"), (["load", "--backend", "local:", "--documents", "missing"], 1, "missing")],
-)
-def test_a_benchmark_is_run_by_its_name(command: list[str], status: int, said: str):
-    program = [sys.executable, "-m", "pasta_async.evals", *command, *["--at-once", "2"] * (status == 1)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == status
-    assert said in done.stderr
 
 
 def test_tables_and_raw_rows(tmp_path: Path):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pasta_async import Client, Sampling
@@ -96,29 +92,3 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
     # forks and joins find the prompt that they share; prompts of their own share their first words
     assert rows["plan-then-fork"].cached_tokens > by_hand.cached_tokens
     assert all(row.tokens > rows["sequential"].tokens for name, row in rows.items() if name != "sequential")
-
-
-def test_the_librarys_and_sglangs_own_way_are_compared_on_the_server(server: RealServer, tmp_path: Path):
-    """In a process of its own: importing SGLang's frontend changes the process."""
-    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
-    record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": WRITTEN}
-    documents.write_text(json.dumps(record) + "\n")
-    program = "import on_cpu; from pasta_async.evals.methods.__main__ import main; main()"
-    command = [sys.executable, "-c", program, "--backend", server.url, "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--documents", str(documents), "--methods", "pasta", "--methods", "sglang frontend"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = {row["method"]: row for row in map(json.loads, out.read_text().splitlines()) if "method" in row}
-    assert list(rows) == ["sequential", "pasta", "sglang frontend"]
-    assert rows["sequential"]["tokens"] < rows["sglang frontend"]["tokens"]
-    # an outline, two parts, what follows the sync; and the prefix of the forks, if the frontend's own thread
-    # has its text by then
-    assert rows["sglang frontend"]["requests"] in (4, 5)
-    assert rows["pasta"]["requests"] == 4
-    assert all(row["tokens"] >= row["critical_path"] and row["cached_tokens"] > 0 for row in rows.values())
-    assert server.running() == 0
