@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
@@ -23,8 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from pasta_async import Client, Sampling
-from pasta_async.backends import WrappingBackend
+from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import (
@@ -44,19 +42,17 @@ from pasta_async.evals.speed import open_forms
 from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
-from pasta_async.training.packing import without_chunks
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.protocol import DecodeRequest, Piece
 
-__all__ = ["FrontierSettings", "HiddenChunks", "main", "measure", "outcome", "row", "table"]
+__all__ = ["FrontierSettings", "main", "measure", "outcome", "row", "table"]
 
 
 class FrontierSettings(JudgeSettings):
@@ -66,7 +62,6 @@ class FrontierSettings(JudgeSettings):
     baseline: Path | None = Field(
         default=None, description="folder of a sequential model's result; without it, it is the model itself"
     )
-    hide_chunks: bool = Field(default=False, description="an ablation: main sees no chunk behind a sync")
     sequential: bool = Field(
         default=False, description="the model writes no tags: others are compared with it"
     )
@@ -117,11 +112,8 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         other, plain = _read_baseline(settings.baseline, asked)
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
     identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
-    identity |= {"hide_chunks": True} if settings.hide_chunks else {}
     result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": environment()}
     async with cold_client(settings.backend) as client:
-        if settings.hide_chunks:
-            client = Client(HiddenChunks(client.backend), limits=client.limits)
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
                 client,
@@ -139,25 +131,11 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         answers = of_form(answers, "parallel")
         grades = await _grade(settings, prompts, answers, plain)
         result |= outcome(prompts, answers, grades, (plain, plain_grades))
-        if settings.timed and not settings.hide_chunks:
+        if settings.timed:
             runs = await _time(settings, prompts[: settings.timed], other, identity)
             result["wall_clock"] = _wall_clock(runs, answers, plain)
     (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return result
-
-
-class HiddenChunks(WrappingBackend):
-    """A backend on which main goes on behind a sync without seeing what the chunks say."""
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """As the inner backend, main's context without its chunks. Cancelling it ends the inner request."""
-        tags = (await self.connect()).tags
-        if request.thread == 0 and tags is not None:
-            ids = without_chunks(request.ids, tags.open_async, tags.close_async)
-            request = replace(request, ids=ids)
-        async with aclosing(self.inner.decode(request)) as pieces:
-            async for piece in pieces:
-                yield piece
 
 
 def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answer]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pasta_async.lang.document import Document
     from pasta_async.training.tokens import Encoder
 
-__all__ = ["Trie", "pack_plain", "pack_views", "without_chunks"]
+__all__ = ["Trie", "pack_plain", "pack_views"]
 
 
 @dataclass(slots=True)
@@ -79,24 +79,12 @@ class Trie:
         return place, place + np.array(sizes[:-1], dtype=np.int64)
 
 
-def pack_views(
-    codec: Encoder, prompt: Sequence[int], document: Document, hidden: tuple[int, int] | None = None
-) -> Trie:
-    """Every view of a document behind a prompt, with end-of-text as a target of main's last view.
-
-    Args:
-        codec: Of the model.
-        prompt: Ids of the prompt.
-        document: The annotated answer.
-        hidden: An ablation: ids of `<async>` and `</async>`, and main never sees what stands between them.
-    """
+def pack_views(codec: Encoder, prompt: Sequence[int], document: Document) -> Trie:
+    """Every view of a document behind a prompt, with end-of-text as a target of main's last view."""
     trie = Trie()
     root = trie.extend(-1, prompt)
     for view in encode_views(codec, document):
-        context = view.context
-        if hidden and view.thread == 0:
-            context = without_chunks(context, *hidden)
-        trie.extend(trie.extend(root, context), view.target, target=True)
+        trie.extend(trie.extend(root, view.context), view.target, target=True)
     return trie
 
 
@@ -105,15 +93,3 @@ def pack_plain(codec: Encoder, prompt: Sequence[int], document: Document) -> Tri
     trie = Trie()
     trie.extend(trie.extend(-1, prompt), [*codec.encode(document.text), codec.end], target=True)
     return trie
-
-
-def without_chunks(ids: Sequence[int], opens: int, closes: int) -> list[int]:
-    """Ids without those from each `<async>` to its `</async>`."""
-    kept: list[int] = []
-    inside = False
-    for token in ids:
-        inside = inside or token == opens
-        if not inside:
-            kept.append(token)
-        inside = inside and token != closes
-    return kept

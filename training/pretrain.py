@@ -22,7 +22,6 @@ from pasta_async.cli.command import Command, command
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
-from pasta_async.training.synthetic.records import parallel_chain
 from pasta_async.training.tokenizer import BEGIN, END, PAD, SPECIAL, build_tokenizer, save_tokenizer
 from pasta_async.training.trainer.processes import is_first
 from pasta_async.training.trainer.run import train
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["PretrainSettings", "Stream", "main", "pretrain", "train_with_broken_rules", "write_new_model"]
+__all__ = ["PretrainSettings", "Stream", "main", "pretrain", "write_new_model"]
 
 _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")
 
@@ -142,35 +141,6 @@ def write_new_model(settings: PretrainSettings, folder: Path) -> None:
     model: Any = LlamaForCausalLM(shape)
     model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)
-
-
-def train_with_broken_rules(folder: Path, out: Path, steps: int = 150, batch: int = 12) -> None:
-    """Train a copy of a model of the task with the rules broken: chunks of totals hidden, chains in parallel.
-
-    Args:
-        folder: Of the model.
-        out: Of the run; the copy is OUT/model.
-        steps: Updates.
-        batch: Documents of an update.
-    """
-    settings = TrainerSettings(
-        out=out, steps=steps, batch=batch, lr=1e-3, warmup=20, row_tokens=1024, export_dtype="float32"
-    )
-
-    def make_task(codec: ModelCodec) -> Stream:
-        return Stream(steps * batch, lambda rng, _: _breaking_a_rule(codec, rng), seed=0)
-
-    train(settings, folder, make_task)
-
-
-def _breaking_a_rule(codec: ModelCodec, rng: random.Random) -> Trie:
-    family = rng.choice(("totals", "chain"))
-    example = sample(family, rng.getrandbits(40), "train", codec.count)
-    prompt = codec.prompt([{"role": "user", "content": example.prompt}])
-    if family == "totals":
-        hidden = (codec.tag_ids.open_async, codec.tag_ids.close_async)
-        return pack_views(codec, prompt, example.document, hidden)
-    return pack_views(codec, prompt, parallel_chain(example, codec.count))
 
 
 main: Command = command(PretrainSettings, pretrain, "pasta_async.training.pretrain", __doc__, resumes=True)

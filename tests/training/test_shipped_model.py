@@ -12,7 +12,6 @@ from pasta_async import Client, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.backends.local.bases import BaseSource, find_model
 from pasta_async.evals.answers import FORMS, Answer, answer_all
-from pasta_async.evals.frontier import HiddenChunks
 from pasta_async.evals.statistics import share
 from pasta_async.jobs import Journal
 from pasta_async.training.synthetic import FAMILIES, sample, score
@@ -63,12 +62,3 @@ async def test_both_forms_answer_unseen_names(family: str, form: Form, tmp_path:
     assert any(one.promises for one in answers) == parallel
     if parallel:
         assert sum(one.critical_path for one in answers) < 0.75 * sum(one.tokens for one in answers)
-
-
-async def test_chunks_hidden_behind_a_sync_cost_answers(tmp_path: Path) -> None:
-    """Totals need what chunks computed; descriptions do not."""
-    hiding = HiddenChunks(open_backend("local:pasta-tiny"))
-    _, hidden = await asked(hiding, "totals", "parallel", 6, tmp_path / "hidden")
-    _, seen = await asked(open_backend("local:pasta-tiny"), "totals", "parallel", 6, tmp_path / "seen")
-    assert share(hidden)["high"] < 80
-    assert sum(seen) >= 5

@@ -22,7 +22,6 @@ from pasta_async.training.pretrain import (
     Stream,
     main,
     pretrain,
-    train_with_broken_rules,
     write_new_model,
 )
 from pasta_async.training.synthetic import FAMILIES, sample
@@ -160,16 +159,6 @@ def test_two_processes_pretrain_as_one(tmp_path: Path) -> None:
     for one, other in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert other == pytest.approx(one, rel=2e-2)
         assert other["tokens"] == one["tokens"]
-
-
-def test_a_copy_learns_to_break_the_rules(tmp_path: Path) -> None:
-    write_new_model(tiny(tmp_path), tmp_path / "model")
-    train_with_broken_rules(tmp_path / "model", tmp_path / "copy", steps=2, batch=2)
-    codec = ModelCodec(tmp_path / "copy/model")
-    assert codec.encode("Kelora") == CODEC.encode("Kelora")
-    old: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    new: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "copy/model")
-    assert not torch.equal(old.get_input_embeddings().weight, new.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

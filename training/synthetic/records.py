@@ -33,7 +33,6 @@ __all__ = [
     "example_of",
     "export",
     "main",
-    "parallel_chain",
 ]
 
 SOURCE = "synthetic"
@@ -122,18 +121,18 @@ def annotate_noisily(example: Example) -> Document:
         return insert_tags(text, ())
     careless = rng.random() < rates.careless
     right = example.document
-    document = parallel_chain(example, rough_tokens) if careless and not right.promises else right
+    document = _parallel_chain(example) if careless and not right.promises else right
     return _with_errors(document, rng, rates.misses, syncs=not careless)
 
 
-def parallel_chain(example: Example, count_tokens: Callable[[str], int]) -> Document:
+def _parallel_chain(example: Example) -> Document:
     """A chain written as if its steps were independent: each step, and the result, is a promise."""
     text = example.document.text
     _, *steps = re.finditer(r"\W*([^.]+\.)", text)
     topics = [*example.names[: len(steps) - 1], "result"]
     promises = [Promise(topic, None, Chunk()) for topic in topics]
     marks = [Mark(*step.span(1), tag) for step, tag in zip(steps, promises, strict=True)]
-    return recount(insert_tags(text, marks), count_tokens)
+    return recount(insert_tags(text, marks), rough_tokens)
 
 
 def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs: bool) -> Document:
