@@ -29,15 +29,15 @@ from pasta_async.evals.answers import answer_all, of_form, theoretical
 from pasta_async.evals.documents import read_prompts
 from pasta_async.evals.judging import BOOTSTRAP_SEED, JudgementSettings, Pair, judge, length_model
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.jobs import Journal
+from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.evals.answers import Answer
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.statistics import Estimate
+    from pasta_async.training.statistics import Estimate
 
 __all__ = ["OFFICIAL", "AlpacaSettings", "main", "read_difficulty", "read_questions", "tables"]
 

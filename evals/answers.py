@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.evals.records import measurements
-from pasta_async.evals.statistics import estimate, format_estimate, format_share
 from pasta_async.jobs import for_each, progress
+from pasta_async.training.statistics import estimate, format_estimate, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Client, Generation, Sampling
-    from pasta_async.evals.statistics import Estimate
     from pasta_async.jobs import Journal
+    from pasta_async.training.statistics import Estimate
 
 __all__ = [
     "FORMS",

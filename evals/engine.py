@@ -32,8 +32,8 @@ from pasta_async.evals.documents import read_documents
 from pasta_async.evals.llama_cpp import llama_cpp_files
 from pasta_async.evals.peers import Peer, open_contestant
 from pasta_async.evals.records import environment, markdown_table, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import progress
+from pasta_async.training.statistics import estimate, format_estimate, share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

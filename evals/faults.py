@@ -17,9 +17,9 @@ from pydantic import Field
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.answers import read_answers
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.statistics import estimate, format_estimate, ratio, share
 from pasta_async.lang import parse
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, Faults, count_faults, soundness
+from pasta_async.training.statistics import estimate, format_estimate, ratio, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

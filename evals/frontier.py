@@ -39,11 +39,11 @@ from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import environment, markdown_table
 from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.speed import open_forms
-from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, for_each
 from pasta_async.lang import Sync, parse
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
+from pasta_async.training.statistics import estimate, format_estimate, share
 from pasta_async.training.synthetic import FAMILIES, grade
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from pasta_async.evals.answers import FORMS, answer_all, of_form
 from pasta_async.evals.documents import digest
 from pasta_async.evals.instructions import check, read_questions
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.statistics import estimate, format_estimate, ratio, share
 from pasta_async.jobs import Journal
+from pasta_async.training.statistics import estimate, format_estimate, ratio, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

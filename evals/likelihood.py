@@ -21,8 +21,9 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import read_answers
 from pasta_async.evals.documents import digest, read_prompts
 from pasta_async.evals.records import environment, markdown_table
-from pasta_async.evals.statistics import estimate, format_estimate, share
 from pasta_async.jobs import Journal, progress
+from pasta_async.training.identity import model_digest
+from pasta_async.training.statistics import estimate, format_estimate, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,13 +52,11 @@ def measure(settings: LikelihoodSettings) -> dict[str, Any]:
     Raises:
         PastaError: A file or the model cannot be used, or the prompts are not those of the answers.
     """
-    from pasta_async.training.likelihood import model_identity  # needs torch
-
     identity, answers = read_answers(settings.answers)
     answers = [one for one in answers if one.number == 0]
     prompts = _prompts(settings.prompts, identity, answers)
     asked = {digest((prompts[one.prompt], one.text)): (prompts[one.prompt], one.text) for one in answers}
-    model = {"model": model_identity(settings.model)}
+    model = {"model": model_digest(settings.model)}
     with Journal(settings.out / "bits.jsonl", {"benchmark": "likelihood", **model}) as journal:
         _compute(settings, asked, journal)
         bits = {row["key"]: row["bits"] for row in journal.rows}

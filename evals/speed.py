@@ -29,7 +29,7 @@ from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, de
 from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.records import markdown_table, opened_journal
-from pasta_async.evals.statistics import format_share
+from pasta_async.training.statistics import format_share
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:

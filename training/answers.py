@@ -19,10 +19,11 @@ from pasta_async import Client
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import PastaError
 from pasta_async.jobs import Journal, for_each, journal_beside, progress
-from pasta_async.training.corpus import StrictModel, digest, plain_record, read_records, write_records
+from pasta_async.training.corpus import PartSettings, digest, plain_record, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.faults import repeats_itself
-from pasta_async.training.sample import answer_seed, weights_digest
+from pasta_async.training.identity import backend_digest
+from pasta_async.training.sample import answer_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AnswerSettings", "draw_answers", "main"]
 
 
-class AnswerSettings(StrictModel):
+class AnswerSettings(PartSettings):
     """How to draw. Every field is a flag of the command line."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
@@ -40,8 +41,6 @@ class AnswerSettings(StrictModel):
     out: Path = Field(
         description="file of records with these answers, JSON lines; its journal stands beside it"
     )
-    skip: int = Field(default=0, ge=0, description="leave out the first so many prompts of each file")
-    limit: int = Field(default=0, ge=0, description="only so many prompts of each file (0: all)")
     max_tokens: Count = Field(default=500, description="of an answer; longer ones are not kept")
     least: Count = Field(default=3, description="words that an answer must have to be kept")
     temperature: float = Field(default=0.6, ge=0, description="of the sampler")
@@ -55,12 +54,12 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
     Raises:
         PastaError: The prompts or the backend cannot be used; answers that were drawn are kept.
     """
-    records = [record for path in settings.prompts for record in _part(settings, path)]
+    records = [*settings.part(record for path in settings.prompts for record in read_records(path))]
     started, budget, failures = time.monotonic(), FailureBudget(proven=True), Counter[str]()
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(settings.backend))
         identity = settings.model_dump(include={"backend", "max_tokens", "temperature", "seed"})
-        identity["weights"] = weights_digest(settings.backend)
+        identity["weights"] = backend_digest(settings.backend)
         path = journal_beside(settings.out)
         journal = stack.enter_context(Journal(path, identity))
         drawn = {row["key"] for row in journal.rows}
@@ -98,10 +97,6 @@ async def draw_answers(settings: AnswerSettings) -> dict[str, Any]:
         "tokens": tokens,
         "seconds": seconds,
     }
-
-
-def _part(settings: AnswerSettings, path: Path) -> Sequence[Record]:
-    return [*read_records(path)][settings.skip :][: settings.limit or None]
 
 
 def _key(record: Record) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "CorpusSettings",
     "LeakageFilter",
     "Overlap",
+    "PartSettings",
     "Prompt",
     "Record",
     "SourceSettings",
@@ -302,13 +303,22 @@ _PROMPTS = ("instruction", "prompt", "question")
 _ANSWERS = ("output", "response", "answer", "completion")
 
 
-class SourceSettings(StrictModel):
+class PartSettings(StrictModel):
+    """Which part of something to take: fields of several commands."""
+
+    skip: int = Field(default=0, ge=0, description="leave out the first so many")
+    limit: int | None = Field(default=None, ge=1, description="take no more than so many of those behind")
+
+    def part(self, items: Iterable[M]) -> Iterator[M]:
+        """The part of some items."""
+        return islice(items, self.skip, None if self.limit is None else self.skip + self.limit)
+
+
+class SourceSettings(PartSettings):
     """What to read. Every field is a flag of the command line."""
 
     data: str = Field(description="a file of prompts and answers, the folder of a data set, or its name")
     split: str = Field(default="train", description="split of a data set")
-    limit: int | None = Field(default=None, ge=1, description="read no more rows than this")
-    skip: int = Field(default=0, ge=0, description="leave out the first so many rows")
     prompts: Path | None = Field(
         default=None, description="file with the prompts of rows that hold answers alone, in the same order"
     )
@@ -325,19 +335,11 @@ class SourceSettings(StrictModel):
         rows = [row for path in self.against for row in _read_exchanges(path)]
         answers = tuple(filter(None, (answer for _, answer in rows)))
         leaks = LeakageFilter(tuple(prompt for prompt, _ in rows), answers)
-        records = read_source(
-            self.data, split=self.split, limit=self.limit, skip=self.skip, prompts=self.prompts
-        )
-        return leaks.keep(records), leaks
+        return leaks.keep(self.part(read_source(self.data, split=self.split, prompts=self.prompts))), leaks
 
 
 def read_source(
-    data: str | Path,
-    *,
-    split: str = "train",
-    limit: int | None = None,
-    skip: int = 0,
-    prompts: str | Path | None = None,
+    data: str | Path, *, split: str = "train", prompts: str | Path | None = None
 ) -> Iterator[Record]:
     """Read prompts with their answers, one at a time.
 
@@ -354,16 +356,13 @@ def read_source(
         data: A file (`.jsonl`, `.json` with a list, `.csv`, `.parquet`), a folder that `datasets` saved or
             can load, or the name of a data set on the hub, which is streamed (or a short one: `ALIASES`).
         split: Of a data set.
-        limit: Rows to read at most.
-        skip: Rows to leave out before.
         prompts: A file with the prompts of rows that hold answers alone, in the same order.
 
     Raises:
         InvalidRequestError: The data cannot be read, or a row cannot be mapped; with its place.
     """
     questions = None if prompts is None else read_prompts(prompts)
-    wanted = islice(_rows(str(data), split), skip, None if limit is None else skip + limit)
-    for number, (place, row) in enumerate(wanted, skip):
+    for number, (place, row) in enumerate(_rows(str(data), split)):
         if questions is not None:
             if number >= len(questions):
                 raise InvalidRequestError(f"{prompts} has {len(questions)} prompts, {data} has more answers")

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
-from pasta_async.errors import InvalidRequestError, UnsupportedModelError
+from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["LanguageModel", "LikelihoodJudge", "bits_per_token", "model_identity"]
+__all__ = ["LanguageModel", "LikelihoodJudge", "bits_per_token"]
 
 
 class LanguageModel:
@@ -123,21 +122,6 @@ def bits_per_token(
         for owner, bits in zip(owners, losses, strict=True):
             found[owner].append(bits)
     return [math.fsum(bits) / len(bits) if bits else None for bits in found]
-
-
-def model_identity(folder: Path) -> dict[str, Any]:
-    """What tells one model from another: configuration, and size and first bytes of the weights.
-
-    Raises:
-        UnsupportedModelError: There is no model in the folder.
-    """
-    if not (config := folder / "config.json").is_file():
-        raise UnsupportedModelError(f"there is no model folder {folder} to compute likelihoods with")
-    hashed = hashlib.sha256(config.read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            hashed.update(f"{file.name} {file.stat().st_size}".encode() + opened.read(1 << 24))
-    return {"name": folder.resolve().name, "digest": hashed.hexdigest()[:16]}
 
 
 class LikelihoodJudge:

@@ -20,12 +20,12 @@ from pydantic import Field, Json
 
 from pasta_async import Client
 from pasta_async.backends import WrappingBackend, backend_names
-from pasta_async.backends.local.bases import default_model, find_model
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
-from pasta_async.training.corpus import StrictModel, digest, read_records, write_records
+from pasta_async.training.corpus import PartSettings, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
 
@@ -45,7 +45,6 @@ __all__ = [
     "main",
     "sample",
     "trie_of",
-    "weights_digest",
 ]
 
 
@@ -53,15 +52,13 @@ _OWN = -1
 """Stands for the number of the model's own plain answer, where the baseline is another model."""
 
 
-class SampleSettings(StrictModel):
+class SampleSettings(PartSettings):
     """How to draw. Every field is a flag of the command line."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
-    skip: int = Field(default=0, ge=0, description="leave out the first so many prompts")
-    limit: int = Field(default=0, ge=0, description="only so many prompts (0: all)")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
@@ -119,7 +116,7 @@ def _records(settings: SampleSettings) -> list[Record]:
         print(f"{found - len(records)} of {found} prompts were trained on, and are left out", file=sys.stderr)
     if not records:
         raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}")
-    return records[settings.skip :][: settings.limit or None]
+    return [*settings.part(records)]
 
 
 async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
@@ -134,23 +131,11 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
-        "weights": [weights_digest(settings.backend), weights_digest(settings.baseline)],
+        "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }
     path = journal_beside(settings.out)
     journal = stack.enter_context(Journal(path, identity, held=False))
     return Drawing(settings, client, recording, baseline, journal)
-
-
-def weights_digest(backend: str) -> str:
-    """A hash of the weights in a folder, which may be trained anew; of nothing for a server."""
-    scheme, _, name = backend.partition(":")
-    hashed, folder = hashlib.sha256(), find_model(name) if name else default_model()[0]
-    for path in sorted(folder.glob("*.safetensors")) if scheme == "local" else ():
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            file.seek(max(0, size - 2**20))
-            hashed.update(f"{path.name}/{size}/".encode() + file.read())
-    return hashed.hexdigest()[:16]
 
 
 def answer_seed(seed: int, prompt: str, number: int) -> int:

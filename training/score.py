@@ -38,6 +38,7 @@ from pasta_async.training.endpoint import (
     probability,
 )
 from pasta_async.training.faults import faults_of_sample, soundness
+from pasta_async.training.identity import model_digest
 from pasta_async.training.preference import Score, read_samples, value
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
@@ -278,10 +279,10 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
 
 
 def _likelihood_judge(folder: Path, journal: Path, stack: AsyncExitStack) -> Judge:
-    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge, model_identity  # needs torch
+    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
 
     model = LanguageModel(folder)
-    identity = {"judge": "likelihood", "model": model_identity(folder)}
+    identity = {"judge": "likelihood", "model": model_digest(folder)}
     return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
 
 

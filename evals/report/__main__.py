@@ -31,8 +31,8 @@ from pasta_async.evals.records import markdown_table
 from pasta_async.evals.report import plots
 from pasta_async.evals.report.plots import Point
 from pasta_async.evals.report.results import best, dominated_by, read_results, read_run, timed
-from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.trace.page import standalone
+from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from pasta_async.evals.report.results import Model, Results
-    from pasta_async.evals.statistics import Estimate
+    from pasta_async.training.statistics import Estimate
 
 __all__ = ["Report", "ReportSettings", "main"]
 

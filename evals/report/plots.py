@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.answers import Comparison
     from pasta_async.evals.load import Figures
-    from pasta_async.evals.statistics import Estimate
+    from pasta_async.training.statistics import Estimate
 
 __all__ = [
     "PUBLISHED",

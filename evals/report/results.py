@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pasta_async.evals.answers import Comparison
-    from pasta_async.evals.statistics import Estimate
+    from pasta_async.training.statistics import Estimate
 
 __all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "timed"]
 

@@ -17,13 +17,13 @@ from pasta_async import InvalidRequestError
 from pasta_async.evals.report.__main__ import main
 from pasta_async.evals.report.plots import Point, best_points
 from pasta_async.evals.report.results import read_results, timed
-from pasta_async.evals.statistics import estimate as bootstrap
-from pasta_async.evals.statistics import format_estimate
+from pasta_async.training.statistics import estimate as bootstrap
+from pasta_async.training.statistics import format_estimate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pasta_async.evals.statistics import Estimate
+    from pasta_async.training.statistics import Estimate
 
 pytestmark = pytest.mark.timeout(300)
 """Drawing takes eight seconds of CPU, on a machine that may be busy."""

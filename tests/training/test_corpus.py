@@ -160,7 +160,6 @@ def test_data_sets_are_read_by_the_datasets_library(tmp_path: Path, monkeypatch:
         assert [record.document.text for record in records] == ["Yes, <sync/> please.", "No."], folder
         assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
     assert [record.document.text for record in read_source(tmp_path / "splits", split="test")] == ["No."]
-    assert len(list(read_source(tmp_path / "one", limit=1))) == 1
     with pytest.raises(InvalidRequestError, match="nowhere"):
         list(read_source(tmp_path / "splits", split="nowhere"))
 

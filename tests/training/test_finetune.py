@@ -260,6 +260,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
     }
     resumed = launch("-m", "pasta_async.training.finetune")
     assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.count("the model is in") == 1
     after = curve(out)
     assert [line["step"] for line in after] == [1, 2, 3, 4, 5, 6]
     assert after[:4] == before  # 3 and 4 were computed twice

@@ -5,9 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +13,7 @@ from finetune_folders import ANSWERS, base_folder
 from local_models import TEMPLATE
 from preference_files import prompt_of, write_files
 from safetensors.torch import load_file
+from two_processes import run_in_two
 
 import pasta_async.training.prefer as preferring
 from pasta_async.errors import InvalidRequestError
@@ -206,24 +204,11 @@ def test_a_run_goes_on_exactly_and_computes_references_once(tmp_path: Path) -> N
     assert json.loads(file.read_text())["scores"] == scores
 
 
-@pytest.mark.timeout(600)
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path))
     two = settings(tmp_path, out=tmp_path / "two", threads=1)
-    flags: list[str] = []
-    for name in two.model_fields_set:
-        flags += [f"--{name.replace('_', '-')}", str(getattr(two, name))]
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*start, "-m", "pasta_async.training.prefer", *flags],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("5 prompts, 25 samples") == 1
+    run_in_two(prefer, two)
     ours, theirs = (
         json.loads((out / "reference.json").read_text())["scores"] for out in (tmp_path / "run", two.out)
     )

@@ -12,8 +12,8 @@ from pasta_async import Client, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.backends.local.bases import BaseSource, find_model
 from pasta_async.evals.answers import FORMS, Answer, answer_all
-from pasta_async.evals.statistics import share
 from pasta_async.jobs import Journal
+from pasta_async.training.statistics import share
 from pasta_async.training.synthetic import FAMILIES, sample, score
 
 if TYPE_CHECKING:

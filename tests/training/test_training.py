@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from task_codec import task_codec
 from transformers import AutoModelForCausalLM
+from two_processes import run_in_two
 
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.pretrain import (
@@ -91,27 +89,6 @@ def test_no_forced_token_is_a_target() -> None:
     assert len(set(trie.targets)) == len(trie.targets)
 
 
-def test_hidden_chunks_are_in_no_context_of_main() -> None:
-    example = sample("totals", 2, count_tokens=CODEC.count)
-    prompt, opens, closes = asked(example), CODEC.tag_ids.open_async, CODEC.tag_ids.close_async
-    hidden = pack_views(CODEC, prompt, example.document, (opens, closes))
-    whole = pack_views(CODEC, prompt, example.document)
-    assert [hidden.ids[i] for i in hidden.targets] == [whole.ids[i] for i in whole.targets]
-
-    def behind_end(trie: Trie) -> list[int]:
-        node = trie.ids.index(CODEC.end, len(prompt))
-        path: list[int] = []
-        while node >= 0:
-            path.append(trie.ids[node])
-            node = trie.parents[node]
-        return path
-
-    promises = len(example.document.promises)
-    assert behind_end(whole).count(opens) == promises
-    assert behind_end(hidden).count(opens) == 0
-    assert behind_end(hidden).count(CODEC.tag_ids.sync) == 1
-
-
 def test_a_document_of_a_stream_depends_on_seed_and_number_alone() -> None:
     def draw(rng: random.Random, index: int) -> Trie:
         trie = Trie()
@@ -143,19 +120,10 @@ def test_training_resumes_exactly_and_writes_a_model(tmp_path: Path) -> None:
     assert codec.tag_ids == CODEC.tag_ids
 
 
-@pytest.mark.timeout(300)
 def test_two_processes_pretrain_as_one(tmp_path: Path) -> None:
     assert pretrain(tiny(tmp_path / "one"))
     two = tiny(tmp_path / "two", threads=1)
-    flags = [
-        word for name in two.model_fields_set for word in (f"--{name.replace('_', '-')}", getattr(two, name))
-    ]
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*start, "-m", "pasta_async.training.pretrain", *map(str, flags)]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_in_two(pretrain, two)
     for one, other in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert other == pytest.approx(one, rel=2e-2)
         assert other["tokens"] == one["tokens"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise, zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pasta_async.jobs import Journal, progress
@@ -24,12 +23,14 @@ from pasta_async.lang import Promise, Sync
 from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
 from pasta_async.training.annotate.structure import LEAST, is_item, structure_marks
 from pasta_async.training.corpus import digest
-from pasta_async.training.likelihood import LanguageModel, model_identity
+from pasta_async.training.identity import model_digest
+from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.packing import Trie
 from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount, rough_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from pasta_async.lang import Document
     from pasta_async.training.annotate.structure import Cut
@@ -258,7 +259,7 @@ def annotate_by_likelihood(
     marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
     keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
     asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
-    identity = {"model": model_identity(Path(model))}
+    identity = {"model": model_digest(model)}
     with Journal(journal, identity) as kept:
         resumed = {row["key"] for row in kept.rows} & asked.keys()
         _measure({key: one for key, one in asked.items() if key not in resumed}, model, kept, row_tokens)

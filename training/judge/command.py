@@ -2,7 +2,7 @@
 
 A language model reads each answer; from its hidden states a reward is learned that explains which of two
 answers is preferred, beside what length explains. OUT is a judge for `--judge reward --judge-model OUT`;
-OUT/report.md says how often it agrees with preferences on prompts, and about models, that it did not know.
+OUT/report.json says how often it agrees with preferences on prompts, and about models, that it did not know.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal, progress
 from pasta_async.training.corpus import digest
-from pasta_async.training.judge.agreement import as_markdown, describe
+from pasta_async.training.identity import model_digest
+from pasta_async.training.judge.agreement import agreement, certainty
 from pasta_async.training.judge.features import REFUSAL, AnswerReader, FeatureSettings
 from pasta_async.training.judge.head import Head, fit_head, length_effects, length_terms, lengths_and_wins
 from pasta_async.training.judge.preferences import Folds, draw, read_comparisons
 from pasta_async.training.judge.reward import StoredJudge
-from pasta_async.training.likelihood import model_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,15 +63,15 @@ class RewardSettings(FeatureSettings):
         return FeatureSettings.model_validate({**fields, "model": self.model.resolve()})
 
 
-def train(settings: RewardSettings) -> str:
-    """Train a judge and write it with its report; returns the report as Markdown.
+def train(settings: RewardSettings) -> dict[str, Any]:
+    """Train a judge and write it with its report, which is returned.
 
     Raises:
         PastaError: The preferences or the model cannot be used, or OUT has features of something else.
     """
-    found, counts = read_comparisons(settings.preferences)
+    comparisons, counts = read_comparisons(settings.preferences)
     read_config(settings.model, REFUSAL)
-    near = [one for one in found if one.near(settings.within)]
+    near = [one for one in comparisons if one.near(settings.within)]
     used = draw(near, settings.pairs, settings.seed)
     folds = Folds(used, settings.prompt_folds, settings.model_folds, settings.seed)
     answers = list(dict.fromkeys((one.prompt, text) for one in used for text in one.answers))
@@ -79,14 +79,17 @@ def train(settings: RewardSettings) -> str:
     groups = {"unseen prompts": learner.test(folds.blocks(unseen_models=False))}
     if folds.models > 1:
         groups = {"unseen prompts and models": learner.test(folds.blocks()), **groups}
-    scale, report = describe(used, groups)
+    found = {name: agreement(used, rewards) for name, rewards in groups.items()}
+    scale, log_loss = certainty(used, next(iter(groups.values())))
     StoredJudge(settings.out, settings.features, learner.head(scale)).write()
-    asked = settings.model_dump(mode="json", exclude={"out"})
-    report = {**asked, "counts": {**counts, "near": len(near), "used": len(used)}, **report}
+    report = {
+        **settings.model_dump(mode="json", exclude={"out"}),
+        "counts": {**counts, "near": len(near), "used": len(used)},
+        "agreement": found,
+        "log_loss": log_loss,
+    }
     (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    shown = as_markdown(report)
-    (settings.out / "report.md").write_text(shown, encoding="utf-8")
-    return shown
+    return report
 
 
 class _Learner:
@@ -136,7 +139,7 @@ class _Learner:
 def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArray[Any]:
     """[answers, features] of prompts and answers. What OUT has is not computed again."""
     asked = {digest(_messages(prompt), text): (prompt, text) for prompt, text in answers}
-    identity = settings.features.model_dump(mode="json", exclude={"model"}) | model_identity(settings.model)
+    identity = {**settings.features.model_dump(mode="json"), "model": model_digest(settings.model)}
     with Journal(settings.out / "features.jsonl", identity) as journal:
         known = {row["key"]: row["features"] for row in journal.rows}
         missing = [key for key in asked if key not in known]

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import StrictModel, digest, explain
+from pasta_async.training.identity import model_digest
 from pasta_async.training.judge.features import AnswerReader, FeatureSettings
 from pasta_async.training.judge.head import Head
-from pasta_async.training.likelihood import model_identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,8 +36,8 @@ class _Description(StrictModel):
     """`judge.json`."""
 
     features: FeatureSettings
-    base: dict[str, str]
-    """What tells the base model from others."""
+    base: str
+    """The digest of the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StoredJudge:
                 f"{folder} holds no trained judge ({reason}): make one with pasta_async.training.judge"
             ) from error
         base = description.features.model
-        if not (base / "config.json").is_file() or model_identity(base) != description.base:
+        if not (base / "config.json").is_file() or model_digest(base) != description.base:
             raise InvalidRequestError(
                 f"{folder}: the model that it reads by, {base}, is another one now, or gone"
             )
@@ -77,7 +77,7 @@ class StoredJudge:
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {"weights": np.asarray(self.head.weights), "effects": np.asarray(self.head.effects)}
         save_file(tensors, self.folder / "judge.safetensors")
-        description = _Description(features=self.features, base=model_identity(self.features.model))
+        description = _Description(features=self.features, base=model_digest(self.features.model))
         (self.folder / "judge.json").write_text(
             description.model_dump_json(indent=1) + "\n", encoding="utf-8"
         )

@@ -16,6 +16,7 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
+from pasta_async.training.identity import model_digest
 from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, open_processes
@@ -129,9 +130,7 @@ def _make_loop(
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
     latest = checkpoints.latest()
     file = settings.out / "reference.json"
-    weights = sorted((base.adapter or base.folder).glob("*.safetensors"))
-    stats = [(one.name, one.stat()) for one in weights]  # tells weights from others in that folder
-    key = [task.fingerprint, *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
+    key = [task.fingerprint, model_digest(base.adapter or base.folder)]
     scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})
     compare = task.compared and scores.keys() != sizes.keys()
     from_base = compare or latest is None or settings.lora_rank > 0  # no checkpoint holds what is frozen

@@ -1,4 +1,4 @@
-"""The statistics of the benchmarks: means of ratios, and how sure one can be of them."""
+"""Means of what was measured, and how sure one can be of them."""
 
 # scipy has no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -77,7 +77,7 @@ def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> 
     if not sum(wholes):
         return None
     value = 100 * sum(parts) / sum(wholes)
-    if value in (0, 100):
+    if not any(parts) or list(parts) == list(wholes):
         return share([value > 0] * sum(whole > 0 for whole in wholes))
     found: Any = bootstrap(
         (parts, wholes),

@@ -5,7 +5,7 @@ from statistics import NormalDist, mean, stdev
 
 import pytest
 
-from pasta_async.evals.statistics import estimate, format_estimate, ratio, share
+from pasta_async.training.statistics import estimate, format_estimate, ratio, share
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, -2.0]])

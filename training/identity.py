@@ -1,0 +1,46 @@
+"""What tells one model from another, and from the same one trained anew."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
+from pasta_async.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["backend_digest", "model_digest"]
+
+_PATTERNS = ("config.json", ADAPTER_CONFIG, "*.safetensors")
+_END = 2**20
+"""Bytes at the end of a file that are looked at: no training leaves them as they were."""
+
+
+def model_digest(model: str | Path) -> str:
+    """16 hexadecimal digits for a model's configuration and weights, by names, sizes and ends of the files.
+
+    Args:
+        model: The folder of a model or of an adapter, a GGUF file, or the name of a model that ships.
+
+    Raises:
+        UnsupportedModelError: There is no such model.
+    """
+    path = find_model(model)
+    files = [path] if path.is_file() else sorted(one for name in _PATTERNS for one in path.glob(name))
+    if not files:
+        raise UnsupportedModelError(f"there is no model {path}: no config.json and no weights")
+    hashed = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            opened.seek(max(0, size - _END))
+            hashed.update(f"{file.name}/{size}/".encode() + opened.read())
+    return hashed.hexdigest()[:16]
+
+
+def backend_digest(backend: str) -> str:
+    """That of the model that a backend, as named for `open_backend`, computes here; empty for a server."""
+    scheme, _, name = backend.partition(":")
+    return model_digest(name or default_model()[0]) if scheme in ("local", "sglang") else ""
