@@ -1,4 +1,4 @@
-"""The embedded engine beside llama.cpp and transformers, on the same weights, in one run.
+"""The embedded engine beside llama.cpp, on the same weights, in one run.
 
     python -m pasta_async.evals.engine MODEL --out engine.jsonl
     python -m pasta_async.evals.engine MODEL --documents documents.jsonl --answers 40 --out engine.jsonl
@@ -44,7 +44,7 @@ __all__ = ["EngineSettings", "main"]
 
 _WINDOW = 256  # tokens of a text that are foretold together
 
-Name = Literal["int8", "float32", "Q8_0", "Q4_0", "transformers"]
+Name = Literal["int8", "float32", "Q8_0", "Q4_0"]
 
 
 class EngineSettings(CommandSettings):
@@ -52,8 +52,8 @@ class EngineSettings(CommandSettings):
 
     model: Path = Field(description="a Hugging Face folder or a GGUF file")
     engines: tuple[Name, ...] = Field(
-        default=("int8", "float32", "Q8_0", "Q4_0", "transformers"),
-        description="number formats of the embedded engine, types of llama.cpp's, or transformers (float32)",
+        default=("int8", "float32", "Q8_0", "Q4_0"),
+        description="number formats of the embedded engine, types of llama.cpp's",
     )
     threads: tuple[Count, ...] = Field(default=(1, 4, 8, 16), description="how many decode at once")
     prefix: Count = Field(default=256, description="tokens that they share")
@@ -75,8 +75,6 @@ def _peers(settings: EngineSettings, folder: Path) -> list[Peer]:
     for name in settings.engines:
         if name in files:
             peers.append(Peer("llama.cpp", name, str(files[name])))
-        elif name == "transformers":
-            peers.append(Peer("transformers", "float32", str(settings.model)))
         else:
             peers.append(Peer("local", name, str(settings.model)))
     return peers
@@ -156,7 +154,7 @@ def _quality(rows: Sequence[dict[str, Any]]) -> str:
     found = {row["engine"]: row for row in rows if row.get("what") == "bits"}
     if not found:
         return ""
-    exact = found.get("local float32") or found.get("transformers float32")
+    exact = found.get("local float32")
     table = [
         {
             "engine": name,
@@ -247,7 +245,7 @@ def _run(settings: EngineSettings) -> str:
         if settings.text:
             _measure_quality(settings, engines, note)
         for name, engine in engines.items():
-            note({"engine": name, "what": "memory", "seconds": engine.call("peak_memory")})
+            note({"engine": name, "what": "memory", "seconds": engine.peak_memory()})
         where = environment()
     return (
         f"{_tables(rows, settings)}\n\n{where['cpu']}, {cpus} threads, load {where['load']}, {where['time']}"

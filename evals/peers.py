@@ -1,4 +1,4 @@
-"""The embedded engine, llama.cpp and transformers, each in a process of its own, to be measured side by side.
+"""The embedded engine and llama.cpp, each in a process of its own, to be measured side by side.
 
 All get token ids and choose the likeliest token, so they do the same work, whatever the weights say.
 """
@@ -15,6 +15,8 @@ import multiprocessing
 import resource
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +27,6 @@ from pasta_async.evals.llama_cpp import LlamaCpp, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-    from multiprocessing.connection import Connection
 
     import torch
 
@@ -42,7 +43,7 @@ class Peer(NamedTuple):
     """What is measured, and in which number format."""
 
     engine: str
-    """`local`, `llama.cpp` or `transformers`."""
+    """`local` or `llama.cpp`."""
     dtype: str
     path: str
     """The model: a folder or a GGUF file."""
@@ -200,102 +201,45 @@ class _Local:
         return self._runner.run(together())
 
 
-class _Transformers:
-    """`generate` of transformers, in float32, a batch of sequences behind a prefix that is computed once."""
-
-    def __init__(self, path: str, threads: int) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM, DynamicCache
-
-        torch.set_num_threads(threads)
-        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
-        if path.endswith(".gguf"):
-            where = {"pretrained_model_name_or_path": str(Path(path).parent), "gguf_file": Path(path).name}
-        self._torch: Any = torch
-        self._new_cache: Any = DynamicCache
-        self._model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-        self._prompt: list[int] = []
-        self._cache: Any = None
-
-    def first_token(self, prompt: Sequence[int]) -> float:
-        self._prompt, self._cache = list(prompt), self._new_cache()
-        return self._generate([self._prompt], 1, self._cache)
-
-    def threads(self, starts: Sequence[int], steps: int) -> float:
-        from copy import deepcopy
-
-        cache = deepcopy(self._cache)
-        cache.crop(len(self._prompt))
-        cache.batch_repeat_interleave(len(starts))
-        return self._generate([[*self._prompt, start] for start in starts], steps, cache)
-
-    def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        self._prompt, self._cache = list(prompt), self._new_cache()
-        return self._generate([self._prompt], len(answer), self._cache)
-
-    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
-        bits: list[float] = []
-        likeliest: list[int] = []
-        for window in windows:
-            ids = self._torch.tensor([list(window)])
-            with self._torch.inference_mode():
-                rows = self._model(ids).logits[0, :-1].log_softmax(-1)
-            found = rows.gather(1, ids[0, 1:, None])[:, 0]
-            bits += (-found / math.log(2)).tolist()
-            likeliest += rows.argmax(-1).tolist()
-        return Prediction(fmean(bits), likeliest)
-
-    def vocabulary(self) -> int:
-        return self._model.config.vocab_size
-
-    def _generate(self, rows: list[list[int]], tokens: int, cache: Any) -> float:
-        ids = self._torch.tensor(rows)
-        began = time.perf_counter()
-        self._model.generate(
-            input_ids=ids,
-            attention_mask=self._torch.ones_like(ids),
-            past_key_values=cache,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        return time.perf_counter() - began
-
-
 def _load(peer: Peer, threads: int) -> Contestant:
     if peer.engine == "local":
         return _Local(peer.path, peer.dtype, threads)
-    if peer.engine == "llama.cpp":
-        return LlamaCpp(peer.path, threads)
-    return _Transformers(peer.path, threads)
+    return LlamaCpp(peer.path, threads)
 
 
 class RemoteContestant:
-    """A contestant in a process of its own: while another one is measured it waits for a command."""
+    """A contestant in a process of its own: while another one is measured it waits.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.load_seconds: float = self._receive()
+    Args:
+        pool: Of the one process.
+        peer: What it loads.
+        threads: CPU threads that it has.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, peer: Peer, threads: int) -> None:
+        self._pool, self._peer = pool, peer
+        self.load_seconds: float = self._run(_open, peer, threads)
         """From the first look at the files until it can be asked."""
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of `Contestant` there, or `peak_memory`: the most that the process had, in bytes.
+        """Call a method of `Contestant` there.
 
         Raises:
             PastaError: The engine failed.
         """
-        self._connection.send((method, arguments))
-        return self._receive()
+        return self._run(_call, method, arguments)
 
-    def _receive(self) -> Any:
+    def peak_memory(self) -> float:
+        """The most memory that its process had, in bytes."""
+        return self._run(_peak_memory)
+
+    def _run(self, work: Callable[..., Any], *arguments: object) -> Any:
         try:
-            found = self._connection.recv()
-        except EOFError:
+            return self._pool.submit(work, *arguments).result()
+        except BrokenProcessPool:
             raise PastaError("the engine's process ended; what it printed says why") from None
-        if isinstance(found, str):
-            raise PastaError(found)
-        return found
+        except (PastaError, ImportError, OSError, ValueError) as error:
+            raise PastaError(f"{self._peer.name}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -305,45 +249,24 @@ def open_contestant(peer: Peer, threads: int) -> Generator[RemoteContestant]:
     Raises:
         PastaError: It cannot be loaded: its package is missing, or it refuses the model.
     """
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=_serve, args=(there, peer, threads), daemon=True
-    )
-    process.start()
-    there.close()
-    try:
-        yield RemoteContestant(here)
-    finally:
-        here.close()
-        process.join(10)
-        process.kill()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield RemoteContestant(pool, peer, threads)
 
 
-def _serve(connection: Connection, peer: Peer, threads: int) -> None:
-    """The other end of a `RemoteContestant`: until the connection is closed."""
-    try:
-        _import(peer)
-        began = time.perf_counter()
-        contestant = _load(peer, threads)
-        connection.send(time.perf_counter() - began)
-        while True:
-            method, arguments = connection.recv()
-            call: Callable[..., Any] = (
-                _peak_memory if method == "peak_memory" else getattr(contestant, method)
-            )
-            connection.send(call(*arguments))
-    except EOFError:
-        return
-    except (PastaError, ImportError, OSError, ValueError) as error:
-        connection.send(f"{peer.name}: {type(error).__name__}: {error}")
+_contestant: Any = None  # of the process
 
 
-def _import(peer: Peer) -> None:
-    """Import what the engine needs, so that it does not count as loading the model."""
-    for module in {"local": ["pasta_async.backends.local.engine"], "llama.cpp": ["llama_cpp"]}.get(
-        peer.engine, ["torch", "transformers"]
-    ):
-        importlib.import_module(module)
+def _open(peer: Peer, threads: int) -> float:
+    global _contestant
+    module = {"local": "pasta_async.backends.local.engine"}.get(peer.engine, "llama_cpp")
+    importlib.import_module(module)  # does not count as loading the model
+    began = time.perf_counter()
+    _contestant = _load(peer, threads)
+    return time.perf_counter() - began
+
+
+def _call(method: str, arguments: tuple[object, ...]) -> Any:
+    return getattr(_contestant, method)(*arguments)
 
 
 def _peak_memory() -> float:
