@@ -42,7 +42,7 @@ SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
 
 _FREE = {
-    *("device", "attention", "recompute", "save_every", "track", "threads", "stop_at", "in_flight"),
+    *("device", "attention", "recompute", "save_every", "threads", "stop_at", "in_flight"),
     *("retries", "timeout", "key_variable", "together"),
 }
 """Options that change how a command works, and nothing of its result but for rounding."""

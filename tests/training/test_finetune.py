@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +41,7 @@ def settings(folder: Path, **changes: Any) -> FinetuneSettings:
         base_folder(folder / "base", changes.pop("kind", "llama"))
         data_file(folder / "data.jsonl")
     values = {"model": folder / "base", "data": [folder / "data.jsonl"], "out": folder / "run"}
-    values |= {"batch": 3, "row_tokens": 512, "steps": 4, "lr": 3e-3, "track": "none"}
+    values |= {"batch": 3, "row_tokens": 512, "steps": 4, "lr": 3e-3}
     return FinetuneSettings.model_validate({**values, "export_dtype": "float32", **changes})
 
 
@@ -242,7 +241,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
     out = tmp_path / "two"
     flags = ["--model", tmp_path / "base", "--data", tmp_path / "data.jsonl", "--out", out, "--steps", 6]
     flags += ["--batch", 4, "--save-every", 2, "--threads", 1, "--row-tokens", 512, "--lr", 3e-3]
-    flags += ["--track", "none", "--tag-rate", 3]
+    flags += ["--tag-rate", 3]
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -376,28 +375,6 @@ def test_long_examples_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFix
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="lower --lr"):
         finetune(settings(tmp_path, lr=1e30, clip=1e30))
-
-
-def test_tensorboard_gets_what_the_file_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[Any, ...]] = []
-
-    class SummaryWriter:  # TensorBoard is no dependency
-        def __init__(self, folder: str, purge_step: int) -> None:
-            written.append((folder, purge_step))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, value, step))
-
-        def close(self) -> None:
-            written.append(())
-
-    stub = SimpleNamespace(SummaryWriter=SummaryWriter)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)  # type: ignore[arg-type]
-
-    with loop.open_metrics(tmp_path, 0, board=True) as write:
-        write({"step": 1, "loss": 2.5})
-    assert written == [(str(tmp_path / "tensorboard"), 1), ("step", 1, 1), ("loss", 2.5, 1), ()]
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 2.5}
 
 
 def test_too_little_memory_is_said_with_what_makes_it_smaller(

@@ -51,7 +51,7 @@ def ready(folder: Path, prompts: int = 5, kind: str = "llama") -> tuple[Path, Mo
 def settings(folder: Path, **changes: Any) -> PreferSettings:
     files = {"samples": folder / "samples.jsonl", "scores": folder / "scores.jsonl"}
     values = {"model": folder / "base", "out": folder / "run", "quality_weight": 1, **files}
-    values |= {"batch": 2, "row_tokens": 1024, "steps": 4, "lr": 2e-4, "track": "none"}
+    values |= {"batch": 2, "row_tokens": 1024, "steps": 4, "lr": 2e-4}
     return PreferSettings.model_validate({**values, "export_dtype": "float32", **changes})
 
 
@@ -279,7 +279,7 @@ async def test_what_is_preferred_becomes_likely(tmp_path: Path) -> None:
         for kind, written in enumerate(LEARNED)
     ]
     write_records(tmp_path / "data.jsonl", records)
-    common: dict[str, Any] = {"row_tokens": 512, "track": "none", "export_dtype": "float32"}
+    common: dict[str, Any] = {"row_tokens": 512, "export_dtype": "float32"}
     first = {"model": tmp_path / "base", "data": [tmp_path / "data.jsonl"], "out": tmp_path, "lr": 1e-2}
     assert finetune(FinetuneSettings.model_validate({**common, **first, "batch": 8, "steps": 60}))
 

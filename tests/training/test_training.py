@@ -44,7 +44,7 @@ def asked(example: Example) -> list[int]:
 
 def tiny(out: Path, **changes: object) -> PretrainSettings:
     shape = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 48, "batch": 5}
-    settings = {"steps": 6, "warmup": 2, "copying": 15, "save_every": 100, "track": "none"}
+    settings = {"steps": 6, "warmup": 2, "copying": 15, "save_every": 100}
     return PretrainSettings.model_validate({"out": out, **shape, **settings, **changes})
 
 

@@ -4,12 +4,11 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import signal
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from pasta_async.training.trainer.settings import Schedule, TrainerSettings
     from pasta_async.training.trainer.task import Example, Task
 
-__all__ = ["Loop", "make_optimizers", "open_metrics"]
+__all__ = ["Loop", "make_optimizers"]
 
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""
@@ -219,8 +218,7 @@ class Loop:
         with ExitStack() as stack:
             stack.enter_context(self._stoppable())
             advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=first))
-            board = settings.track == "auto"
-            write = stack.enter_context(open_metrics(settings.out, self.step, board)) if first else None
+            write = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
             while self.step < stop and not self._leaving:
                 try:
                     report = self.update()
@@ -252,30 +250,20 @@ class Loop:
 
 
 @contextmanager
-def open_metrics(folder: Path, start: int, board: bool) -> Generator[Callable[[Mapping[str, float]], None]]:
+def _open_metrics(folder: Path, start: int) -> Generator[Callable[[Mapping[str, float]], None]]:
     """What writes the values of an update, `step` among them, as a line of FOLDER/metrics.jsonl.
 
     Args:
         folder: The run's.
         start: The update that the run goes on from: later lines are removed, they are computed anew.
-        board: Whether TensorBoard gets the same, where it is installed.
     """
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     path.write_text("".join(lines[:start]), encoding="utf-8")  # one for each update, from the first on
-    with ExitStack() as stack:
-        file = stack.enter_context(path.open("a", encoding="utf-8"))
-        writer: Any = None
-        if board:
-            with suppress(ModuleNotFoundError):
-                tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-                writer = tensorboard.SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-                stack.callback(writer.close)
+    with path.open("a", encoding="utf-8") as file:
 
         def write(values: Mapping[str, float]) -> None:
             file.write(json.dumps(values) + "\n")
             file.flush()
-            for name, value in values.items() if writer else ():
-                writer.add_scalar(name, value, int(values["step"]))
 
         yield write

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 _FREE = {
-    *("out", "device", "dtype", "attention", "recompute", "save_every", "stop_at", "track", "threads"),
+    *("out", "device", "dtype", "attention", "recompute", "save_every", "stop_at", "threads"),
     "export_dtype",
 }
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""

@@ -69,9 +69,6 @@ class TrainerSettings(StrictModel):
     lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
     stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
-    track: Literal["auto", "none"] = Field(
-        default="auto", description="where metrics also go; auto: TensorBoard where it is installed"
-    )
     drop_long: bool = Field(
         default=False, description="leave out examples that do not fit a row or the model, and count them"
     )
