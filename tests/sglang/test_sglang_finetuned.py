@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Backend
 
-COMMON: dict[str, Any] = {"track": "none", "export_dtype": "float32", "threads": 1, "row_tokens": 1024}
+COMMON: dict[str, Any] = {"export_dtype": "float32", "threads": 1, "row_tokens": 1024}
 CHAT = [{"role": "user", "content": "Tell 0"}]
 
 

@@ -1,4 +1,4 @@
-"""Finetune, and die in the middle of writing the second checkpoint: `killed_finetune.py FLAGS`."""
+"""Finetune, and die in the middle of writing the second checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from pasta_async.training import finetune
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["killed_finetune"]
 
-def dying(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+
+def killed_finetune(settings: finetune.FinetuneSettings) -> bool:
+    """As `finetune`, in a process of its own."""
+    Path.replace = _dying(Path.replace)  # type: ignore[method-assign, assignment]
+    return finetune.finetune(settings)
+
+
+def _dying(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
     """A checkpoint gets its name by this call: the second one does not."""
     seen: list[Path] = []
 
@@ -25,8 +33,3 @@ def dying(replace: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]
         return replace(old, new)
 
     return replaced
-
-
-if __name__ == "__main__":
-    Path.replace = dying(Path.replace)  # type: ignore[method-assign, assignment]
-    finetune.main()

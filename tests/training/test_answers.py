@@ -39,7 +39,7 @@ class Scripted:
 
 def settings(folder: Path, *prompts: str, **more: Any) -> AnswerSettings:
     write_records(folder / "prompts.jsonl", records(*prompts))
-    given = {"backend": "local:x", "prompts": [folder / "prompts.jsonl"], "out": folder / "answers.jsonl"}
+    given = {"backend": "http://x", "prompts": [folder / "prompts.jsonl"], "out": folder / "answers.jsonl"}
     return AnswerSettings.model_validate({**given, "together": 1, **more})
 
 

@@ -8,16 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from adapter_folders import adapter_run
 from finetune_folders import ANSWERS, base_folder, data_file
+from killed_finetune import killed_finetune
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from two_processes import run_in_two
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
@@ -29,6 +30,9 @@ from pasta_async.training.trainer import loop
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -245,19 +249,15 @@ def test_two_processes_train_as_one_and_survive_a_kill(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def launch(*program: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [str(part) for part in (*start, *program, *flags)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    killed = launch(Path(__file__).with_name("killed_finetune.py"))
-    assert killed.returncode != 0 and "SIGKILL" in killed.stderr, killed.stderr
+    assert -signal.SIGKILL in run_in_two(killed_finetune, settings(tmp_path, **shared, out=out))
     before = curve(out)
     assert [line["step"] for line in before] == [1, 2, 3, 4]
     assert {place.name for place in (out / "checkpoints").iterdir()} == {
         "step-0000002",
         "step-0000004.partial",
     }
-    resumed = launch("-m", "pasta_async.training.finetune")
+    command = [*start, "-m", "pasta_async.training.finetune", *map(str, flags)]
+    resumed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.count("the model is in") == 1
     after = curve(out)

@@ -208,7 +208,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path))
     two = settings(tmp_path, out=tmp_path / "two", threads=1)
-    run_in_two(prefer, two)
+    assert run_in_two(prefer, two) == [0, 0]
     ours, theirs = (
         json.loads((out / "reference.json").read_text())["scores"] for out in (tmp_path / "run", two.out)
     )
