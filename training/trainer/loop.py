@@ -136,7 +136,7 @@ class Loop:
         for optimizer in self.optimizers:
             optimizer.step()
         for (local, rates), old in zip(rows, before, strict=True):
-            local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([[rate] for rate in rates.values()]))
+            local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([*rates.values()])[:, None])
 
     def _tag_rows(self) -> Iterator[tuple[torch.Tensor, dict[int, float]]]:
         """This process's shard of each trained table, and the rates of tags' rows by their place in it."""
