@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.protocol import LoadReporting
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from pasta_async.load import EngineLoad
     from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
 
 __all__ = ["BackendOptions", "WrappingBackend", "backend_names", "open_backend"]
@@ -165,6 +167,10 @@ class WrappingBackend:
     def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """See `pasta_async.protocol.Backend`."""
         return self.inner.decode(request)
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        """See `pasta_async.protocol.LoadReporting`; None if the inner backend is none."""
+        return await self.inner.load(answer) if isinstance(self.inner, LoadReporting) else None
 
     async def aclose(self) -> None:
         """Close the inner backend."""

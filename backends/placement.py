@@ -46,6 +46,10 @@ class Placement:
             self._places.popitem(last=False)
         return name
 
+    def known(self, answer: str) -> str | None:
+        """The member that has the answer, if one has."""
+        return self._places.get(answer)
+
     def choose(self, ids: Sequence[int], loads: Mapping[str, int]) -> str:
         """The member for a new prompt, which is remembered."""
         bound = EXCESS * sum(loads.values()) / len(loads) + SLACK

@@ -23,12 +23,13 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
-from pasta_async.protocol import ModelInfo, PassThrough
+from pasta_async.protocol import LoadReporting, ModelInfo, PassThrough
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 
     from pasta_async.clock import Clock
+    from pasta_async.load import EngineLoad
     from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
 __all__ = ["Checkable", "Member", "RoutedBackend"]
@@ -245,6 +246,17 @@ class RoutedBackend:
             async with aclosing(member.backend.decode(request)) as pieces:
                 async for piece in pieces:
                     yield piece
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        """The load of the member that has an answer; before its first request, of the one with least to do.
+
+        Raises and may be cancelled as the member's.
+        """
+        name = self._placement.known(answer)
+        member = self._by_name[name] if name else min(self._live(), key=lambda member: member.open_requests)
+        backend = member.backend
+        found = await backend.load(answer) if isinstance(backend, LoadReporting) else None
+        return found and replace(found, engine=member.name)
 
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to a member's own OpenAI endpoint: see `pasta_async.protocol.PassThrough`.

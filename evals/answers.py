@@ -133,7 +133,9 @@ async def answer_all(
 
     async def ask(index: int, form: Form, _: int) -> Answer:
         try:
-            generation = await client.generate(prompts[index], sampling=sampling, baseline=form == "baseline")
+            generation = await client.generate(
+                prompts[index], sampling=sampling, baseline=form == "baseline", parallel="always"
+            )
             return Answer.of(generation, index, form)
         except PromptTooLongError:
             return Answer(index, form, well_formed=False)

@@ -74,7 +74,9 @@ async def measure(
 
             async def ask(prompt: Prompt, form: Form, index: int, number: int) -> Answer:
                 plain = form == "baseline"
-                found = await clients[form].generate(prompt.text, sampling=sampling, baseline=plain)
+                found = await clients[form].generate(
+                    prompt.text, sampling=sampling, baseline=plain, parallel="always"
+                )
                 return Answer.of(found, index, form, number, prompt.family)
 
             for prompt in warm:

@@ -16,7 +16,7 @@ from pasta_async.errors import *
 from pasta_async.events import *
 from pasta_async.lang.diagnostics import ParseError
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer
-from pasta_async.options import AnswerOptions, Limits, Sampling
+from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
 from pasta_async.prompting import Prompt
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece, TagIds
 from pasta_async.results import *
@@ -39,6 +39,7 @@ __all__: list[str] = [
     "Message",
     "ModelInfo",
     "Observer",
+    "Parallel",
     "ParseError",
     "Piece",
     "Prompt",

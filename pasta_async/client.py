@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 from uuid import uuid4
 
 from pasta_async.backends.single_flight import SingleFlight
@@ -23,6 +23,7 @@ from pasta_async.interpreter import (
     Machine,
     PrioritySemaphore,
     Runner,
+    WidthControl,
     run_restarting,
     with_retries,
 )
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
-    from pasta_async.interpreter import Dialect
+    from pasta_async.interpreter import Dialect, Share
     from pasta_async.observers import Observer
     from pasta_async.options import AnswerOptions
     from pasta_async.prompting import Prompt
@@ -59,6 +60,19 @@ __all__ = ["Client", "generate", "stream"]
 
 _FORMS = 64
 """Values of the chat template that are remembered with how its prompts end."""
+
+
+_PLAIN: dict[str, Any] = {"pasta": False}
+"""The switch in the chat template of a model that was trained on both forms: no tags."""
+
+
+class _Ready(NamedTuple):
+    """What is decided of an answer before it is decoded."""
+
+    dialect: Dialect
+    ids: list[int]
+    thinking: bool
+    notes: tuple[str, ...]
 
 
 class Client:
@@ -96,11 +110,13 @@ class Client:
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._slots = PrioritySemaphore(self.limits.client_threads)
+        self._width = WidthControl(self._backend, self.limits.client_threads)
         self._connecting = SingleFlight["ModelInfo"]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
         self._thinking: dict[tuple[str, str], bool] = {}
         self._systems: dict[str, str] = {}
+        self._switches: dict[str, bool] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -211,54 +227,85 @@ class Client:
                 return observation.generation
         except PastaError as error:
             if error.partial is None:
-                error.partial = Generation.empty(parallel=start.parallel)
+                error.partial = Generation.empty()
             raise
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            raise _cancelled_itself(start) from error
+            raise _cancelled_itself() from error
 
     async def _decode(
         self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
     ) -> Generation:
-        messages, ids = read_prompt(start.prompt)
-        sampling, limits = start.sampling, start.limits
+        limits = start.limits
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
-        async with self._time_limit(limits):
-            info = await self.connect()
-            observation.begin(info)
-            began = self._clock.time()
-            dialect = _dialect(info, start, can_instruct=not ids)
-            check_ids(ids, info.vocab_size)
-            ids, thinking = await self._encode(ids, messages, dialect, start)
-        check_length(ids, info, limits)
+        with self._width.answering(start.answer, limited=start.parallel == "auto") as share:
+            async with self._time_limit(limits):
+                info = await self.connect()
+                observation.begin(info)
+                began = self._clock.time()
+                ready = await self._prepare(info, start, share)
+            check_length(ready.ids, info, limits)
 
-        def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
-            machine = Machine(
-                info,
-                dialect,
-                start,
-                thinking=thinking,
-                listen=show is not None,
-                notes=(*_notes(info, sampling), *notes),
-            )
-            runner = Runner(
-                self._backend,
-                machine,
-                prompt=ids,
-                slots=self._slots,
-                clock=self._clock,
-                began=began,
-                deadline=deadline,
-                emit=show,
-                observer=observation,
-            )
-            observation.partial = runner.partial
-            if watch:
-                watch(runner.partial)
-            return runner.run()
+            def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
+                machine = Machine(
+                    info,
+                    ready.dialect,
+                    start,
+                    thinking=ready.thinking,
+                    listen=show is not None,
+                    notes=(*ready.notes, *notes),
+                )
+                runner = Runner(
+                    self._backend,
+                    machine,
+                    prompt=ready.ids,
+                    slots=self._slots,
+                    share=share,
+                    clock=self._clock,
+                    began=began,
+                    deadline=deadline,
+                    emit=show,
+                    observer=observation,
+                )
+                observation.partial = runner.partial
+                if watch:
+                    watch(runner.partial)
+                return runner.run()
 
-        return await run_restarting(attempt, emit, limits.retries)
+            generation = await run_restarting(attempt, emit, limits.retries)
+        self._width.learn(generation)
+        return generation
+
+    async def _prepare(self, info: ModelInfo, start: AnswerStart, share: Share) -> _Ready:
+        """Decide in which form an answer is written, and encode its prompt for that."""
+        messages, ids = read_prompt(start.prompt)
+        dialect, notes = _dialect(info, start, can_instruct=not ids), _notes(info, start.sampling)
+        check_ids(ids, info.vocab_size)
+        if dialect != "plain" and (crowd := await share.crowded()):
+            if messages and await self._has_plain_form(dialect, start):
+                dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
+        if share.trouble:
+            notes = (*notes, share.trouble)
+        if ids:
+            return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
+        return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
+
+    async def _has_plain_form(self, dialect: Dialect, start: AnswerStart) -> bool:
+        """Whether the model can be told to answer without tags: its chat template has the switch."""
+        if dialect == "text":
+            return True  # it is not told about them then
+        key = json.dumps(start.chat_template_kwargs, sort_keys=True)
+        if key not in self._switches:
+            if len(self._switches) >= _FORMS:
+                self._switches.clear()
+            probe: list[Message] = [{"role": "user", "content": USER_PROBE}]
+            plain, own = [
+                await self._encode_chat(probe, {**switch, **start.chat_template_kwargs}, start)
+                for switch in (_PLAIN, {})
+            ]
+            self._switches[key] = plain != own
+        return self._switches[key]
 
     @asynccontextmanager
     async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
@@ -274,12 +321,10 @@ class Client:
             ) from error
 
     async def _encode(
-        self, ids: list[int], messages: list[Message], dialect: Dialect, start: AnswerStart
+        self, messages: list[Message], dialect: Dialect, start: AnswerStart
     ) -> tuple[list[int], bool]:
         """Ids of the prompt, and whether it ends inside a thinking block, as some chat templates have it."""
-        if ids:
-            return ids, await self._ends_in_thinking(ids, start)
-        kwargs = {**({"pasta": False} if start.baseline else {}), **start.chat_template_kwargs}
+        kwargs = {**(_PLAIN if dialect == "plain" else {}), **start.chat_template_kwargs}
         if dialect == "text":
             own = messages[0]["role"] != "system"
             messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
@@ -349,9 +394,9 @@ def _open(
     return open_backend(urls if len(urls) > 1 else urls[0], **options), True
 
 
-def _cancelled_itself(start: AnswerStart) -> BackendProtocolError:
+def _cancelled_itself() -> BackendProtocolError:
     error = BackendProtocolError("the backend cancelled a call by itself; nobody had asked for that")
-    error.partial = Generation.empty(parallel=start.parallel)
+    error.partial = Generation.empty()
     return error
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.errors import ThreadFailedError
-from pasta_async.options import Limits, Options, Sampling
+from pasta_async.options import Limits, Options, Parallel, Sampling
 from pasta_async.prompting import Prompt  # noqa: TC001
 from pasta_async.protocol import ModelInfo  # noqa: TC001
 
@@ -49,7 +49,7 @@ class AnswerStart(Options):
     limits: InstanceOf[Limits]
     prompted: StrictBool | None = None
     baseline: StrictBool = False
-    parallel: StrictBool = True
+    parallel: Parallel = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict[str, Any])
     whole_chunks: StrictBool = False
     streamed: bool = False

@@ -16,6 +16,9 @@ from pasta_async.errors import InvalidRequestError
 
 __all__ = ["AnswerOptions", "Limits", "Options", "Sampling", "Settings"]
 
+Parallel = Literal["always", "auto", "never"]
+"""How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
+
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
 
@@ -147,8 +150,10 @@ class AnswerOptions(TypedDict, total=False):
     has a model answer without tags, unless they are in its vocabulary."""
     baseline: bool
     """Answer without any tag, for comparison. Default: False."""
-    parallel: bool
-    """False decodes the same views one after another: a test aid, not the baseline. Default: True."""
+    parallel: Parallel
+    """`auto` (default): as parallel as the engine has room for, without any tag where it has none
+    (docs/interpreter.md). `always`: whatever the load. `never`: the same views one after another, which is a
+    test aid and not the baseline."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Passed to the model's chat template."""
     whole_chunks: bool

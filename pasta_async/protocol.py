@@ -14,12 +14,14 @@ from pasta_async.lang.document import TAG_TOKENS
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from pasta_async.load import EngineLoad
     from pasta_async.options import Sampling
 
 __all__ = [
     "Backend",
     "DecodeRequest",
     "FinishReason",
+    "LoadReporting",
     "Message",
     "ModelInfo",
     "PassThrough",
@@ -165,6 +167,24 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; open requests end."""
+        ...
+
+
+@runtime_checkable
+class LoadReporting(Protocol):
+    """A backend that knows how busy its engine is. Of others, the client counts its own requests."""
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        """How busy the engine is that has an answer, or would get it; None if it does not tell.
+
+        It is asked when an answer starts and at each promise, so a backend that asks a server does that a few
+        times a second at most.
+
+        Raises:
+            BackendError: It could not be learned. That ends no answer.
+
+        Cancelling it leaves nothing behind.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,16 @@ from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage"]
+__all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
+
+Width = Literal["full", "limited", "one", "plain"]
+"""How parallel an answer was decoded.
+
+* `full`: nothing but `Limits` held its threads back.
+* `limited`: threads of it waited for room on the engine.
+* `one`: a thread at a time, as was asked for.
+* `plain`: without tags, as was asked for, or because the engine was full (`Generation.notes` says so then).
+"""
 
 
 class _Record(BaseModel):
@@ -121,12 +130,12 @@ class Generation(_Record):
     prefills: tuple[RequestRecord, ...] = ()
     """Requests that had the backend prefill the beginning of main's next context while chunks were written;
     they decode nothing. Their tokens and their number count in `usage`."""
-    parallel: bool
+    width: Width = "full"
     notes: tuple[str, ...] = ()
-    """What the backend could not honour, a seed for instance."""
+    """What the backend could not honour, a seed for instance; why it was not decoded at full width."""
 
     @classmethod
-    def empty(cls, *, parallel: bool = True, finish_reason: FinishReason = "error") -> Self:
+    def empty(cls, *, finish_reason: FinishReason = "error") -> Self:
         """The part of an answer of which nothing was decoded."""
         usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
         return cls(
@@ -139,7 +148,6 @@ class Generation(_Record):
             finish_reason=finish_reason,
             elapsed=0.0,
             timeline=(),
-            parallel=parallel,
         )
 
     @model_validator(mode="before")

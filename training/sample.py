@@ -302,6 +302,7 @@ class Drawing:
                     seed=seed,
                     baseline=plain,
                     chat_template_kwargs=self._settings.template_kwargs,
+                    parallel="always",
                     whole_chunks=True,  # nothing is streamed
                 )
                 self._budget.succeeded()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.local.engine import Engine
     from pasta_async.backends.local.session import Session, Stream
+    from pasta_async.load import EngineLoad
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
 __all__ = ["LocalBackend"]
@@ -170,6 +171,13 @@ class LocalBackend:
                 yield piece
         finally:
             await session.close(stream)
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        """What the scheduler counts, and how long steps take. Never waits, so there is nothing to cancel."""
+        if (engine := self.engine) is None:
+            return None
+        meter = engine.meter
+        return replace(engine.scheduler.load(), steps=meter.steps, prefill=meter.prefill)
 
     async def aclose(self) -> None:
         """End open requests with an error and let the model go.

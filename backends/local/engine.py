@@ -19,6 +19,7 @@ from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import progress
+from pasta_async.load import StepMeter
 
 if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
@@ -85,6 +86,10 @@ class Engine:
                 return checkpoint.tensor(name).to(self._device)
 
             self._model = CausalLM(config, read, self.context_length, self.dtype)
+        self.meter: StepMeter = StepMeter()
+        """Is told how long steps take by whoever calls `step`."""
+        self.latest: tuple[int, int] = 0, 0
+        """Requests that the latest step decoded for, and tokens of prompts that it computed."""
         self.reset()
 
     def reset(self) -> None:
@@ -112,6 +117,8 @@ class Engine:
         tasks = self.scheduler.plan()
         if not tasks:
             return None
+        decoding = sum(count == 1 for _, count in tasks)
+        self.latest = decoding, sum(count for _, count in tasks) - decoding
         batch = self._batches.make(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )

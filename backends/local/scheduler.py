@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pasta_async.backends.local.cache import RadixCache, SlotPool
+from pasta_async.load import EngineLoad
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
@@ -71,6 +72,11 @@ class Job:
     def decodes_nothing(self) -> bool:
         """Whether only its context is computed."""
         return self.limit == self.prompt
+
+    @property
+    def counts(self) -> bool:
+        """Whether it makes others wait."""
+        return not (self.paused or self.decodes_nothing)
 
     @property
     def missing(self) -> int:
@@ -139,6 +145,19 @@ class Scheduler:
             job.slots[job.filled : job.filled + count] = taken
             job.last_slot = int(taken[-1])
         return tasks
+
+    def load(self) -> EngineLoad:
+        """How busy it is. Jobs that decode nothing, or whose readers are behind, do not count.
+
+        May be called from any thread.
+        """
+        running, waiting = ([job for job in jobs[:] if job.counts] for jobs in (self.running, self.waiting))
+        return EngineLoad(
+            capacity=self._max_running,
+            running=len(running),
+            queued=len(waiting),
+            kv_use=1 - self._available / self.pool.size,
+        )
 
     def publish(self, job: Job) -> None:
         """Give the tree what a running job has computed since, so that others find it."""

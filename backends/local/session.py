@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.tokenization import Detokenizer
@@ -189,6 +190,7 @@ class EngineLoop:
                 self._commands.popleft()()
             for stream in self._streams.values():
                 stream.job.paused = stream.full
+            began = perf_counter()
             outputs = self._engine.step()
             if outputs is not None:
                 ready = [
@@ -197,6 +199,7 @@ class EngineLoop:
                 for stream, pieces in ready:
                     self._end(stream, pieces)
                 self._deliver([(stream, pieces) for stream, pieces in ready if pieces])
+                self._engine.meter.add(*self._engine.latest, perf_counter() - began)
             elif not self._commands:
                 return
 

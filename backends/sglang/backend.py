@@ -18,6 +18,7 @@ from pydantic import Field, InstanceOf, StrictBool, StrictInt, StrictStr
 
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
+from pasta_async.backends.sglang.load import LoadReader
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, Server
 from pasta_async.backends.single_flight import SingleFlight
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.transport import EventStream
     from pasta_async.backends.tokenization import AsyncTextCodec
+    from pasta_async.load import EngineLoad
     from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
 __all__ = ["SGLangBackend"]
@@ -111,6 +113,7 @@ class SGLangBackend:
         self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
+        self._load = LoadReader()
         self._model: ServedModel | None = None
         self._rids = _request_ids()
         self._open: set[_Call] = set()
@@ -196,6 +199,18 @@ class SGLangBackend:
                     yield piece
             if not call.over:
                 raise BackendProtocolError(f"{self._server.url} ended the stream without a finish reason")
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        """What the server says of its batches, not older than a quarter of a second.
+
+        Of a router, what its workers say, together.
+
+        Raises:
+            BackendError: It could not be learned.
+
+        Cancelling it leaves nothing behind.
+        """
+        return await self._load.read(self._engines)
 
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.

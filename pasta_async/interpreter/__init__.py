@@ -10,6 +10,7 @@ from pasta_async.interpreter.reading import THINK_OPEN, Dialect
 from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner, thread_seed
 from pasta_async.interpreter.semaphore import PrioritySemaphore
+from pasta_async.interpreter.width import Share, WidthControl
 
 __all__ = [
     "THINK_OPEN",
@@ -17,6 +18,8 @@ __all__ = [
     "Machine",
     "PrioritySemaphore",
     "Runner",
+    "Share",
+    "WidthControl",
     "run_restarting",
     "thread_seed",
     "with_retries",

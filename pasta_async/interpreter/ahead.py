@@ -53,7 +53,7 @@ class AheadSender:
     ) -> None:
         self._backend, self._machine, self._observer = backend, machine, observer
         self._context, self._group = context, group
-        self._wanted = machine.info.prefill_ahead and machine.start.parallel
+        self._wanted = machine.info.prefill_ahead and machine.start.parallel != "never"
         self._waiting = False
         self._sent = 0  # tokens of chunks that were sent since main waits
         self._task: asyncio.Task[None] | None = None

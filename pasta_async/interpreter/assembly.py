@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.visible import Visible
     from pasta_async.lang import Diagnostic, Node
     from pasta_async.protocol import FinishReason
-    from pasta_async.results import RequestRecord, Span
+    from pasta_async.results import RequestRecord, Span, Width
 
 __all__ = ["Answer", "diagnostics_since"]
 
@@ -28,7 +28,7 @@ class Answer:
         budget: Knows where `max_tokens` cuts.
         visible: Knows where a stop text cuts.
         prompted: Whether tags are text for the model.
-        parallel: What the result says of that.
+        width: What the result says of that.
         notes: The same.
     """
 
@@ -39,7 +39,7 @@ class Answer:
         visible: Visible,
         *,
         prompted: bool,
-        parallel: bool,
+        width: Width,
         notes: tuple[str, ...],
     ) -> None:
         self.threads: list[Thread] = [main]
@@ -50,8 +50,9 @@ class Answer:
         self.finish_reason: FinishReason = "abort"  # until it is over
         self.truncated: bool = False
         """Whether what stands behind the answer's last token was left out."""
-        self._budget, self._visible = budget, visible
-        self._prompted, self._parallel, self._notes = prompted, parallel, notes
+        self.width: Width = width
+        self.notes: tuple[str, ...] = notes
+        self._budget, self._visible, self._prompted = budget, visible, prompted
 
     def document(self) -> Document:
         """The document, up to the stop text that ended it, if one did."""
@@ -147,8 +148,8 @@ class Answer:
             elapsed=now,
             timeline=tuple(self.spans),
             prefills=tuple(self.prefills),
-            parallel=self._parallel,
-            notes=self._notes,
+            width=self.width,
+            notes=self.notes,
         )
 
     def _leave_out(self, last: int) -> None:

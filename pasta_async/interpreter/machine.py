@@ -77,9 +77,13 @@ class Machine:
         reader = Reader(dialect, info.tags, main=True, thinking=thinking)
         self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
         self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
-        prompted = dialect == "text"
         self.answer: Answer = Answer(
-            self.main, self._budget, self._visible, prompted=prompted, parallel=start.parallel, notes=notes
+            self.main,
+            self._budget,
+            self._visible,
+            prompted=dialect == "text",
+            width="plain" if dialect == "plain" else "one" if start.parallel == "never" else "full",
+            notes=notes,
         )
         self.threads: list[Thread] = self.answer.threads
         self._joined: list[Part] = []

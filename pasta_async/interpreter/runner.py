@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pasta_async.interpreter.reading import Part
     from pasta_async.interpreter.retry import Emit
     from pasta_async.interpreter.semaphore import PrioritySemaphore
+    from pasta_async.interpreter.width import Share
     from pasta_async.observers import AnswerObserver
     from pasta_async.protocol import Backend, FinishReason
     from pasta_async.results import Generation
@@ -64,6 +65,7 @@ class Runner:
         machine: What decides.
         prompt: Token ids of the prompt.
         slots: Shared with the other answers of the client.
+        share: What it holds of the engine's room.
         clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
@@ -78,6 +80,7 @@ class Runner:
         *,
         prompt: Sequence[int],
         slots: PrioritySemaphore,
+        share: Share,
         clock: Clock,
         began: float,
         deadline: float | None,
@@ -87,9 +90,10 @@ class Runner:
         self.machine = machine
         self._backend, self._prompt = backend, tuple(prompt)
         self._start, self._limits = machine.start, machine.start.limits
-        self._slots, self._clock, self._began, self._deadline = slots, clock, began, deadline
+        self._slots, self._share = slots, share
+        self._clock, self._began, self._deadline = clock, began, deadline
         self._emit, self._observer = emit, observer
-        self._turns = asyncio.Semaphore(self._limits.max_threads if self._start.parallel else 1)
+        self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
         self._encoded: dict[str, list[int]] = {}
@@ -211,11 +215,16 @@ class Runner:
 
     @asynccontextmanager
     async def _turn(self, number: int) -> AsyncGenerator[None]:
-        """Hold a slot of the answer and one of the client. New answers come after those that have begun."""
+        """Hold a slot of the answer, room on the engine, and a slot of the client.
+
+        New answers come after those that have begun.
+        """
         begun = self.machine.main.started is not None
         self._observer.turn(number, "waiting")
         try:
-            async with self._turns, self._slots.slot(0 if begun else 1):
+            async with self._turns, self._share.thread() as waited, self._slots.slot(0 if begun else 1):
+                if waited:
+                    self.machine.answer.width = "limited"
                 self._observer.turn(number, "decoding")
                 yield
         finally:

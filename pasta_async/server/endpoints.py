@@ -94,7 +94,8 @@ class _Reply:
         untold = not self._chat and self._service.info.tags is None and not options.prompted
         if options.baseline or untold:
             return "baseline"
-        return "parallel" if options.parallel else "sequential"
+        parallel = options.parallel or self._service.settings.parallel
+        return "sequential" if parallel == "never" else "parallel"
 
     async def whole(self) -> Json:
         """The reply of a request that does not stream; the first choice that fails ends the others."""
@@ -196,7 +197,7 @@ def _record(generation: Generation) -> Json:
 
 
 def _summary(generation: Generation) -> Json:
-    fields = {"critical_path", "text_speedup", "elapsed", "notes"}
+    fields = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
     return {"threads": len(generation.threads), **generation.model_dump(mode="json", include=fields)}
 
 

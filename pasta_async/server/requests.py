@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from pasta_async.options import Limits, Sampling
+from pasta_async.options import Limits, Parallel, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class _Body(BaseModel):
 class PastaOptions(_Body):
     """`extra_body={"pasta": {...}}`: options that OpenAI's API does not have."""
 
-    parallel: bool = True
-    """False: decode the same views one after another."""
+    parallel: Parallel | None = None
+    """How parallel the answer may be; None: what the server's settings say."""
     baseline: bool = False
     """Answer without any tag, for comparison."""
     prompted: bool | None = None
@@ -327,7 +327,8 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     options = request.pasta
     kwargs: dict[str, Any] = {
         "limits": answer_limits(options.limits, service.limits),
-        **options.model_dump(include={"prompted", "baseline", "parallel"}),
+        **options.model_dump(include={"prompted", "baseline"}),
+        "parallel": options.parallel or service.settings.parallel,
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs

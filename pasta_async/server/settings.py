@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.options import Parallel  # noqa: TC001 - the same
 
 __all__ = ["Names", "ServerSettings"]
 
@@ -61,6 +62,8 @@ class ServerSettings(BaseSettings):
     """Names that requests may call the model by, beside its own."""
     temperature: float = Field(default=1.0, ge=0, le=10)
     """For requests that name none; 1 is OpenAI's default."""
+    parallel: Parallel = "auto"
+    """How parallel answers may be whose request does not say: `always`, `never`, or `auto`, by the load."""
     max_answers: int = Field(default=64, ge=1)
     """Answers that decode at once."""
     max_queue: int = Field(default=256, ge=0)

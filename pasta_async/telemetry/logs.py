@@ -113,6 +113,7 @@ class _AnswerLog(AnswerObserver):
         text = {"text": generation.text} if self._text else {}
         return {
             "threads": len(generation.threads),
+            "width": generation.width,
             "seconds": round(generation.elapsed, 6),
             "first_token": generation.threads[0].first_token,
             **generation.usage.model_dump(),

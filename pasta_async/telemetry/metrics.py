@@ -37,6 +37,7 @@ _THREADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _COUNTERS = (
     ("answers", "Answers that ended, by how.", "finish_reason"),
     ("answer_errors", "Answers that failed, by the class of the error.", "error_type"),
+    ("answer_widths", "Answers that were decoded, by how parallel the load let them be.", "width"),
     ("text_tokens", "Tokens of the visible text."),
     ("critical_path_tokens", "Tokens that had to be decoded one after another."),
     ("diagnostics", "What was not well-formed in what the model wrote.", "code"),
@@ -52,7 +53,7 @@ _COUNTERS = (
 _GAUGES = (
     ("answers_in_flight", "Answers under way."),
     ("threads_decoding", "Threads that hold a slot."),
-    ("threads_waiting", "Threads that wait for a slot."),
+    ("threads_waiting", "Threads that wait for a slot, or for room on the engine."),
     ("requests_in_flight", "Requests under way."),
 )
 _HISTOGRAMS = (
@@ -60,7 +61,7 @@ _HISTOGRAMS = (
     ("time_to_first_token_seconds", "From the beginning of an answer to its first token.", _SECONDS),
     ("text_speedup_ratio", "Tokens of an answer's text over its critical path.", _RATIOS),
     ("answer_threads", "Threads of an answer, the main thread counted.", _THREADS),
-    ("thread_wait_seconds", "How long a thread waited for a slot.", _WAITS),
+    ("thread_wait_seconds", "How long a thread waited for that.", _WAITS),
     ("chunk_time_to_first_token_seconds", "From a promise to its chunk's first token.", _SECONDS),
 )
 
@@ -142,6 +143,7 @@ class _AnswerMetrics(AnswerObserver):
             self._observe("answer_threads", len(generation.threads))
 
     def _count_generation(self, generation: Generation) -> None:
+        self._count("answer_widths", 1, generation.width)
         self._count("prompt_tokens", generation.usage.prompt_tokens)
         self._count("text_tokens", generation.text_tokens)
         self._count("critical_path_tokens", generation.critical_path)

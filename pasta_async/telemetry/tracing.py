@@ -162,6 +162,7 @@ class _AnswerSpans(AnswerObserver):
             "gen_ai.output.messages": _output(generation) if self._text else None,
             "pasta.cached_tokens": usage.cached_tokens,
             "pasta.prefilled_tokens": usage.prefilled_tokens,
+            "pasta.width": generation.width,
             "pasta.threads": len(generation.threads),
             "pasta.critical_path": generation.critical_path,
             "pasta.text_speedup": generation.text_speedup,

@@ -55,7 +55,7 @@ def prompt(family: str) -> str:
 async def test_one_after_another_gives_the_same_text(backend: Recorder, family: str) -> None:
     async with pasta_async.Client(backend) as client:
         together = await client.generate(prompt(family))
-        apart = await client.generate(prompt(family), parallel=False)
+        apart = await client.generate(prompt(family), parallel="never")
     assert together.document.format() == apart.document.format()
     assert len(together.threads) > 1
 

@@ -21,7 +21,7 @@ DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutErr
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
-Usage __version__ ErrorInfo ReasoningDelta ThreadReplaced
+Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced
 generate stream
 """
 
@@ -77,7 +77,7 @@ async def test_a_generation_is_json() -> None:
     assert data["usage"]["completion_tokens"] == generation.usage.completion_tokens
     assert data["critical_path"] > 0
     assert data["text_speedup"] == generation.text_speedup
-    assert set(data) >= {"timeline", "finish_reason", "elapsed", "notes", "parallel", "text_tokens"}
+    assert set(data) >= {"timeline", "finish_reason", "elapsed", "notes", "width", "text_tokens"}
     assert pydantic.TypeAdapter(pasta_async.Usage).validate_python(data["usage"]) == generation.usage
 
 

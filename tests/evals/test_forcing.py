@@ -44,7 +44,7 @@ def forced(backend: Backend) -> ForcedBackend:
 async def test_the_engine_writes_the_given_document_whatever_its_weights(local: LocalBackend):
     async with Client(forced(local), limits=FORCED_LIMITS) as client:
         free = await client.generate("Well?", sampling=FORCED_SAMPLING)
-        alone = await client.generate("Well?", sampling=FORCED_SAMPLING, parallel=False)
+        alone = await client.generate("Well?", sampling=FORCED_SAMPLING, parallel="never")
         baseline = await client.generate("Well?", sampling=FORCED_SAMPLING, baseline=True)
 
     assert free.document == alone.document == DOCUMENT

@@ -144,7 +144,7 @@ async def test_nothing_is_sent_that_would_not_pay(script: str) -> None:
 
 
 async def test_nothing_is_sent_where_threads_run_one_at_a_time_or_nobody_wants_it() -> None:
-    for options, asked in (({}, {"parallel": False}), ({"prefill_ahead": False}, {})):
+    for options, asked in (({}, {"parallel": "never"}), ({"prefill_ahead": False}, {})):
         backend = backend_for(parse(THREE), **options)
         await answer(backend, limits=ROOMY, **asked)
         assert not ahead(backend)

@@ -190,7 +190,7 @@ async def test_end_of_text_closes_a_chunk() -> None:
 async def test_in_turn_the_text_is_the_same_and_the_views_come_in_document_order() -> None:
     together, alone = scripted(RICH), scripted(RICH)
     expected = await answer(together)
-    generation = await answer(alone, parallel=False)
+    generation = await answer(alone, parallel="never")
     assert generation.text == expected.text
     assert generation.document == expected.document
     assert generation.critical_path == expected.critical_path

@@ -61,7 +61,7 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
     script = f"One. {promise('a', 'Alpha.')}{promise('b', 'Beta.')}<sync/> Two."
     backend = ScriptedBackend(script, latency=1.0)
     async with Client(backend, clock=backend.clock, limits=Limits(client_threads=1)) as client:
-        await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(5)))
+        await asyncio.gather(*(client.generate(f"Why {n}?", parallel="always") for n in range(5)))
     begun = list(dict.fromkeys(request.answer for request in backend.requests))
     for older, newer in pairwise(begun):
         first = next(n for n, request in enumerate(backend.requests) if request.answer == newer)

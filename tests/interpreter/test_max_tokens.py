@@ -85,7 +85,7 @@ async def check_timing(
 ) -> None:
     sampling, limits = Sampling(max_tokens=most), Limits(chunk_tokens=cap or ROOMY.chunk_tokens, timeout=None)
     whole = await answer(make(), sampling=ENDLESS, limits=limits)
-    sequence = await answer(make(), sampling=sampling, limits=limits, parallel=False)
+    sequence = await answer(make(), sampling=sampling, limits=limits, parallel="never")
     check_cut(sequence, whole, most)
     backend = make(latency=1.0, thread_latency=latencies, piece=piece)
     cut = await answer(backend, sampling=sampling, limits=limits.model_copy(update={"max_threads": threads}))

@@ -185,7 +185,7 @@ async def test_an_imperfect_output_has_a_sensible_result(output: Output, name: s
 @pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
 async def test_the_result_is_the_same_in_turn_and_with_whole_chunks(output: Output, name: str) -> None:
     script = Script(output.main, output.chunks)
-    ways: list[dict[str, Any]] = [{"parallel": False}, {"whole_chunks": True}]
+    ways: list[dict[str, Any]] = [{"parallel": "never"}, {"whole_chunks": True}]
     for options in ways:
         generation = await answer(ScriptedBackend(script, tokenizer=tokenizer(name)), **options)
         assert generation.text == output.text

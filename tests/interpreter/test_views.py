@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MODES: dict[str, dict[str, Any]] = {
     "stream": {},
     "whole chunks": {"whole_chunks": True},
-    "in turn": {"parallel": False},
+    "in turn": {"parallel": "never"},
 }
 
 

@@ -160,7 +160,7 @@ async def test_events_tell_what_each_thread_writes(client: openai.AsyncOpenAI) -
 
 
 @pytest.mark.parametrize(
-    ("options", "mode"), [({"parallel": False}, "sequential"), ({"baseline": True}, "baseline")]
+    ("options", "mode"), [({"parallel": "never"}, "sequential"), ({"baseline": True}, "baseline")]
 )
 async def test_other_ways_to_decode(
     client: openai.AsyncOpenAI, library: Client, options: dict[str, Any], mode: str

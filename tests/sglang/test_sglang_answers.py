@@ -79,7 +79,7 @@ async def test_the_server_answers_as_the_embedded_engine_does(
         check_caches(generation.usage.prompt_tokens, threads)
 
 
-@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": False}, {"whole_chunks": True}])
+@pytest.mark.parametrize("options", [{"baseline": True}, {"parallel": "never"}, {"whole_chunks": True}])
 async def test_every_way_to_ask_is_answered_alike(
     backend: SGLangBackend, local: LocalBackend, options: dict[str, Any]
 ) -> None:

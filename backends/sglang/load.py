@@ -1,0 +1,114 @@
+"""How busy an SGLang server is: `/v1/loads` (0.5.23: entrypoints/v1_loads.py, managers/load_snapshot.py)."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import anyio
+from pydantic import BaseModel, Field, ValidationError
+
+from pasta_async.backends.single_flight import SingleFlight
+from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, BackendTimeoutError
+from pasta_async.load import EngineLoad, StepTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pasta_async.backends.sglang.transport import Server
+
+__all__ = ["LoadReader"]
+
+FRESH_SECONDS = 0.25
+"""How long a reading serves; no server is asked more often."""
+
+WAIT_SECONDS = 0.5
+"""How long a reading may take: an answer waits for it, and does without it then."""
+
+PAUSE_SECONDS = 2.0
+"""After a failure nobody asks again for so long."""
+
+
+class _Rank(BaseModel):
+    """A data-parallel rank."""
+
+    num_running_reqs: int = Field(ge=0)
+    num_waiting_reqs: int = Field(ge=0)
+    max_running_requests: int = Field(ge=1)
+    token_usage: float
+    decode_moments: tuple[float, float, float, float, float, float] | None = None
+    """Steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens."""
+    total_prefill_uncached_tokens: int = 0
+    total_prefill_busy_us: int = 0
+
+
+class _Loads(BaseModel):
+    loads: list[_Rank] = Field(min_length=1)
+
+
+class LoadReader:
+    """Reads the load of a server, or of a router's workers together, for all who want to know it."""
+
+    def __init__(self) -> None:
+        self._reading = SingleFlight[EngineLoad | None]()
+        self._latest: EngineLoad | None = None
+        self._error: BackendError | None = None
+        self._until = 0.0
+
+    async def read(self, servers: Sequence[Server]) -> EngineLoad | None:
+        """The latest reading, taken now if it is older than a quarter of a second; None: it has no endpoint.
+
+        Raises:
+            BackendError: The latest try failed.
+
+        Cancelling it leaves the reading to others who wait for it; with the last of them it ends.
+        """
+        if monotonic() < self._until:
+            if self._error:
+                raise self._error
+            return self._latest
+        return await self._reading.run(lambda: self._read(servers))
+
+    async def _read(self, servers: Sequence[Server]) -> EngineLoad | None:
+        try:
+            with anyio.fail_after(WAIT_SECONDS):
+                ranks = [rank for server in servers for rank in await _ranks(server)]
+            self._latest, self._error = _together(ranks) if ranks else None, None
+        except BackendError as error:
+            self._error = error
+        except TimeoutError:
+            where = servers[0].url
+            self._error = BackendTimeoutError(f"{where}/v1/loads said nothing for {WAIT_SECONDS:g} s")
+        self._until = monotonic() + (PAUSE_SECONDS if self._error else FRESH_SECONDS)
+        if self._error:
+            raise self._error
+        return self._latest
+
+
+async def _ranks(server: Server) -> list[_Rank]:
+    """Those of a server; none where it is too old to tell."""
+    try:
+        return _Loads.model_validate(await server.get("/v1/loads?include=core")).loads
+    except BackendStatusError as error:
+        if error.status == 404:
+            return []
+        raise
+    except ValidationError as error:
+        raise BackendProtocolError(f"{server.url}/v1/loads is not what was expected: {error}") from error
+
+
+def _together(ranks: Sequence[_Rank]) -> EngineLoad:
+    moments = [rank.decode_moments for rank in ranks if rank.decode_moments]
+    steps, requests, micros, squares, products, _ = (
+        map(sum, zip(*moments, strict=True)) if moments else [0] * 6
+    )
+    tokens = sum(rank.total_prefill_uncached_tokens for rank in ranks)
+    return EngineLoad(
+        capacity=sum(rank.max_running_requests for rank in ranks),
+        running=sum(rank.num_running_reqs for rank in ranks),
+        queued=sum(rank.num_waiting_reqs for rank in ranks),
+        kv_use=max(rank.token_usage for rank in ranks),
+        steps=StepTimes(steps, requests, micros / 1e6, squares, products / 1e6),
+        prefill=sum(rank.total_prefill_busy_us for rank in ranks) / 1e6 / tokens if tokens else 0.0,
+        replicas=len(ranks),
+    )

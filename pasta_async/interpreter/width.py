@@ -1,0 +1,237 @@
+"""How parallel the answers of a client may be: full width while there is room, less as the engine fills.
+
+`pasta_async.load` says what there is room for; here answers and threads are counted, and wait. An answer may
+always decode one thread, whatever the load: main, or while main waits the first chunk that waits. So no
+answer starves, and no main waits for chunks that wait for room. What there is room for beyond that goes to
+whoever asked first, which is document order within an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager, contextmanager
+from math import inf
+from typing import TYPE_CHECKING
+
+from pasta_async.errors import BackendError
+from pasta_async.load import EngineLoad, Payoff, Room, room
+from pasta_async.protocol import LoadReporting
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from pasta_async.protocol import Backend
+    from pasta_async.results import Generation
+
+__all__ = ["Share", "WidthControl"]
+
+_Turn = asyncio.Future[None]
+
+
+class WidthControl:
+    """Shares what an engine has room for among the answers of a client.
+
+    Args:
+        backend: Says how busy its engine is, if it is a `LoadReporting`.
+        capacity: Threads that the client decodes at once, at most. Where the engine says nothing that is what
+            there is room for, and as many answers as have two of them are decoded in parallel.
+    """
+
+    def __init__(self, backend: Backend, capacity: int) -> None:
+        self._backend = backend
+        self._engines: dict[str, _Engine] = {}
+        self._payoff = Payoff()
+        unknown = room(EngineLoad(capacity), self._payoff)
+        self._unknown = unknown._replace(threads=inf)  # the client's own slots bound these
+
+    @contextmanager
+    def answering(self, answer: str, *, limited: bool) -> Generator[Share]:
+        """Count an answer, from before it is encoded until it is over.
+
+        Args:
+            answer: Its id.
+            limited: Whether the load limits it; if not, its threads only count.
+        """
+        share = Share(self, self._engine(""), answer, limited=limited)
+        try:
+            yield share
+        finally:
+            share.engine.leave(share)
+            share.engine.admit()
+
+    async def read(self, share: Share) -> None:
+        """Have the latest load of an answer's engine; what fails is noted, and the load before it serves on.
+
+        Cancelling it is safe.
+        """
+        if not share.limited or not isinstance(self._backend, LoadReporting):
+            return
+        before = share.engine.held
+        try:
+            load = await self._backend.load(share.answer)
+        except BackendError as error:
+            share.trouble = f"the engine's load is not known: {error}"
+            return
+        if load is None:
+            return
+        engine = self._engine(load.engine)
+        if engine is not share.engine:
+            share.engine.leave(share)
+            share.engine, before = engine, 0
+            engine.take(share)
+        engine.learn(load, before)
+
+    def learn(self, generation: Generation) -> None:
+        """Count what an answer that was decoded in parallel saved and added."""
+        usage, requests = generation.usage, generation.threads[0].requests
+        if requests and generation.width in ("full", "limited"):
+            text = generation.text_tokens + 1  # end-of-text
+            prompt = requests[0].prompt_tokens - (requests[0].cached_tokens or 0)
+            self._payoff.learn(
+                saved=text - generation.critical_path,
+                added=usage.completion_tokens - text,
+                prefilled=usage.prefilled_tokens - prompt,
+            )
+
+    def _engine(self, name: str) -> _Engine:
+        if name not in self._engines:
+            self._engines[name] = _Engine(self._unknown, self._payoff)
+        return self._engines[name]
+
+
+class Share:
+    """What an answer holds of its engine's room; `WidthControl.answering` makes it.
+
+    Args:
+        control: What gave it.
+        engine: Where the answer is, as far as is known.
+        answer: Its id.
+        limited: Whether the load limits it.
+    """
+
+    def __init__(self, control: WidthControl, engine: _Engine, answer: str, *, limited: bool) -> None:
+        self._control = control
+        self.engine: _Engine = engine
+        self.answer: str = answer
+        self.limited: bool = limited
+        self.held: int = 0
+        """Threads that decode."""
+        self.waiting: deque[_Turn] = deque()
+        """Those that wait, in document order."""
+        self.trouble: str | None = None
+        """Why the engine's load is not known, if that was asked for in vain."""
+        engine.take(self)
+
+    async def crowded(self) -> str | None:
+        """Why the answer is not worth decoding in parallel; None if it is. Cancelling it is safe."""
+        if not self.limited:
+            return None
+        await self._control.read(self)
+        room, at_once = self.engine.room, self.engine.at_once
+        if room.takes(at_once):
+            return None
+        return f"{at_once} answers at once, and parallel decoding pays up to {room.answers:.0f} here"
+
+    @asynccontextmanager
+    async def thread(self) -> AsyncGenerator[bool]:
+        """Decode a thread; gives whether it had to wait. Cancelling it gives up its place."""
+        waited = await self._acquire()
+        try:
+            yield waited
+        finally:
+            self._release()
+
+    async def _acquire(self) -> bool:
+        if not self.limited:
+            self.engine.grant(self)
+            return False
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self.waiting.append(turn)
+        self.engine.queue[turn] = self
+        try:
+            if self.held:  # else there is nothing to decide
+                await self._control.read(self)
+            self.engine.admit(self)
+            waited = not turn.done()
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # it was granted in the same moment
+                self._release()
+            elif turn in self.waiting:
+                self.waiting.remove(turn)
+                del self.engine.queue[turn]
+            raise
+        return waited
+
+    def _release(self) -> None:
+        engine = self.engine
+        engine.held -= 1
+        engine.extra -= self.held > 1
+        self.held -= 1
+        engine.admit(self)
+
+
+class _Engine:
+    """The answers of a client on one engine."""
+
+    def __init__(self, unknown: Room, payoff: Payoff) -> None:
+        self._unknown, self._payoff = unknown, payoff
+        self._load: EngineLoad | None = None
+        self._foreign = 0
+        self._answers = 0
+        self.held = 0
+        """Threads of theirs that decode."""
+        self.extra = 0
+        """Those beside the first of each answer."""
+        self.queue: dict[_Turn, Share] = {}
+        """What waits, in order."""
+
+    @property
+    def at_once(self) -> int:
+        """Answers that decode there, requests of others counted as such."""
+        return self._answers + self._foreign
+
+    @property
+    def room(self) -> Room:
+        return room(self._load, self._payoff) if self._load else self._unknown
+
+    def learn(self, load: EngineLoad, before: int) -> None:
+        """Take a reading, and how many threads decoded when it was asked for."""
+        if load != self._load:  # what is not ours is somebody else's
+            self._foreign = max(0, load.running + load.queued - max(before, self.held))
+            self._load = load
+
+    def take(self, share: Share) -> None:
+        self._answers += 1
+        self.held += share.held
+        self.extra += max(0, share.held - 1)
+        self.queue |= dict.fromkeys(share.waiting, share)
+
+    def leave(self, share: Share) -> None:
+        self._answers -= 1
+        self.held -= share.held
+        self.extra -= max(0, share.held - 1)
+        for turn in share.waiting:
+            del self.queue[turn]
+
+    def admit(self, share: Share | None = None) -> None:
+        """Let threads decode: of this answer one in any case, of all answers as many as there is room for."""
+        while share and share.waiting and not share.held:
+            self.grant(share)
+        if self.queue:
+            extra = self.room.extra(self.at_once)
+            while self.queue and self.extra + 1 <= extra:
+                self.grant(next(iter(self.queue.values())))
+
+    def grant(self, share: Share) -> None:
+        """Count one more thread of an answer, the first that waits if one does."""
+        if share.waiting:
+            turn = share.waiting.popleft()
+            del self.queue[turn]
+            if turn.done():  # cancelled
+                return
+            turn.set_result(None)
+        self.held += 1
+        self.extra += share.held > 0
+        share.held += 1

@@ -1,0 +1,176 @@
+"""How busy an engine is, and how many answers and threads it is worth decoding at once. No asyncio, no I/O.
+
+A decode step takes a fixed time, above all to read the weights, and some more for each request in it. An
+answer in parallel needs fewer steps, and more tokens: its tags, and what joins prefill again. While little
+runs, steps are what costs; a full engine does not care how many steps there are, but every token more makes
+all answers wait. So parallel decoding of one of n answers pays while
+
+    fixed * steps saved  >  n * (per request * tokens added + prefill * tokens prefilled again)
+
+and all of it is measured: the step times by the engine (`/v1/loads` of SGLang, the embedded scheduler), the
+tokens by the client's own answers. TAPER (arXiv 2605.06914) weighs the same from inside of an engine, at
+every step; from outside it is weighed when an answer starts and at each promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["EngineLoad", "Payoff", "Room", "StepMeter", "StepTimes", "room"]
+
+MOST_KV = 0.9
+"""Share of the KV cache in use from which on nothing is decoded in parallel: what comes would evict."""
+
+ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
+"""So many answers, and threads of all answers, are no load whatever was measured."""
+
+_SURE_STEPS, _SURE_SPREAD = 64, 0.25
+"""Steps, and variance of the requests in them, from which on step times are trusted."""
+
+_MEMORY = 8192
+"""Steps after which a meter's sums are halved, so that it forgets."""
+
+
+class StepTimes(NamedTuple):
+    """Sums over an engine's decode steps, those that prefilled nothing.
+
+    As `decode_moments` of SGLang 0.5.23 (managers/scheduler.py, `_accumulate_decode_moment`), in seconds.
+    """
+
+    steps: float
+    requests: float
+    seconds: float
+    squares: float
+    """Of the requests in a step."""
+    products: float
+    """Of requests and seconds of a step."""
+
+    def fit(self) -> tuple[float, float] | None:
+        """Seconds of a step, fixed and for each request (least squares); None while that is not certain."""
+        if self.steps < _SURE_STEPS:
+            return None
+        mean, mean_seconds = self.requests / self.steps, self.seconds / self.steps
+        spread = self.squares / self.steps - mean**2
+        if spread < _SURE_SPREAD:
+            return None
+        slope = max(0.0, (self.products / self.steps - mean * mean_seconds) / spread)
+        return max(0.0, mean_seconds - slope * mean), slope
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine is, as it says itself."""
+
+    capacity: int
+    """Requests that it decodes at once, at most."""
+    running: int = 0
+    """Requests that it decodes or prefills."""
+    queued: int = 0
+    kv_use: float = 0.0
+    """Share of its KV cache that requests hold; what is only cached does not count."""
+    steps: StepTimes | None = None
+    """None if it does not say, or has not decoded yet."""
+    prefill: float = 0.0
+    """Seconds that a token of a prompt takes; 0 if it is not known."""
+    replicas: int = 1
+    """Copies of the model among which this is divided evenly (data parallelism); `steps` is of any one."""
+    engine: str = ""
+    """Which of several engines it is."""
+
+
+class StepMeter:
+    """Takes the time of an engine's steps."""
+
+    def __init__(self) -> None:
+        self._decoding = [0.0] * 5
+        self._mixed = [0.0] * 4  # steps, requests, seconds, prefilled tokens
+
+    def add(self, requests: int, prefilled: int, seconds: float) -> None:
+        """A step decoded a token of each of so many requests, and computed so many tokens of prompts."""
+        if prefilled:
+            self._mixed = _added(self._mixed, (1, requests, seconds, prefilled))
+        elif requests:
+            sums = (1, requests, seconds, requests**2, requests * seconds)
+            self._decoding = _added(self._decoding, sums)
+
+    @property
+    def steps(self) -> StepTimes:
+        """Of the steps that only decoded."""
+        return StepTimes(*self._decoding)
+
+    @property
+    def prefill(self) -> float:
+        """Seconds that a prompt's token adds to a step; 0 while that is not known."""
+        steps, requests, seconds, tokens = self._mixed
+        found = self.steps.fit()
+        if not found or not tokens:
+            return 0.0
+        fixed, per_request = found
+        return max(0.0, (seconds - fixed * steps - per_request * requests) / tokens)
+
+
+def _added(sums: list[float], step: tuple[float, ...]) -> list[float]:
+    keep = 0.5 if sums[0] >= _MEMORY else 1.0
+    return [keep * one + more for one, more in zip(sums, step, strict=True)]
+
+
+class Payoff:
+    """What parallel answers save and what they add, by the latest hundred or so of them.
+
+    It begins with what AlpacaEval's reference answers come to, annotated by their structure (docs/speed.md).
+    """
+
+    _KEEP = 0.99
+
+    def __init__(self) -> None:
+        self.saved: float = 340.0
+        """Steps: tokens of the text that are not on the critical path."""
+        self.added: float = 100.0
+        """Tokens decoded beside the text."""
+        self.prefilled: float = 500.0
+        """Context tokens computed, beside those of the prompt."""
+
+    def learn(self, *, saved: int, added: int, prefilled: int) -> None:
+        """Count an answer that was decoded in parallel."""
+        self.saved = self._KEEP * self.saved + saved
+        self.added = self._KEEP * self.added + added
+        self.prefilled = self._KEEP * self.prefilled + prefilled
+
+    def answers(self, load: EngineLoad) -> float:
+        """Up to how many answers at once parallel decoding pays; infinity while that is not known."""
+        found = load.steps.fit() if load.steps else None
+        if found is None:
+            return float("inf")
+        fixed, per_request = found
+        cost = per_request * max(0.0, self.added) + load.prefill * max(0.0, self.prefilled)
+        gain = fixed * max(0.0, self.saved)
+        return load.replicas * gain / cost if cost else float("inf")
+
+
+class Room(NamedTuple):
+    """What an engine has room for."""
+
+    answers: float
+    """Up to so many at once, one more is worth decoding in parallel."""
+    threads: float
+    """Of all answers; each has one of its own whatever there is room for."""
+
+    def takes(self, at_once: float) -> bool:
+        """Whether an answer is worth decoding in parallel, so many counted, itself among them."""
+        return at_once <= self.answers
+
+    def extra(self, at_once: float) -> float:
+        """How many threads may decode beside the one that each of so many answers has."""
+        return max(0.0, self.threads - at_once)
+
+
+def room(load: EngineLoad, payoff: Payoff) -> Room:
+    """What an engine has room for: where parallel decoding stops to pay there are two threads for an answer.
+
+    The fuller it is, the less; an engine that has nothing to do takes an answer at full width.
+    """
+    if load.kv_use >= MOST_KV:
+        return Room(0, 0)
+    answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), load.capacity / 2))
+    return Room(answers, max(ALWAYS_THREADS, 2 * answers))

@@ -1,0 +1,182 @@
+"""Answers on engines that say how busy they are: full width, fewer threads at a time, or no tags."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import promise
+
+from pasta_async import Client, Generation, Limits
+from pasta_async.errors import BackendStatusError
+from pasta_async.lang import parse
+from pasta_async.load import EngineLoad, StepMeter
+from pasta_async.testing import Fault, ScriptedBackend
+
+if TYPE_CHECKING:
+    from pasta_async.testing.script import ScriptSource
+
+WIDE = "Many." + "".join(promise(f"part {n}", f"Chunk {n} here.") for n in range(40)) + "<sync/> Done."
+TEXT = parse(WIDE).text
+
+
+class Busy(ScriptedBackend):
+    """A scripted backend whose engine also decodes `others` requests of somebody else."""
+
+    def __init__(self, script: ScriptSource = WIDE, *, others: int = 0, **options: Any) -> None:
+        super().__init__(script, latency=1.0, thread_latency={0: 0.001}, **options)
+        self.others, self.capacity, self.meter = others, 64, StepMeter()
+        self.error: Exception | None = None
+        self.asked = 0
+
+    async def load(self, answer: str) -> EngineLoad | None:
+        self.asked += 1
+        if self.error:
+            raise self.error
+        running = self.others + len(self.open)
+        return EngineLoad(self.capacity, running, steps=self.meter.steps, prefill=self.meter.prefill)
+
+
+def on(backend: Busy, **limits: Any) -> Client:
+    limits = {"max_threads": 64, "timeout": None, **limits}
+    return Client(backend, clock=backend.clock, limits=Limits(**limits))
+
+
+async def ids_of(backend: ScriptedBackend) -> list[int]:
+    return await backend.encode_chat([{"role": "user", "content": "Why?"}], {})
+
+
+async def test_with_room_an_answer_is_decoded_at_full_width() -> None:
+    backend = Busy(others=3)
+    async with on(backend) as client:
+        generation = await client.generate("Why?")
+    assert (generation.width, generation.notes, backend.max_open) == ("full", (), 41)
+
+
+async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() -> None:
+    backend = Busy(others=30)
+    async with on(backend) as client:
+        generation = await client.generate("Why?")
+    assert generation.text == TEXT
+    assert generation.width == "limited"
+    assert backend.max_open == 64 - 30
+    assert [request.thread for request in backend.requests] == [*range(41), 0]
+
+
+async def test_on_a_full_engine_an_answer_has_no_tags() -> None:
+    backend = Busy(others=60)
+    async with on(backend) as client:
+        generation = await client.generate("Why?")
+        backend.others = 0
+        again = await client.generate("Why?")
+    assert (generation.text, generation.width) == (TEXT, "plain")
+    assert len(generation.threads) == 1 and len(generation.notes) == 1
+    assert (again.width, again.notes) == ("full", ())
+
+
+@pytest.mark.parametrize("asked", ["ids", "switch"])
+async def test_what_cannot_do_without_tags_decodes_one_thread_at_a_time(asked: str) -> None:
+    backend = Busy(others=64)
+    form: dict[str, Any] = {"chat_template_kwargs": {"pasta": True}} if asked == "switch" else {}
+    async with on(backend) as client:
+        generation = await client.generate(await ids_of(backend) if asked == "ids" else "Why?", **form)
+    assert (generation.text, generation.width, backend.max_open) == (TEXT, "limited", 1)
+    assert len(generation.threads) == 41
+
+
+@pytest.mark.parametrize(("parallel", "width", "most"), [("always", "full", 41), ("never", "one", 1)])
+async def test_who_knows_better_is_obeyed_whatever_the_load(parallel: Any, width: str, most: int) -> None:
+    backend = Busy(others=1000)
+    async with on(backend) as client:
+        generation = await client.generate("Why?", parallel=parallel)
+    assert (generation.text, generation.width, backend.max_open) == (TEXT, width, most)
+    assert backend.asked == 0
+
+
+async def test_threads_that_wait_go_on_as_others_end() -> None:
+    backend = Busy(others=0)
+    async with on(backend) as client:
+        made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(3)))
+    assert [(one.text, one.width) for one in made] == [(TEXT, "limited")] * 3
+    assert backend.max_open == 64
+
+
+async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> None:
+    backend = ScriptedBackend(WIDE, latency=1.0)
+    async with Client(backend, clock=backend.clock, limits=Limits(timeout=None, client_threads=16)) as client:
+        for count, width in ((8, "full"), (9, "plain")):  # two of its slots for each, or not
+            made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(count)))
+            assert [(one.text, one.width) for one in made] == [(TEXT, width)] * count
+
+
+async def test_a_load_that_cannot_be_read_ends_no_answer() -> None:
+    backend = Busy(others=60)
+    async with on(backend) as client:
+        assert (await client.generate("Why?")).width == "plain"
+        backend.error = BackendStatusError("the load is not told", status=500)
+        generation = await client.generate("Why?")
+    assert generation.text == TEXT
+    assert any("the load is not told" in note for note in generation.notes)
+
+
+async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
+    backend = Busy("".join(promise(f"{n}", "Yes.") for n in range(8)), others=10)  # more tags than text
+    backend.capacity = 1000
+    for step in range(100):
+        backend.meter.add(1 + step % 16, 0, 0.01 + 0.001 * (1 + step % 16))
+    async with on(backend) as client:
+        widths = [(await client.generate("Why?")).width for _ in range(200)]
+    assert widths[0] == "full" and widths[-1] == "plain"
+    assert len(list(itertools.groupby(widths))) == 2
+
+
+async def test_nothing_is_left_of_answers_that_failed_or_were_cancelled_while_they_waited() -> None:
+    backend = Busy(others=20, faults=[Fault(5, 1)])
+    async with on(backend) as client:
+        tasks = [asyncio.create_task(client.generate(f"Why {n}?")) for n in range(3)]
+        await backend.clock.sleep(2.5)
+        tasks[1].cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(one, Generation) for one in done) == 1
+        assert not backend.open
+        backend.others = 0
+        assert (await client.generate("Why?")).width == "full"
+
+
+LOADS = st.lists(st.tuples(st.integers(0, 80), st.sampled_from([0.0, 0.5, 0.95])), min_size=1, max_size=20)
+SCRIPTS = st.sampled_from(
+    [
+        "Plain.",
+        promise("a", "One.") + "<sync/>" + promise("b", "Two.") + " End.",
+        "".join(promise(f"{n}", f"It is {n}.") for n in range(7)) + "<sync/> Done.",
+    ]
+)
+
+
+@settings(max_examples=40)
+@given(LOADS, st.lists(SCRIPTS, min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 20), st.booleans())
+async def test_whatever_the_load_every_answer_comes_to_its_end(
+    loads: list[tuple[int, float]], scripts: list[str], max_threads: int, client_threads: int, ids: bool
+) -> None:
+    told = itertools.cycle(loads)
+
+    class Varying(Busy):
+        async def load(self, answer: str) -> EngineLoad | None:
+            running, kv_use = next(told)
+            return EngineLoad(16, running, kv_use=kv_use)
+
+    def find(prompt: str) -> str:
+        return scripts[int(prompt.split()[1])]
+
+    backend = Varying(find)
+    async with on(backend, max_threads=max_threads, client_threads=client_threads) as client:
+        asked = [f"Why {n} ?" for n in range(len(scripts))]
+        prompts = [await backend.encode_chat([{"role": "user", "content": one}], {}) for one in asked]
+        made = await asyncio.gather(*map(client.generate, prompts if ids else asked))
+    assert [one.text for one in made] == [parse(script).text for script in scripts]
+    assert {one.finish_reason for one in made} == {"stop"}
+    assert backend.max_open <= client_threads
