@@ -20,6 +20,7 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, views
 from pasta_async.options import Limits, Sampling
+from pasta_async.prompting import USER_PROBE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -141,6 +142,7 @@ class ForcedBackend(WrappingBackend):
         self._documents = documents
         self._encoded: dict[str, _EncodedViews] = {}  # by prompt, as text
         self._prompts: dict[Ids, _EncodedViews] = {}
+        self._asked: dict[tuple[str, bool], list[int]] = {}  # prompts that are encoded, plain or not
         self._answers: dict[str, Ids] = {}  # the prompt of each answer
         self._sync = -1  # the id of `<sync/>`
 
@@ -160,17 +162,27 @@ class ForcedBackend(WrappingBackend):
         return info
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """As the inner backend does, cancellation included.
+        """As the inner backend does, cancellation included; what was learnt is known already.
 
         Raises:
             InvalidRequestError: There is no document for this prompt.
         """
+        prompt = messages[-1]["content"]
+        if ids := self._asked.pop((prompt, template_kwargs.get("pasta") is False), None):
+            return ids
         ids = await self.inner.encode_chat(messages, template_kwargs)
-        self.learn(ids, messages[-1]["content"])
+        if prompt != USER_PROBE:  # by which a client looks into the chat template
+            self.learn(ids, prompt)
         return ids
 
-    def learn(self, ids: Sequence[int], prompt: str) -> None:
+    def learn(self, ids: Sequence[int], prompt: str, *, asked: str = "", plain: bool = False) -> None:
         """Have answers to these ids be the document of a prompt.
+
+        Args:
+            ids: A prompt.
+            prompt: What the document is known by.
+            asked: What these ids say, if that is to be encoded without asking the inner backend again.
+            plain: Whether they ask for an answer without tags.
 
         Raises:
             InvalidRequestError: There is no document for this prompt.
@@ -178,6 +190,8 @@ class ForcedBackend(WrappingBackend):
         if prompt not in self._encoded:
             raise InvalidRequestError(f"there is no document to force for the prompt {prompt!r:.80}")
         self._prompts[tuple(ids)] = self._encoded[prompt]
+        if asked:
+            self._asked[asked, plain] = [*ids]
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.

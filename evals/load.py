@@ -1,13 +1,15 @@
-"""Answers under load, forked and in sequence: latency, throughput, and goodput under a latency target.
+"""Answers under load, in sequence, in parallel, and as the load lets them be: latency, throughput, goodput.
 
     python -m pasta_async.evals.load --backend local:F --documents documents.jsonl --at-once 1 --at-once 8
     python -m pasta_async.evals.load --backend http://127.0.0.1:30000 --documents documents.jsonl --rates 2
 
 Closed loops keep so many answers under way (--at-once), open ones let them arrive at so many a second as a
 Poisson process, at the same times for each method (--rates). Answers are forced, as in
-pasta_async.evals.methods, and take the documents in turn. A batch of one leaves an engine's memory bandwidth
-idle, which is what parallel decoding uses; a full batch leaves nothing, and tags and prefills cost. This
-shows where the one turns into the other.
+pasta_async.evals.methods, and take the documents in turn. The methods take turns at each load, in an order
+that goes round with the rounds (--rounds). "sequential + auto" has them answer in turn; its figures are
+those of the plain answers, beside the same ones among their like. A batch of one leaves an engine's memory
+bandwidth idle, which is what parallel decoding uses; a full batch leaves nothing, and tags and prefills cost.
+This shows where the one turns into the other, and what `parallel="auto"` makes of that.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from dataclasses import asdict
-from itertools import accumulate, cycle, islice, takewhile
-from operator import itemgetter
+from dataclasses import asdict, replace
+from itertools import accumulate, cycle, islice, product, takewhile
+from math import inf
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,11 +28,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
+from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.jobs import for_each, progress
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ __all__ = [
     "Figures",
     "LoadSettings",
     "Mode",
+    "compare_methods",
     "default_target",
     "describe_break_even",
     "drive",
@@ -58,94 +63,123 @@ Mode = Literal["open", "closed"]
 """Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
 
 BASE = "sequential"
+MIXED = " + "
 UNITS: dict[Mode, str] = {"closed": "at once", "open": "a second"}
 
 
 @dataclass(frozen=True)
 class Block:
-    """Answers by one method at one load: a line of the results, as JSON."""
+    """Answers by one method at one load in one round: a line of the results, as JSON."""
 
     mode: Mode
     level: float
     """Arrivals a second (`open`), or answers at once (`closed`)."""
     method: str
+    """Or two of them with a plus between, which answered in turn."""
     seconds: float
     """From the first arrival until the last answer was complete."""
     arrived: tuple[float, ...]
     """Seconds from its beginning until each answer was asked for."""
     answers: tuple[Answer, ...]
     """In the same order."""
+    round: int = 0
+
+    def part(self, method: str) -> Block:
+        """The answers that figures under a method's name are about: beside another method, the plain ones.
+
+        Of a block in sequence those that came at the same places.
+        """
+        if MIXED not in method:
+            return self
+        names = method.split(MIXED)
+        kept = slice(names.index(BASE), None, len(names))
+        return replace(self, arrived=self.arrived[kept], answers=self.answers[kept])
+
+    @property
+    def latencies(self) -> list[float]:
+        """Of its answers, in seconds."""
+        return [answer.seconds for answer in self.answers]
 
 
 async def drive(
-    engine: Engine, method: Method, cases: Sequence[Case], *, mode: Mode, level: float, seed: int = 0
+    engine: Engine,
+    methods: Sequence[Method],
+    cases: Sequence[Case],
+    *,
+    mode: Mode,
+    level: float,
+    number: int = 0,
 ) -> Block:
-    """Write these cases' answers by a method under a load.
+    """Write these cases' answers under a load.
 
     Everything is encoded before the first arrival. Arrivals of an open loop are a Poisson process: the same
-    seed gives the same times, for every method.
+    round gives the same times, for every method.
 
     Args:
         engine: What writes.
-        method: How.
+        methods: How: each answer by the next of them.
         cases: One for each answer, in order of arrival.
         mode: How answers arrive.
         level: Arrivals a second, or answers at once.
-        seed: Of the arrivals.
+        number: The round.
 
     Cancelling it aborts all answers under way.
     """
-    work = [await method.prepare(engine, case.fresh()) for case in cases]
-    draw, clock = random.Random(seed), engine.clock
+    turns = [*islice(cycle(methods), len(cases))]
+    work = [await how.prepare(engine, case.fresh()) for how, case in zip(turns, cases, strict=True)]
+    draw, clock = random.Random(number), engine.clock
     times = [*accumulate(draw.expovariate(level) for _ in cases)]
-    answers = list[tuple[float, Answer]]()
+    answers = dict[int, tuple[float, Answer]]()
     began = clock.time()
 
-    async def one(number: int) -> None:
+    async def one(place: int) -> None:
         if mode == "open":
-            await clock.sleep(began + times[number] - clock.time())
+            await clock.sleep(began + times[place] - clock.time())
         arrived = clock.time() - began
-        answers.append((arrived, await time_work(engine, method, cases[number], work[number])))
+        answers[place] = arrived, await time_work(engine, turns[place], cases[place], work[place], number)
 
     await for_each(range(len(cases)), one, int(level) if mode == "closed" else len(cases))
-    answers.sort(key=itemgetter(0))
-    seconds = max(arrived + answer.seconds for arrived, answer in answers) - answers[0][0]
-    arrived, timed = zip(*answers, strict=True)
-    return Block(mode, level, method.name, seconds, arrived, timed)
+    arrived, timed = zip(*(answers[place] for place in range(len(cases))), strict=True)
+    seconds = max(at + answer.seconds for at, answer in answers.values()) - min(arrived)
+    return Block(mode, level, MIXED.join(how.name for how in methods), seconds, arrived, timed, number)
 
 
 async def measure(
     engine: Engine,
     cases: Sequence[Case],
-    methods: Sequence[Method],
+    methods: Sequence[str],
     loads: Sequence[tuple[Mode, float]],
     *,
     answers: int,
+    rounds: int = 1,
     journal: Journal | None = None,
 ) -> list[Block]:
-    """Write so many answers by each method under each load.
+    """Write so many answers by each method under each load, in each round.
 
     Args:
         engine: What writes.
         cases: Taken in turn.
-        methods: What is compared.
+        methods: What is compared: names of methods, or of two with a plus between.
         loads: Mode and level; see `drive`.
-        answers: For each load and method; at least twice as many as are at once.
+        answers: For each load, method and round; at least twice as many as are at once.
+        rounds: How often all of it is done. The methods take turns, in an order that goes round.
         journal: Keeps every block as it comes; those that it has already are not taken again.
 
     Cancelling it aborts all answers under way.
     """
     blocks = [Block(**row) for row in measurements(journal)]
-    known = {(block.mode, block.level, block.method) for block in blocks}
-    with progress(len(loads) * len(methods), "loads") as done:
-        for method in methods:
-            await play(engine, method, cases[0])
-        for mode, level in loads:
+    known = {(block.round, block.mode, block.level, block.method) for block in blocks}
+    with progress(rounds * len(loads) * len(methods), "loads") as done:
+        for name in dict.fromkeys(part for method in methods for part in method.split(MIXED)):
+            await play(engine, METHODS[name], cases[0])
+        for number, (place, (mode, level)) in product(range(rounds), enumerate(loads)):
             count = max(answers, 2 * int(level)) if mode == "closed" else answers
-            for method in methods:
-                if (mode, level, method.name) not in known:
-                    asked = [*islice(cycle(cases), count)]
-                    blocks.append(await drive(engine, method, asked, mode=mode, level=level))
+            asked = [*islice(cycle(cases), count)]
+            first = (number + place) % len(methods)
+            for method in (*methods[first:], *methods[:first]):
+                if (number, mode, level, method) not in known:
+                    how = [METHODS[name] for name in method.split(MIXED)]
+                    blocks.append(await drive(engine, how, asked, mode=mode, level=level, number=number))
                     if journal:
                         journal.append(asdict(blocks[-1]))
                 done()
@@ -154,7 +188,10 @@ async def measure(
 
 @dataclass(frozen=True)
 class Figures:
-    """What one block comes to: the points of the load curves. Times are in seconds, rates by the second."""
+    """What a method comes to at one load, over all rounds: the points of the load curves.
+
+    Times are in seconds, rates by the second.
+    """
 
     mode: Mode
     level: float
@@ -176,50 +213,105 @@ class Figures:
     """Latency of the same answers in sequence / latency (geometric mean); None if they were not measured."""
 
     @classmethod
-    def of(cls, block: Block, base: Block | None, target: float) -> Figures:
-        """Those of a block beside the block in sequence, under a latency target in seconds."""
-        latencies = [answer.seconds for answer in block.answers]
+    def of(cls, blocks: Sequence[Block], bases: Sequence[Block], target: float) -> Figures:
+        """Those of a method's blocks beside the blocks in sequence, under a latency target in seconds."""
+        first = blocks[0]
+        found = [block.part(first.method) for block in blocks]
+        answers = [answer for block in found for answer in block.answers]
+        seconds = sum(block.seconds for block in found)
+        latencies = [answer.seconds for answer in answers]
         p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
+        base = [answer for block in bases for answer in block.part(first.method).answers]
         return cls(
-            mode=block.mode,
-            level=block.level,
-            method=block.method,
-            answers=len(latencies),
+            mode=first.mode,
+            level=first.level,
+            method=first.method,
+            answers=len(answers),
             p50=p50,
             p90=p90,
             p99=p99,
-            first_token=median(answer.first_token for answer in block.answers),
-            throughput=len(latencies) / block.seconds,
-            goodput=sum(latency <= target for latency in latencies) / block.seconds,
-            tokens=sum(answer.tokens for answer in block.answers) / block.seconds,
-            speedup=_speedup(block, base) if base else None,
+            first_token=median(answer.first_token for answer in answers),
+            throughput=len(answers) / seconds,
+            goodput=sum(latency <= target for latency in latencies) / seconds,
+            tokens=sum(answer.tokens for answer in answers) / seconds,
+            speedup=_speedup(answers, base) if base else None,
         )
 
 
-def _speedup(block: Block, base: Block) -> float:
-    ours, theirs = _by_prompt(block), _by_prompt(base)
+def _speedup(answers: Sequence[Answer], base: Sequence[Answer]) -> float:
+    ours, theirs = _by_prompt(answers), _by_prompt(base)
     return geometric_mean([theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs])
 
 
-def _by_prompt(block: Block) -> dict[int, float]:
+def _by_prompt(answers: Sequence[Answer]) -> dict[int, float]:
     latencies = defaultdict[int, list[float]](list)
-    for answer in block.answers:
+    for answer in answers:
         latencies[answer.prompt].append(answer.seconds)
     return {prompt: geometric_mean(values) for prompt, values in latencies.items()}
 
 
+def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list[Block]]]:
+    """Blocks by load and method, loads in order, methods as they came first, rounds in order."""
+    found = dict[tuple["Mode", float], dict[str, list[Block]]]()
+    names = dict.fromkeys(block.method for block in blocks)
+    for block in sorted(blocks, key=lambda block: (block.mode, block.level, block.round)):
+        own = found.setdefault((block.mode, block.level), {name: [] for name in names})
+        own[block.method].append(block)
+    return found
+
+
 def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
-    """Figures of every block, by mode, level and method, under a latency target in seconds."""
-    bases = {(block.mode, block.level): block for block in blocks if block.method == BASE}
-    order = sorted(blocks, key=lambda block: (block.mode, block.level))
-    return [Figures.of(block, bases.get((block.mode, block.level)), target) for block in order]
+    """Figures of every load and method, under a latency target in seconds."""
+    return [
+        Figures.of(own, methods.get(BASE, ()), target)
+        for methods in _grouped(blocks).values()
+        for own in methods.values()
+        if own
+    ]
+
+
+def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
+    """A row for each load and two methods: how much better the first is, with 95% intervals over the rounds.
+
+    A ratio of one round by which nothing can be told (a goodput of nothing) is left out.
+    """
+    rows = list[dict[str, Any]]()
+    for (mode, level), methods in _grouped(blocks).items():
+        pairs = [(name, BASE) for name in methods if name != BASE]
+        pairs += [("auto", "pasta")] if methods.keys() >= {"auto", "pasta"} else []
+        for name, base in pairs:
+            rounds = zip(methods[name], methods.get(base, ()), strict=False)
+            found = _ratios([(one.part(name), other.part(name)) for one, other in rounds], target)
+            rows.append({"load": f"{level:g} {UNITS[mode]}", "method": f"{name} / {base}", **found})
+    return rows
+
+
+def _ratios(rounds: Sequence[tuple[Block, Block]], target: float) -> dict[str, str]:
+    """By how much the first of two blocks is better than the second."""
+    good = [(_rate(one, target), _rate(other, target)) for one, other in rounds]
+    found = {
+        "median latency": [median(other.latencies) / median(one.latencies) for one, other in rounds],
+        "p99": [_p99(other) / _p99(one) for one, other in rounds],
+        "throughput": [_rate(one) / _rate(other) for one, other in rounds],
+        "goodput": [ours / theirs for ours, theirs in good if ours and theirs],
+    }
+    return {name: format_estimate(estimate(each) if each else None, ".2f") for name, each in found.items()}
+
+
+def _p99(block: Block) -> float:
+    return float(quantile(block.latencies, 0.99))
+
+
+def _rate(block: Block, target: float = inf) -> float:
+    """Answers a second whose latency met a target."""
+    return sum(latency <= target for latency in block.latencies) / block.seconds
 
 
 def default_target(blocks: Sequence[Block]) -> float:
     """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
     base = [block for block in blocks if block.method == BASE] or blocks
     lowest = min(base, key=lambda block: (block.mode, block.level))
-    return 2 * median(answer.seconds for answer in lowest.answers)
+    return 2 * median(lowest.latencies)
 
 
 def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
@@ -245,12 +337,15 @@ def describe_break_even(found: Sequence[Figures], method: str) -> str:
 class LoadSettings(ForcedSettings):
     """Which loads, by which methods."""
 
-    methods: tuple[str, ...] = Field(default=(BASE, "pasta"), description="what is compared")
+    methods: tuple[str, ...] = Field(
+        default=(BASE, "pasta", "auto"), description="what is compared; two with a plus between share a load"
+    )
     at_once: tuple[Count, ...] = Field(
         default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
     )
     rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
-    answers: int = Field(default=32, ge=1, description="for each load and method, at least")
+    answers: int = Field(default=32, ge=1, description="for each load, method and round, at least")
+    rounds: int = Field(default=1, ge=1, description="how often all of it is done, the methods in turns")
     target: float | None = Field(
         default=None, gt=0, description="in seconds; default: twice the unloaded median"
     )
@@ -264,7 +359,12 @@ class LoadSettings(ForcedSettings):
 
 async def _measure(settings: LoadSettings) -> list[Block]:
     documents = read_documents(settings.documents, settings.first)
-    methods = [METHODS[name] for name in settings.methods]
+    known = [name in METHODS for method in settings.methods for name in method.split(MIXED)]
+    if not all(known) or any(MIXED in name and BASE not in name.split(MIXED) for name in settings.methods):
+        raise InvalidRequestError(
+            f"methods are {', '.join(METHODS)}, or {BASE} and another with a plus between; "
+            f"got {', '.join(settings.methods)}"
+        )
     measured = {
         "benchmark": "load",
         "backend": settings.backend,
@@ -276,8 +376,15 @@ async def _measure(settings: LoadSettings) -> list[Block]:
             cold_backend(settings.backend) as backend,
             open_engine(backend, documents, url=settings.backend) as engine,
         ):
-            cases, answers = cases_of(documents), settings.answers
-            return await measure(engine, cases, methods, settings.loads, answers=answers, journal=journal)
+            return await measure(
+                engine,
+                cases_of(documents),
+                settings.methods,
+                settings.loads,
+                answers=settings.answers,
+                rounds=settings.rounds,
+                journal=journal,
+            )
 
 
 def run(settings: LoadSettings) -> str:
@@ -287,7 +394,9 @@ def run(settings: LoadSettings) -> str:
     found = figures(blocks, target)
     ends = "\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE)
     head = f"seconds, rates a second; latency target {target:.3g} s"
-    return "\n\n".join([head, markdown_table(summarise(found)), ends])
+    ratios = "above 1: the first is better (geometric means over the rounds, 95%)"
+    tables = markdown_table(summarise(found)), ratios, markdown_table(compare_methods(blocks, target))
+    return "\n\n".join([head, *tables, ends])
 
 
 main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)

@@ -32,6 +32,7 @@ from pasta_async.clock import REAL_CLOCK
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import force, unwrapped
 from pasta_async.evals.records import environment, markdown_table
+from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.testing.backend import PrefixCache
@@ -147,8 +148,7 @@ class SimulatedBackend(ScriptedBackend):
         """
         if not request.extra.get("forced"):
             raise InvalidRequestError("a simulated engine writes nothing of its own: use a ForcedBackend")
-        turn = self._engines[len(self._engine_of) % len(self._engines)]
-        engine = self._engine_of.setdefault(request.answer, turn)
+        engine = self._engine(request.answer)
         await self.clock.sleep(self.model.round_trip)
         end = self.tokenizer.end_id
         job = _Job(request, {*request.stop_ids, end})
@@ -163,6 +163,15 @@ class SimulatedBackend(ScriptedBackend):
                 yield Piece((token,), text, finish_reason, len(request.ids), job.cached)
         finally:
             engine.remove(job)
+
+    async def load(self, answer: str) -> EngineLoad:
+        """What the answer's engine counts, and how long its steps take. Never waits."""
+        engine = self._engine(answer)
+        return replace(engine.load(), engine=str(self._engines.index(engine)))
+
+    def _engine(self, answer: str) -> _Engine:
+        turn = self._engines[len(self._engine_of) % len(self._engines)]
+        return self._engine_of.setdefault(answer, turn)
 
     async def aclose(self) -> None:
         """End every open request with an error. Never waits, so there is nothing to cancel."""
@@ -197,6 +206,7 @@ class _Engine:
     def __init__(self, model: EngineModel, clock: Clock) -> None:
         self._model, self._clock = model, clock
         self._cache = PrefixCache()
+        self._meter = StepMeter()
         self._waiting: list[_Job] = []
         self._running: list[_Job] = []
         self._task: asyncio.Task[None] | None = None
@@ -215,6 +225,10 @@ class _Engine:
         if not self._waiting and not self._running and self._task:
             self._task.cancel()
 
+    def load(self) -> EngineLoad:
+        meter, running, queued = self._meter, len(self._running), len(self._waiting)
+        return EngineLoad(self._model.max_running, running, queued, steps=meter.steps, prefill=meter.prefill)
+
     def close(self) -> None:
         for job in (*self._waiting, *self._running):
             job.written.put_nowait(None)
@@ -224,7 +238,10 @@ class _Engine:
         while self._waiting or self._running:
             decoding = len(self._running)
             tokens = sum(len(job.request.ids) + len(job.out) for job in self._running)
-            await self._clock.sleep(self._model.seconds(decoding, tokens, self._admit()))
+            prefilled = self._admit()
+            seconds = self._model.seconds(decoding, tokens, prefilled)
+            await self._clock.sleep(seconds)
+            self._meter.add(decoding, prefilled, seconds)
             for job in [*self._running]:
                 if job.write():
                     self._running.remove(job)

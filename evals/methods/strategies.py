@@ -28,6 +28,7 @@ __all__ = ["METHODS"]
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
     ids = await engine.ask_library(case, plain="baseline" in options)
+    options = {"parallel": "always", **options}
 
     async def work(track: Track) -> int:
         return track.take(await engine.client.generate(ids, sampling=FORCED_SAMPLING, **options))
@@ -36,6 +37,17 @@ async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
 
 
 _sequential = partial(_pasta, baseline=True)
+
+
+async def _auto(engine: Engine, case: Case) -> Work:
+    """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
+    for plain in (False, True):
+        await engine.ask_library(case, plain=plain)
+
+    async def work(track: Track) -> int:
+        return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
+
+    return work
 
 
 def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
@@ -148,6 +160,7 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
+        Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto, optional=True),
         Method(
             "pasta, whole chunks",
             "the same with `whole_chunks=True`",

@@ -152,7 +152,7 @@ class Engine:
     async def ask_library(self, case: Case, *, plain: bool) -> list[int]:
         """The same for an answer by the library, which is then forced."""
         ids = await self.ask(case.prompt, plain=plain)
-        self.forced.learn(ids, case.question)
+        self.forced.learn(ids, case.question, asked=case.prompt, plain=plain)
         return [*ids]
 
 

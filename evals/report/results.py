@@ -147,12 +147,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 def _measured(path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
     if kind not in ("speed", "methods", "load"):
         raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
-    make, unit = (Block, ("mode", "level")) if kind == "load" else (Answer, ("prompt", "number"))
+    make, unit = (Block, ("mode", "level", "round")) if kind == "load" else (Answer, ("prompt", "number"))
     rows = [row for row in rows if "environment" not in row]
     methods = defaultdict[tuple[Any, ...], set[str]](set)
     try:
         for row in rows:
-            methods[tuple(row[key] for key in unit)].add(row["method"])
+            methods[tuple(row.get(key, 0) for key in unit)].add(row["method"])
         found: list[Any] = [make(**row) for row in rows]
         if kind == "speed":
             compare(found)

@@ -63,7 +63,8 @@ async def test_one_after_another_gives_the_same_text(backend: Recorder, family: 
 async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:
     async with pasta_async.Client(backend) as client:
         alone = [(await client.generate(prompt(family))).text for family in FAMILIES]
-        together = await asyncio.gather(*(client.generate(prompt(family)) for family in FAMILIES))
+        ways = (client.generate(prompt(family), parallel="always") for family in FAMILIES)
+        together = await asyncio.gather(*ways)
     assert [answer.text for answer in together] == alone
 
 
@@ -84,3 +85,22 @@ async def test_forks_share_and_joins_start_from_the_longest_prefix(backend: Reco
     )
     cached = next(cached for request, cached, _ in backend.seen if request is after)
     assert cached >= after.ids.index(tags.close_async)
+
+
+async def test_the_load_is_the_schedulers_own(backend: Recorder) -> None:
+    assert await backend.load("a") is None
+    async with pasta_async.Client(backend) as client:
+        await client.connect()
+        idle = await backend.load("a")
+        assert idle is not None
+        assert (idle.capacity, idle.running, idle.queued, idle.kv_use) == (256, 0, 0, 0)
+        async with client.stream(prompt("fair"), parallel="never") as answer:
+            await anext(answer.text_deltas())
+            busy = await backend.load("a")
+        assert busy is not None
+        assert (busy.running, busy.queued) == (1, 0) and busy.kv_use > 0
+        await client.generate(prompt("fair"))
+    done = await backend.load("a")
+    assert done is not None and done.steps is not None
+    assert (done.running, done.kv_use) == (0, 0)
+    assert done.steps.requests > done.steps.steps > 0 and done.steps.seconds > 0

@@ -13,6 +13,7 @@ from recorder import Recorder
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.load import (
     Block,
+    compare_methods,
     default_target,
     describe_break_even,
     drive,
@@ -42,7 +43,8 @@ def chunk(topic: str, words: int) -> str:
 WRITTEN = f"First:{chunk('one', 30)} Second:{chunk('two', 40)}<sync/> So it is."
 DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the other.")}
 CASES = [Case(index, prompt, document) for index, (prompt, document) in enumerate(DOCUMENTS.items())]
-BOTH = [METHODS["sequential"], METHODS["pasta"]]
+NAMES = ["sequential", "pasta"]
+BOTH = [METHODS[name] for name in NAMES]
 
 
 @asynccontextmanager
@@ -55,8 +57,8 @@ async def opened() -> AsyncGenerator[tuple[Engine, Recorder]]:
 
 async def test_a_closed_loop_keeps_so_many_answers_under_way():
     async with opened() as (engine, backend):
-        one = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=1)
-        three = await drive(engine, METHODS["sequential"], CASES[:1] * 6, mode="closed", level=3)
+        one = await drive(engine, BOTH[:1], CASES[:1] * 6, mode="closed", level=1)
+        three = await drive(engine, BOTH[:1], CASES[:1] * 6, mode="closed", level=3)
     assert backend.max_open == 3
     assert one.seconds == pytest.approx(3 * three.seconds, rel=0.02)
     tokens = one.answers[0].tokens
@@ -69,8 +71,8 @@ async def test_a_closed_loop_keeps_so_many_answers_under_way():
 async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_method():
     async with opened() as (engine, _):
         blocks = [
-            await drive(engine, method, CASES[:1] * 400, mode="open", level=20, seed=seed)
-            for method, seed in ((BOTH[0], 1), (BOTH[1], 1), (BOTH[0], 2))
+            await drive(engine, [method], CASES[:1] * 400, mode="open", level=20, number=number)
+            for method, number in ((BOTH[0], 1), (BOTH[1], 1), (BOTH[0], 2))
         ]
     first, again, other = (block.arrived for block in blocks)
     assert first == pytest.approx(again)
@@ -87,16 +89,20 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
     loads: list[tuple[Mode, float]] = [("closed", 2), ("open", 5.0)]
     async with opened() as (engine, backend):
         with Journal(file, {"benchmark": "load"}) as journal:
-            blocks = await measure(engine, CASES, BOTH, loads, answers=4, journal=journal)
-        assert [(block.mode, block.method) for block in blocks] == [
-            ("closed", "sequential"),
-            ("closed", "pasta"),
-            ("open", "sequential"),
-            ("open", "pasta"),
+            blocks = await measure(engine, CASES, NAMES, loads, answers=4, rounds=2, journal=journal)
+        assert [(block.round, block.mode, block.method) for block in blocks] == [
+            (0, "closed", "sequential"),
+            (0, "closed", "pasta"),
+            (0, "open", "pasta"),
+            (0, "open", "sequential"),
+            (1, "closed", "pasta"),
+            (1, "closed", "sequential"),
+            (1, "open", "sequential"),
+            (1, "open", "pasta"),
         ]
         asked = len(backend.requests)
         with Journal(file, {"benchmark": "load"}) as journal:
-            assert await measure(engine, CASES, BOTH, loads, answers=4, journal=journal) == blocks
+            assert await measure(engine, CASES, NAMES, loads, answers=4, rounds=2, journal=journal) == blocks
         warm_up = len({request.answer for request in backend.requests[asked:]})
     assert warm_up == len(BOTH)
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
@@ -104,6 +110,34 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
     assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
     pasta = next(one for one in figures(blocks, 1.0) if one.method == "pasta")
     assert pasta.speedup is not None and pasta.speedup > 1
+    assert pasta.answers == 8
+
+
+async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_places():
+    async with opened() as (engine, _):
+        loads: list[tuple[Mode, float]] = [("open", 5.0)]
+        blocks = await measure(engine, CASES[:1], ["sequential", "sequential + pasta"], loads, answers=10)
+    plain, mixed = blocks
+    assert [answer.method for answer in mixed.answers] == NAMES * 5
+    assert mixed.arrived == pytest.approx(plain.arrived)
+    found = figures(blocks, 1.0)[1]
+    assert (found.method, found.answers) == ("sequential + pasta", 5)
+    assert found.speedup == pytest.approx(1, abs=0.02)  # steps take no longer for what is beside
+    (row,) = compare_methods(blocks, 1.0)
+    assert row["method"] == "sequential + pasta / sequential"
+
+
+async def test_by_the_load_answers_are_parallel_while_that_pays_and_plain_where_it_does_not():
+    backend = SimulatedBackend(EngineModel(step=LATENCY, sequence=LATENCY))
+    async with open_engine(backend, DOCUMENTS) as engine:
+        loads: list[tuple[Mode, float]] = [("closed", 1), ("closed", 32)]
+        blocks = await measure(engine, CASES[:1], [*NAMES, "auto"], loads, answers=40)
+    last = {(block.level, block.method): block.answers[-1].tokens for block in blocks}
+    plain, tagged = last[1, "sequential"], last[1, "pasta"]
+    assert plain < tagged == last[32, "pasta"]
+    assert (last[1, "auto"], last[32, "auto"]) == (tagged, plain)
+    rows = {(row["load"], row["method"]): row for row in compare_methods(blocks, 1.0)}
+    assert rows["1 at once", "auto / pasta"]["median latency"].startswith("1.00")
 
 
 def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
@@ -140,13 +174,16 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     written = f"A{chunk('b', 2)} c."
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
     documents.write_text(json.dumps(record) + "\n")
-    options = "--at-once 2 --rates 50 --answers 4"
+    options = "--at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
     run(main, f"--backend local:pasta-tiny --documents {documents} {options} --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"
     assert [(row["mode"], row["level"], row["method"], len(row["answers"])) for row in rows] == [
         (mode, level, method, 4)
-        for mode, level in (("closed", 2), ("open", 50))
-        for method in ("sequential", "pasta")
+        for mode, level, methods in (
+            ("closed", 2, ("sequential", "auto")),
+            ("open", 50, ("auto", "sequential")),
+        )
+        for method in methods
     ]
-    assert "| 2 at once | pasta | 4 |" in capsys.readouterr().out
+    assert "| 2 at once | auto | 4 |" in capsys.readouterr().out

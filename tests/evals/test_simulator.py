@@ -39,7 +39,7 @@ REAL = EngineModel(step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
     backend = SimulatedBackend(constants.model_copy(update={"gpus": engines}))
     async with open_engine(backend, DOCUMENTS) as engine:
-        return await drive(engine, METHODS[method], CASES * answers, mode="closed", level=at_once)
+        return await drive(engine, [METHODS[method]], CASES * answers, mode="closed", level=at_once)
 
 
 async def test_an_answer_takes_a_step_for_each_token_and_a_trip_for_each_request():
@@ -139,7 +139,7 @@ def test_a_load_on_simulated_engines_says_what_is_assumed(tmp_path: Path, capsys
     assert "SIMULATED: 2 engines" in printed
     assert "step 5 (ASSUMED), sequence 1," in printed
     assert "| 4 a second | pasta | 6 |" in printed
-    assert len(out.read_text().splitlines()) == 2 + 4
+    assert len(out.read_text().splitlines()) == 2 + 6
     for wrong in ("?speed=1", "?step=-1", "?step", "x"):
         refusal = refused(loads.main, command, "--backend", f"simulated:{engine}{wrong}")
         assert refusal.startswith("InvalidRequestError")

@@ -23,6 +23,7 @@ from pasta_async.errors import (
     ThreadFailedError,
     UnsupportedModelError,
 )
+from pasta_async.load import EngineLoad
 from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
 
 if TYPE_CHECKING:
@@ -453,3 +454,23 @@ def test_what_was_not_used_for_longest_is_forgotten_from_its_end() -> None:
     assert known.known([*second[:-1], 9]) == {"b": 1}
     known.forget("b")
     assert known.known(second) == {}
+
+
+async def test_the_load_is_that_of_the_member_that_has_the_answer() -> None:
+    class Reporting(ScriptedBackend):
+        async def load(self, answer: str) -> EngineLoad | None:
+            return EngineLoad(capacity=64, running=len(self.open))
+
+    clock, words = VirtualClock(), WordTokenizer()
+    members = {name: Reporting(DOCUMENT, tokenizer=words, clock=clock, latency=1.0) for name in ("a", "b")}
+    routed = RoutedBackend(members, clock=clock)
+    async with Client(routed, clock=clock) as client:
+        task = asyncio.create_task(client.generate("Why?"))
+        while not any(member.open for member in members.values()):
+            await clock.sleep(0.5)
+        [home] = [name for name, member in members.items() if member.open]
+        [answer] = {play.request.answer for play in members[home].open}
+        assert await routed.load(answer) == EngineLoad(64, len(members[home].open), engine=home)
+        assert await routed.load("new") == EngineLoad(64, 0, engine="b" if home == "a" else "a")
+        await task
+    await routed.aclose()

@@ -84,7 +84,7 @@ class Reader:
         self.error: ThreadFailedError | None = None
 
     async def read(self, client: Client, prompt: str) -> None:
-        async with client.stream(prompt) as stream:
+        async with client.stream(prompt, parallel="always") as stream:
             try:
                 async for delta in stream.text_deltas():
                     self.text += delta
@@ -103,7 +103,7 @@ async def test_two_servers_answer_as_one_does(server: RealServer, second: Second
     backend = open_backend([server.url, second.url])
     async with Client(server.url) as alone, Client(backend) as spread:
         expected = [(await alone.generate(prompt)).text for prompt in PROMPTS]
-        made = await asyncio.gather(*(spread.generate(prompt) for prompt in PROMPTS))
+        made = await asyncio.gather(*(spread.generate(prompt, parallel="always") for prompt in PROMPTS))
     assert [answer.text for answer in made] == expected
     assert any(len(answer.threads) > 1 for answer in made)
     assert isinstance(backend, RoutedBackend)
@@ -182,7 +182,9 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
             while not routed.members[1].live:
                 await client.generate(PROMPTS[0], sampling=Sampling(max_tokens=1))
             doomed.decoded.clear()
-            made = await asyncio.gather(*(client.generate(prompt) for prompt in PROMPTS[4:]))
+            made = await asyncio.gather(
+                *(client.generate(prompt, parallel="always") for prompt in PROMPTS[4:])
+            )
             assert [answer.text for answer in made] == expected[2:]
             assert doomed.decoded
             await routed.aclose()

@@ -40,6 +40,7 @@ ODD = {"page_size": 4, "dp_size": 2, "disable_overlap_schedule": True}
 
 
 async def answers(backend: Backend, prompts: list[str], **options: Any) -> list[Generation]:
+    options = {"parallel": "always", **options}  # compared with each other: the load must not decide
     async with Client(backend) as client:
         return await asyncio.gather(*(client.generate(prompt, **options) for prompt in prompts))
 

@@ -53,7 +53,7 @@ async def answered(backend: Backend) -> list[Generation]:
 
     async def ask(client: Client, prompt: str) -> Generation:
         async with places:
-            return await client.generate(prompt, sampling=SAMPLING)
+            return await client.generate(prompt, sampling=SAMPLING, parallel="always")
 
     async with Client(backend, limits=Limits(timeout=None)) as client:
         return await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS))
