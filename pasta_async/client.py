@@ -237,14 +237,14 @@ class Client:
     async def _decode(
         self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
     ) -> Generation:
-        limits = start.limits
+        asked, limits = read_prompt(start.prompt), start.limits
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
         with self._width.answering(start.answer, limited=start.parallel == "auto") as share:
             async with self._time_limit(limits):
                 info = await self.connect()
                 observation.begin(info)
                 began = self._clock.time()
-                ready = await self._prepare(info, start, share)
+                ready = await self._prepare(info, start, *asked, share)
             check_length(ready.ids, info, limits)
 
             def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
@@ -277,9 +277,10 @@ class Client:
         self._width.learn(generation)
         return generation
 
-    async def _prepare(self, info: ModelInfo, start: AnswerStart, share: Share) -> _Ready:
+    async def _prepare(
+        self, info: ModelInfo, start: AnswerStart, messages: list[Message], ids: list[int], share: Share
+    ) -> _Ready:
         """Decide in which form an answer is written, and encode its prompt for that."""
-        messages, ids = read_prompt(start.prompt)
         dialect, notes = _dialect(info, start, can_instruct=not ids), _notes(info, start.sampling)
         check_ids(ids, info.vocab_size)
         if dialect != "plain" and (crowd := await share.crowded()):
