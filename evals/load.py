@@ -34,8 +34,8 @@ from pasta_async.evals.documents import ForcedSettings, documents_digest, read_d
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.evals.statistics import estimate, format_estimate
 from pasta_async.jobs import for_each, progress
+from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
