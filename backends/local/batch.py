@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 import torch
 
+from pasta_async.backends.local.cache import PAGE
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
@@ -22,10 +24,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-__all__ = ["PAGE", "Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
-
-PAGE = 32
-"""Slots that are read together. Products are compiled for each new shape, so shapes should come back."""
+__all__ = ["Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
 
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["RUN", "KVCache", "Node", "RadixCache", "SlotPool"]
 
 
-RUN = 256
-"""Slots that stand together: a sequence gets whole runs while there are any."""
+PAGE = 32
+"""Slots that attention reads together. Products are compiled for each new shape: shapes should come back."""
+
+RUN = 8 * PAGE
+"""Slots that stand together: a sequence begins with a run of its own while there are any."""
 
 
 class KVCache:
@@ -56,20 +59,25 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 class SlotPool:
     """The free slots.
 
-    A sequence gets slots one behind the other, and begins with a run of its own if it can: what several
-    threads have decoded then lies in rows of equal length, which attention reads in place.
+    A sequence gets slots one behind the other, and begins with a run of its own if it can, or else with a
+    page: the fewer pages it is on, the less attention reads.
     """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self._unused = np.ones(slots, np.bool_)
         self._free = slots
-        self._left = np.full(slots // RUN, RUN)  # free slots of each run
+        self._left = {size: np.full(slots // size, size) for size in (RUN, PAGE)}  # free slots of each
 
     @property
     def free(self) -> int:
         """How many slots are free."""
         return self._free
+
+    @property
+    def free_in_pages(self) -> int:
+        """How many slots are in pages that are free as a whole."""
+        return PAGE * np.count_nonzero(self._left[PAGE] == PAGE)
 
     def take(self, count: int, behind: int | None = None) -> Ids:
         """Claim `count` slots, if possible those behind the sequence's last one.
@@ -78,14 +86,7 @@ class SlotPool:
         """
         parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
         while (missing := count - sum(map(len, parts))) > 0:
-            runs = np.flatnonzero(self._left == RUN)
-            parts.append(
-                self._claim(
-                    self._stretch(int(runs[0]) * RUN, missing)
-                    if len(runs)
-                    else np.flatnonzero(self._unused)[:missing]
-                )
-            )
+            parts.append(self._claim(self._place(missing)))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def give(self, slots: Ids) -> None:
@@ -97,6 +98,14 @@ class SlotPool:
     def peek(self) -> Ids:
         """The free slots themselves (for checks)."""
         return np.flatnonzero(self._unused)
+
+    def _place(self, most: int) -> Ids:
+        """Free slots: of a run that is free as a whole, or a page, or else any."""
+        for size, left in self._left.items():
+            whole = np.flatnonzero(left == size)
+            if len(whole):
+                return self._stretch(int(whole[0]) * size, most)
+        return np.flatnonzero(self._unused)[:most]
 
     def _stretch(self, start: int, most: int) -> Ids:
         """The free slots from one on, up to the first that is not free."""
@@ -111,8 +120,9 @@ class SlotPool:
         return slots
 
     def _count(self, slots: Ids, by: int) -> None:
-        runs = slots // RUN
-        np.add.at(self._left, runs[runs < len(self._left)], by)
+        for size, left in self._left.items():
+            places = slots // size
+            np.add.at(left, places[places < len(left)], by)
 
 
 @dataclass(eq=False, slots=True)

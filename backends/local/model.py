@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import PAGE
+from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.linear import Basis, Embedding, linear, pad_rows, storage_dtype
 
 if TYPE_CHECKING:

@@ -246,7 +246,7 @@ class Scheduler:
                 youngest = max(self.running, key=_arrival)
                 self._preempt(youngest)
                 tasks = [task for task in tasks if task.job is not youngest]
-        if needed > self.pool.free:
+        if needed > self.pool.free_in_pages:  # single slots are left as a last resort: each would cost a page
             spare = max(needed - self.pool.free, self.pool.size // 64)
             self.pool.give(self.radix.evict(spare))
         return tasks

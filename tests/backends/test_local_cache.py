@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.backends.local.batch import PAGE, BatchMaker, Entry
-from pasta_async.backends.local.cache import RUN, RadixCache, SlotPool
+from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.cache import PAGE, RUN, RadixCache, SlotPool
 
 if TYPE_CHECKING:
     from pasta_async.backends.local.cache import Node
