@@ -60,6 +60,12 @@ class SampleSettings(PartSettings):
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=1, description="answers to each prompt")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
+    temperature: float = Field(
+        default=1.0,
+        gt=0,
+        description="of the samples; the theory of stage 2 is about 1, small models want less",
+    )
+    plain_temperature: float = Field(default=0.0, ge=0, description="of plain answers (0: greedy)")
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
@@ -289,19 +295,20 @@ class Drawing:
 
     async def _draw(self, record: Record, number: int | None, info: ModelInfo) -> None:
         """Draw a sample, or the baseline's answer if it has no number, or the model's own plain one."""
-        plain, error = number in (None, _OWN), ""
+        settings, plain, error = self._settings, number in (None, _OWN), ""
+        temperature = settings.plain_temperature if plain else settings.temperature
         seed = None
-        if number is not None and not plain and info.honours_seeds:
-            seed = answer_seed(self._settings.seed, record.id, number)
+        if temperature and info.honours_seeds:
+            seed = answer_seed(settings.seed, record.id, settings.n if number is None else number)
         with self._recording.recorded() as exchanges:
             try:
                 generation = await (self._baseline if number is None else self._client).generate(
                     record.messages,
-                    temperature=0.0 if plain else 1.0,
-                    max_tokens=self._settings.max_tokens,
+                    temperature=temperature,
+                    max_tokens=settings.max_tokens,
                     seed=seed,
                     baseline=plain,
-                    chat_template_kwargs=self._settings.template_kwargs,
+                    chat_template_kwargs=settings.template_kwargs,
                     parallel="always",
                     whole_chunks=True,  # nothing is streamed
                 )

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from pasta_async.protocol import Message
-    from pasta_async.training.preference import SampledPrompt
+    from pasta_async.training.preference import Sample, SampledPrompt
 
 __all__ = [
     "WEIGHTS",
@@ -133,7 +133,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         Score(
             id=prompt.id,
             number=sample.number,
-            speedup=prompt.baseline.tokens / sample.critical_path if sample.critical_path else 1.0,
+            speedup=_tokens(prompt, sample, settings) / sample.critical_path if sample.critical_path else 1.0,
             quality=qualities[prompt.id, sample.text]
             * (soundness(faults_of_sample(sample)) if faults else 1.0),
         )
@@ -147,6 +147,15 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         asked = judge.comparer
         summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
     return summary
+
+
+def _tokens(prompt: SampledPrompt, sample: Sample, settings: JudgeSettings) -> int:
+    """What an answer's critical path is compared with: the baseline's tokens.
+
+    Likelihood cannot see that an answer says less, so there it is the answer's own tokens if they are fewer.
+    """
+    baseline = prompt.baseline.tokens
+    return min(baseline, sample.tokens) if settings.judge == "likelihood" else baseline
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
