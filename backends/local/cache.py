@@ -77,7 +77,7 @@ class SlotPool:
     @property
     def free_in_pages(self) -> int:
         """How many slots are in pages that are free as a whole."""
-        return PAGE * np.count_nonzero(self._left[PAGE] == PAGE)
+        return PAGE * int(np.count_nonzero(self._left[PAGE] == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
         """Claim `count` slots, if possible those behind the sequence's last one.

@@ -44,6 +44,7 @@ def draw(
     plain: ScriptedBackend | None = None,
     max_tokens: int = 2048,
     own_plain: bool = False,
+    temperatures: tuple[float, float] = (1.0, 0.0),
     after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
@@ -56,6 +57,8 @@ def draw(
         seed=7,
         max_tokens=max_tokens,
         own_plain=own_plain,
+        temperature=temperatures[0],
+        plain_temperature=temperatures[1],
     )
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:

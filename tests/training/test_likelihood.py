@@ -97,6 +97,13 @@ def test_quality_is_the_probability_of_a_token_relative_to_the_baseline_less_fau
     assert found[4] == 0
 
 
+def test_an_answer_that_says_less_is_no_faster_for_it(folder: Path, tmp_path: Path) -> None:
+    short, long = sample(0, "Tea.", tokens=12), sample(1, "Tea is green. Tea is old.", tokens=40)
+    scored(tmp_path, folder, short, long)
+    found = {number: one.speedup for (_, number), one in read_scores(tmp_path / "scores.jsonl").items()}
+    assert found == {0: 1.2, 1: 2.0}, "the baseline has 20 tokens, both critical paths 10"
+
+
 def test_what_is_known_needs_no_model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = scored(tmp_path, folder, sample(0, "Coffee."), sample(1, "Tea is old."))
     monkeypatch.setattr(LanguageModel, "bits", None)

@@ -192,6 +192,14 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
     assert len(asked) == len(plain.requests) == 3
 
 
+def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path) -> None:
+    backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
+    draw(backend, tmp_path / "j.jsonl", plain=plain, temperatures=(0.6, 0.5))
+    assert {request.sampling.temperature for request in backend.requests} == {0.6}
+    assert {request.sampling.temperature for request in plain.requests} == {0.5}
+    assert len({request.seed for request in plain.requests} - {None}) == 3
+
+
 def test_the_models_own_plain_answer_is_drawn_beside_another_baseline(tmp_path: Path) -> None:
     backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
     without, _ = draw(backend, tmp_path / "j.jsonl", plain=plain)
