@@ -35,10 +35,11 @@ class Options(BaseModel):
             super().__init__(**data)
         except ValidationError as error:
             found = (
-                f"{self._field_label(e['loc'])}: {e['msg']} (got {_shown.repr(e['input'])})"
+                f"{self._field_label(e['loc'])}: {e['msg']} (got {self._told(e['loc'], e['input'])})"
                 for e in error.errors(include_url=False)
             )
-            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(found)}") from error
+            # The cause would show every value again, those of keys too.
+            raise InvalidRequestError(f"{type(self).__name__}: {'; '.join(found)}") from None
 
     @classmethod
     def of(cls, value: Self | Mapping[str, Any] | None) -> Self:
@@ -60,6 +61,10 @@ class Options(BaseModel):
     @classmethod
     def _field_label(cls, path: tuple[int | str, ...]) -> str:
         return ".".join(map(str, path))
+
+    @staticmethod
+    def _told(path: tuple[int | str, ...], value: Any) -> str:
+        return "a secret" if "key" in str(path[0]) else _shown.repr(value)
 
 
 class Sampling(Options):

@@ -137,8 +137,9 @@ class SGLangBackend:
         return self._model or await self._connecting.run(self._learn)
 
     async def _learn(self) -> ServedModel:
-        self._engines = await engines(self._server)
-        model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
+        with self._connections.key_hidden():
+            self._engines = await engines(self._server)
+            model = await shake_hands(self._engines[0], folder=self._folder, vocab_size=self._vocab_size)
         self._model = replace(model, info=replace(model.info, prefill_ahead=self._prefill_ahead))
         return self._model
 
@@ -162,13 +163,14 @@ class SGLangBackend:
         return await self._tokenize(lambda tokenizer: tokenizer.detokenize(checked))
 
     async def _tokenize(self, work: Callable[[AsyncTextCodec | RemoteTokenizer], Awaitable[_T]]) -> _T:
-        try:
+        with self._connections.key_hidden():
+            try:
+                return await work((await self._connected()).tokenizer)
+            except BackendConnectError:
+                if self._engines == [self._server]:
+                    raise
+            await self.check()  # a router's worker has gone: it knows others
             return await work((await self._connected()).tokenizer)
-        except BackendConnectError:
-            if self._engines == [self._server]:
-                raise
-        await self.check()  # a router's worker has gone: it knows others
-        return await work((await self._connected()).tokenizer)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -181,15 +183,16 @@ class SGLangBackend:
             BackendError: The server refused or failed, or the backend was closed.
         """
         model = await self._connected()
-        increments = Increments(
-            model.info.vocab_size,
-            incremental=model.incremental and request.stream,
-            has_text=isinstance(model.tokenizer, RemoteTokenizer),
-        )
         reader = model.reader(request.stop_ids)
         headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
         parent = self._main_request(request.answer) if request.thread and model.publishes else None
         async with self._call("/generate", _body(request, model), headers, parent) as call:
+            increments = Increments(
+                model.info.vocab_size,
+                incremental=model.incremental and request.stream,
+                has_text=isinstance(model.tokenizer, RemoteTokenizer),
+                request=call.rid,
+            )
             call.main_of = request.answer if not request.thread and request.max_tokens else None
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
@@ -231,7 +234,8 @@ class SGLangBackend:
         call = _Call(self._server, path, body, headers, self._engines)
         self._open.add(call)
         try:
-            yield call
+            with self._connections.key_hidden():
+                yield call
         finally:
             with anyio.CancelScope(shield=True):
                 await call.end()

@@ -48,10 +48,14 @@ class Increments:
         vocab_size: Ids are below this.
         incremental: The form: only what is new, or all so far.
         has_text: Whether events hold text; those of a server without a tokenizer do not.
+        request: The id of the request whose events they have to be.
     """
 
-    def __init__(self, vocab_size: int, *, incremental: bool, has_text: bool = True) -> None:
+    def __init__(
+        self, vocab_size: int, *, incremental: bool, has_text: bool = True, request: str | None = None
+    ) -> None:
         self._vocab_size = vocab_size
+        self._request = request
         self._incremental = incremental
         self._has_text = has_text
         self._ids = 0
@@ -61,8 +65,8 @@ class Increments:
         """What is new in an event.
 
         Raises:
-            BackendProtocolError: The event has another form than SGLang's, ids that cannot be, or another
-                number of them than were decoded: an event was lost, or came twice.
+            BackendProtocolError: The event has another form than SGLang's, is another request's, has ids that
+                cannot be, or another number of them than were decoded: an event was lost, or came twice.
         """
         try:
             new, done = self._read(event)
@@ -90,6 +94,8 @@ class Increments:
         [done] = checked_token_ids([meta["completion_tokens"]])
         if not isinstance(text, str):
             raise TypeError("the text is no string")
+        if self._request is not None and meta.get("id", self._request) != self._request:
+            raise ValueError("it is of another request")
         new = Increment(
             tuple(checked_token_ids(event["output_ids"], self._vocab_size)),
             text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -20,10 +20,11 @@ from pasta_async.errors import (
     BackendTimeoutError,
     BackendTransportError,
     InvalidRequestError,
+    PastaError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator, Mapping
 
 __all__ = ["DEFAULT_TIMEOUT", "Connections", "EventStream", "Server"]
 
@@ -42,8 +43,8 @@ DRAIN_SECONDS = 1.0
 SPARE_CONNECTIONS = 8
 """Connections beside those of decoding requests: aborts and tokenizing must not wait for an answer to end."""
 
-MAX_EVENT = 64 * 2**20
-"""Bytes of one event; more than this is no answer of a language model."""
+MAX_REPLY = 64 * 2**20
+"""Bytes of one event, or of one reply; more than this is no answer of a language model."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -66,7 +67,10 @@ class Connections:
         timeout: httpx.Timeout | float,
         max_connections: int,
     ) -> None:
-        self.headers: dict[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._key = api_key
+        self.headers: dict[str, str] = {"Accept-Encoding": "identity"}  # or a byte could become a thousand
+        if api_key:
+            self.headers["Authorization"] = f"Bearer {api_key}"
         self.timeout: httpx.Timeout = httpx.Timeout(timeout)
         self.short_timeout: httpx.Timeout = httpx.Timeout(**self.timeout.as_dict())
         self.short_timeout.read = min(self.timeout.read or SHORT_READ, SHORT_READ)
@@ -95,6 +99,16 @@ class Connections:
                 self._waits.discard(scope)
         if scope.cancelled_caught:
             raise _closed(where)
+
+    @contextmanager
+    def key_hidden(self) -> Generator[None]:
+        """No error quotes the key, not even where it quotes a server that repeats it."""
+        try:
+            yield
+        except PastaError as error:
+            if self._key:
+                error.args = tuple(str(said).replace(self._key, "***") for said in error.args)
+            raise
 
     def interrupt(self) -> None:
         """End every wait with an error, and let no other begin."""
@@ -144,25 +158,23 @@ class Server:
             response = await self.connections.client.send(request, stream=True)
             if response.is_success and "text/event-stream" in response.headers.get("content-type", ""):
                 return EventStream(response, where, self.connections)
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-        _raise_for_status(response, where)
-        raise BackendProtocolError(f"{where} sent no event stream but {_excerpt(response.text)}")
+            content = await _read(response, where)
+        _raise_for_status(response, content, where)
+        said = _excerpt(content.decode(errors="replace"))
+        raise BackendProtocolError(f"{where} sent no event stream but {said}")
 
     async def abort(self, request_id: str) -> None:
         """Ask for a request's end. Closing its connection asks again, so no failure matters here."""
         request = self._request("POST", "/abort_request", {"rid": request_id}, short=True)
-        with suppress(httpx.HTTPError):
-            await self.connections.client.send(request)
+        with suppress(httpx.HTTPError, BackendProtocolError):
+            await _read(await self.connections.client.send(request, stream=True), str(request.url))
 
     async def _answer(self, request: httpx.Request) -> Any:
         where = str(request.url)
         with self.connections.waiting(where):
-            response = await self.connections.client.send(request)
-        _raise_for_status(response, where)
-        return _json(response.content, where) if response.content.strip() else None
+            content = await _read(response := await self.connections.client.send(request, stream=True), where)
+        _raise_for_status(response, content, where)
+        return _json(content, where) if content.strip() else None
 
     def _request(
         self,
@@ -194,9 +206,9 @@ class EventStream:
         self._response = response
         self._where = where
         self._connections = connections
-        self._chunks = response.aiter_bytes()
+        self._chunks = _chunks(response, where)
         self._lines: deque[bytes] = deque()
-        self._tail = b""  # a line whose end is still to come
+        self._tail = bytearray()  # a line whose end is still to come
 
     async def next(self) -> dict[str, Any] | None:
         """The next event, or None at the end. Cancelling breaks the connection off.
@@ -221,10 +233,13 @@ class EventStream:
                 chunk = await anext(self._chunks, None)
                 if chunk is None:
                     raise BackendProtocolError(f"the stream from {self._where} ended without [DONE]")
-                *lines, self._tail = (self._tail + chunk).split(b"\n")
-                self._lines.extend(lines)
-                if len(self._tail) > MAX_EVENT:
-                    raise BackendProtocolError(f"{self._where} sent an event of more than {MAX_EVENT} bytes")
+                *ends, begun = chunk.split(b"\n")
+                if ends:
+                    self._lines.append(bytes(self._tail) + ends[0])
+                    self._lines.extend(ends[1:])
+                    self._tail.clear()
+                self._tail += begun
+                _check_size(len(self._tail), self._where)
         return self._lines.popleft()
 
     async def aclose(self) -> None:
@@ -237,6 +252,32 @@ class EventStream:
             async for _ in self._chunks:
                 pass
         await self._response.aclose()
+
+
+async def _chunks(response: httpx.Response, where: str) -> AsyncGenerator[bytes, None]:
+    """The bytes of a response, which must not be compressed: nobody asked for that."""
+    if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+        raise BackendProtocolError(f"{where} sent a reply in the encoding {_excerpt(encoding)}")
+    async for chunk in response.aiter_bytes():
+        yield chunk
+
+
+async def _read(response: httpx.Response, where: str) -> bytes:
+    """All of a response, which is then closed."""
+    content = bytearray()
+    try:
+        async with aclosing(_chunks(response, where)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                _check_size(len(content), where)
+    finally:
+        await response.aclose()
+    return bytes(content)
+
+
+def _check_size(size: int, where: str) -> None:
+    if size > MAX_REPLY:
+        raise BackendProtocolError(f"{where} sent more than {MAX_REPLY} bytes at once")
 
 
 def _closed(where: str) -> BackendError:
@@ -264,18 +305,23 @@ def _checked_url(url: str) -> str:
         raise InvalidRequestError(
             f"{url!r} is no URL of an SGLang server; expected something like http://127.0.0.1:30000"
         )
+    if parsed.userinfo:
+        raise InvalidRequestError(
+            f"the URL of the server at {parsed.host} holds a name or password, which messages would show; "
+            "pass client=, with auth= of httpx"
+        )
     if parsed.query or parsed.fragment:
         raise InvalidRequestError(f"{url!r} has a query or a fragment; give the server's base URL")
     return str(parsed).rstrip("/")
 
 
-def _raise_for_status(response: httpx.Response, where: str) -> None:
+def _raise_for_status(response: httpx.Response, content: bytes, where: str) -> None:
     if response.is_success:
         return
     try:
-        detail: Any = response.json()
+        detail: Any = json.loads(content)
     except (ValueError, RecursionError):
-        detail = response.text
+        detail = content.decode(errors="replace")
     if isinstance(detail, dict):
         detail = cast("dict[str, Any]", detail).get("error", detail)
     raise _status_error(detail, where, response)

@@ -79,9 +79,11 @@ launch_command = launch.server_command
 
 
 @contextmanager
-def running_server(model: Path, log: Path, *flags: str) -> Generator[tuple[str, int]]:
+def running_server(
+    model: Path, log: Path, *flags: str, port: int | None = None
+) -> Generator[tuple[str, int]]:
     """Serve a model on a CPU, with further flags; the server's URL, and the process group that it is."""
-    port = _free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     command = server_command(str(model), device="cpu", port=port, extra=[*FLAGS, *flags])
 
@@ -95,7 +97,7 @@ def running_server(model: Path, log: Path, *flags: str) -> Generator[tuple[str, 
 @contextmanager
 def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
     """SGLang's router, keeping together what has one key, in front of servers; its URL."""
-    port, metrics = _free_port(), _free_port()
+    port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     program = (sys.executable, "-m", "sglang_router.launch_router")
     flags = ("--policy", "manual", "--port", str(port), "--prometheus-port", str(metrics))
@@ -128,7 +130,8 @@ def _running(
             _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

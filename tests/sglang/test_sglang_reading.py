@@ -49,7 +49,7 @@ async def test_any_split_of_the_bytes_gives_the_same_text(text: str, end: str, p
 
 
 async def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pasta_async.backends.sglang.transport.MAX_EVENT", 100)
+    monkeypatch.setattr("pasta_async.backends.sglang.transport.MAX_REPLY", 100)
     with pytest.raises(BackendProtocolError):
         await answer([b"data: 12345"] * 20)
 
