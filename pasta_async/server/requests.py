@@ -32,6 +32,7 @@ __all__ = [
     "answer_limits",
     "check_request",
     "generate_kwargs",
+    "parse_body",
     "read_body",
     "sampling_values",
 ]
@@ -267,6 +268,15 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
                     raise ApiError(f"the body has more than {most} bytes", 413, code="request_too_large")
     except TimeoutError:
         raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
+    return parse_body(raw, form)
+
+
+def parse_body(raw: bytes | bytearray, form: type[_Form]) -> _Form:
+    """Check a body.
+
+    Raises:
+        ApiError: It is no JSON, or not in that form.
+    """
     try:
         body = form.model_validate_json(raw)
     except ValidationError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pasta_async.lang import (
+    ASYNC_CLOSE,
     MAX_TAG,
     TAG_TOKENS,
     Chunk,
@@ -15,9 +17,12 @@ from pasta_async.lang import (
     Document,
     Ignored,
     Node,
+    Parser,
     Promise,
+    Reading,
     Sync,
     Text,
+    TextRead,
 )
 
 if TYPE_CHECKING:
@@ -133,3 +138,68 @@ def canonical_documents(draw: st.DrawFn) -> Document:
         nodes.append(Ignored("<sync/>") if isinstance(node, Sync) and not is_open else node)
         is_open = isinstance(node, Promise) or (is_open and not isinstance(node, Sync))
     return Document(tuple(merged(nodes)))
+
+
+# What reading them comes to -------------------------------------------------------------------------------
+
+
+def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
+    result: list[Reading | str] = []
+    for is_text, group in groupby(events, lambda event: isinstance(event, TextRead)):
+        if is_text:
+            result.append("".join(event.text for event in group if isinstance(event, TextRead)))
+        else:
+            result += group
+    return result
+
+
+def outcome(parser: Parser, pieces: Iterable[str]) -> tuple[object, ...]:
+    return outcome_of(parser, [reading for piece in pieces for reading in parser.feed(piece)])
+
+
+def outcome_of_tokens(pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
+    """What a trained model's stream comes to: text, and tags that came as ids (True)."""
+    parser = Parser()
+    readings = [
+        reading
+        for piece, is_tag in pieces
+        for reading in (parser.feed_tag(piece) if is_tag else parser.feed_text(piece))
+    ]
+    return (*outcome_of(parser, readings), parser.document())
+
+
+def outcome_of(parser: Parser, readings: list[Reading]) -> tuple[object, ...]:
+    events = readings + parser.close()
+    assert TextRead("") not in events
+    return coalesced(events), parser.nodes, parser.diagnostics, parser.end
+
+
+def closing(document: Document) -> str:
+    """What `format` adds to a text that ends inside a chunk."""
+    chunks = [promise.chunk for promise in document.promises if promise.chunk]
+    return ASYNC_CLOSE if any(chunk.closed_by == "end" for chunk in chunks) else ""
+
+
+def without_tags(source: str) -> str:
+    """Remove complete tags character by character; an oracle that shares no code with the reader."""
+    result = ""
+    index = 0
+    while index < len(source):
+        end = source.find(">", index)
+        body = source[index + 1 : end]
+        bare = body.lstrip("\\")
+        if source[index] == "<" and end > 0 and "<" not in body and _is_tag(bare):
+            result += "" if body == bare else f"<{body[1:]}>"
+            index = end + 1
+        else:
+            result += source[index]
+            index += 1
+    return result
+
+
+def _is_tag(body: str) -> bool:
+    word = body.removeprefix("/")
+    rest = [word.removeprefix(name) for name in ("promise", "async", "sync") if word.startswith(name)]
+    return (
+        len(body) + 2 <= MAX_TAG and bool(rest) and (not rest[0] or rest[0][0] == "/" or rest[0][0].isspace())
+    )

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from language_texts import canonical_documents, texts, thorough, token_streams
+from language_texts import (
+    canonical_documents,
+    closing,
+    outcome,
+    outcome_of_tokens,
+    texts,
+    thorough,
+    token_streams,
+    without_tags,
+)
 
 from pasta_async.lang import (
-    ASYNC_CLOSE,
     MAX_TAG,
     STYLE_CODES,
     TAG_TOKENS,
     Diagnostic,
     Document,
     Parser,
-    Reading,
     TextRead,
     check,
     parse,
@@ -35,68 +42,6 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
         return list(text)
     places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
     return [text[start:end] for start, end in pairwise([0, *places, len(text)])]
-
-
-def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
-    result: list[Reading | str] = []
-    for is_text, group in groupby(events, lambda event: isinstance(event, TextRead)):
-        if is_text:
-            result.append("".join(event.text for event in group if isinstance(event, TextRead)))
-        else:
-            result += group
-    return result
-
-
-def outcome(parser: Parser, pieces: Iterable[str]) -> tuple[object, ...]:
-    return outcome_of(parser, [reading for piece in pieces for reading in parser.feed(piece)])
-
-
-def outcome_of_tokens(pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
-    """What a trained model's stream comes to: text, and tags that came as ids (True)."""
-    parser = Parser()
-    readings = [
-        reading
-        for piece, is_tag in pieces
-        for reading in (parser.feed_tag(piece) if is_tag else parser.feed_text(piece))
-    ]
-    return (*outcome_of(parser, readings), parser.document())
-
-
-def outcome_of(parser: Parser, readings: list[Reading]) -> tuple[object, ...]:
-    events = readings + parser.close()
-    assert TextRead("") not in events
-    return coalesced(events), parser.nodes, parser.diagnostics, parser.end
-
-
-def closing(document: Document) -> str:
-    """What `format` adds to a text that ends inside a chunk."""
-    chunks = [promise.chunk for promise in document.promises if promise.chunk]
-    return ASYNC_CLOSE if any(chunk.closed_by == "end" for chunk in chunks) else ""
-
-
-def without_tags(source: str) -> str:
-    """Remove complete tags character by character; an oracle that shares no code with the reader."""
-    result = ""
-    index = 0
-    while index < len(source):
-        end = source.find(">", index)
-        body = source[index + 1 : end]
-        bare = body.lstrip("\\")
-        if source[index] == "<" and end > 0 and "<" not in body and _is_tag(bare):
-            result += "" if body == bare else f"<{body[1:]}>"
-            index = end + 1
-        else:
-            result += source[index]
-            index += 1
-    return result
-
-
-def _is_tag(body: str) -> bool:
-    word = body.removeprefix("/")
-    rest = [word.removeprefix(name) for name in ("promise", "async", "sync") if word.startswith(name)]
-    return (
-        len(body) + 2 <= MAX_TAG and bool(rest) and (not rest[0] or rest[0][0] == "/" or rest[0][0].isspace())
-    )
 
 
 @thorough
