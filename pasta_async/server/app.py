@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
-import sys
 import time
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -22,10 +19,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
+from pasta_async.server.connections import http_protocol
 from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
 from pasta_async.server.operations import Operations, log_config
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
-__all__ = ["HttpProtocol", "create_app", "uvicorn_server"]
+__all__ = ["create_app", "uvicorn_server"]
 
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
@@ -109,7 +106,7 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
             app,
             host=settings.host,
             port=settings.port,
-            http=HttpProtocol,
+            http=http_protocol(settings),
             timeout_graceful_shutdown=round(settings.drain_seconds),
             server_header=False,
             log_config=log_config(settings),
@@ -247,22 +244,3 @@ class _KeyGuard:
         """Takes as long for any key: digests have one length, and all of them are compared."""
         digest = hashlib.sha256(key).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP, which answers 400 to headers and URLs that are too long: here it is 431 and 414."""
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what h11 could not read, which is the error at hand, and close the connection."""
-        error = sys.exception()
-        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
-            status, msg = 414, "the URL is too long"
-        elif status == 431:
-            msg = "the headers are too long"
-        body = json.dumps(ApiError(msg, status=status).body).encode()
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()

@@ -81,7 +81,9 @@ class ServerSettings(BaseSettings):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1)
     """Bytes of a request's body."""
     body_timeout: float = Field(default=30.0, gt=0)
-    """Seconds a body may take to arrive."""
+    """Seconds the head of a request may take to arrive, and its body."""
+    stall_timeout: float = Field(default=60.0, gt=0)
+    """Seconds a client may take nothing of what is sent to it, once buffers are full."""
     ping_seconds: float = Field(default=15.0, ge=0)
     """Silent seconds of a stream after which a comment keeps its connection alive; 0: never."""
     drain_seconds: float = Field(default=30.0, ge=1)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
 from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.app import HttpProtocol
+from pasta_async.server.connections import http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -126,8 +127,9 @@ def test_long_lists(server: LiveServer, path: str, body: dict[str, Any]) -> None
 @pytest.fixture(scope="module")
 def strict() -> Iterator[LiveServer]:
     """As `pasta-async serve` runs it, with small limits."""
-    app = create_app(ScriptedBackend("Fine."), ServerSettings(max_body_bytes=100_000))
-    with serving(app, http=HttpProtocol) as url:
+    settings = ServerSettings(max_body_bytes=100_000)
+    app = create_app(ScriptedBackend("Fine."), settings)
+    with serving(app, http=http_protocol(settings)) as url:
         yield LiveServer(url, app)
 
 
@@ -155,6 +157,16 @@ def test_long_urls_and_headers(strict: LiveServer, path: str, headers: dict[str,
     found, body = request_line_by_line(strict, path, headers)
     assert found == status
     assert body["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nx-more:"])
+def test_a_connection_on_which_no_request_comes_is_closed(sent: bytes) -> None:
+    settings = ServerSettings(body_timeout=0.05)
+    app = create_app(ScriptedBackend("Fine."), settings)
+    with serving(app, http=http_protocol(settings)) as url, LiveServer(url, app).connect() as connection:
+        connection.sendall(sent)
+        with suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
 
 
 def test_what_is_no_http_is_answered_400(strict: LiveServer) -> None:

@@ -18,6 +18,7 @@ from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_req
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app
+from pasta_async.server.connections import http_protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +86,24 @@ def test_a_slow_reader_pauses_its_own_answer_and_loses_nothing(endless: Path) ->
     chunks = re.findall(rb"^data: (\{.*)$", received, re.MULTILINE)
     choices = [choice for each in chunks for choice in json.loads(each)["choices"]]
     assert "".join(choice["text"] for choice in choices) == "zZ" * 500
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(endless: Path) -> None:
+    """Else its answer would hold its place for ever, also once its time is up."""
+    engine, settings = WatchedBackend(LocalBackend(endless)), ServerSettings(stall_timeout=0.1)
+    app = create_app(engine, settings)
+    asked = {"model": endless.name, "prompt": "Z", "temperature": 0, "max_tokens": 1000, "stream": True}
+    body = json.dumps({**asked, "pasta": {"events": True}}).encode()
+    with serving(app, send_buffer=2**13, http=http_protocol(settings)) as url:
+        server = LiveServer(url, app)
+        with server.connect(receive_buffer=2**13) as connection:
+            connection.sendall(http_request("/v1/completions", body))
+            engine.wait(lambda e: e.open == 1)
+            engine.wait(lambda e: e.open == 0)
+            (pieces,) = engine.pieces.values()
+            assert pieces < 1000
+            while httpx.get(f"{server.url}/health").json()["in_flight"]:  # a moment later its place is free
+                pass
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""HTTP connections: how long a client may keep one waiting, and what is no HTTP."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pasta_async.server.errors import ApiError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from pasta_async.server.settings import ServerSettings
+
+__all__ = ["HttpProtocol", "http_protocol"]
+
+
+def http_protocol(settings: ServerSettings) -> Any:
+    """What uvicorn makes a connection with (`http=` of its `Config`)."""
+    return partial(HttpProtocol, settings=settings)
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP, without its patience: it would wait for ever for a request's head, or for a reader.
+
+    To headers and URLs that are too long it answers 400; here it is 431 and 414.
+
+    Args:
+        args: uvicorn's own, as `options`.
+        settings: How long it waits.
+        options: uvicorn's own.
+    """
+
+    def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._settings = settings
+        self._head: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Wait for the head of the first request."""
+        super().connection_made(transport)
+        self._watch_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came, and wait on if the head is not there yet."""
+        super().data_received(data)
+        self._watch_head()
+
+    def pause_writing(self) -> None:
+        """The reader is behind: it has a while to take something."""
+        super().pause_writing()
+        self._stall = self._later(self._stall, self._settings.stall_timeout)
+
+    def resume_writing(self) -> None:
+        """The reader took something."""
+        super().resume_writing()
+        self._stall = self._later(self._stall, None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._head, self._stall = self._later(self._head, None), self._later(self._stall, None)
+        super().connection_lost(exc)
+
+    def _watch_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._head = self._later(self._head, None)
+        elif self._head is None:  # more bytes of a head give it no more time
+            self._head = self._later(None, self._settings.body_timeout)
+
+    def _later(self, timer: asyncio.TimerHandle | None, seconds: float | None) -> asyncio.TimerHandle | None:
+        """End the connection after so many seconds (None: do not) instead of when `timer` would have."""
+        if timer:
+            timer.cancel()
+        return None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what h11 could not read, which is the error at hand, and close the connection."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431 and b"\r\n" not in self.conn.trailing_data[0]:
+            status, msg = 414, "the URL is too long"
+        elif status == 431:
+            msg = "the headers are too long"
+        body = json.dumps(ApiError(msg, status=status).body).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        head = h11.Response(status_code=status, headers=[*headers, ("connection", "close")])
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
