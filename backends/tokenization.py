@@ -326,7 +326,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")

@@ -13,6 +13,7 @@ from pasta_async.backends.local.checkpoint import (
     expected_shapes,
     open_safetensors,
     read_json,
+    well_formed,
 )
 from pasta_async.backends.tokenization import TokenizerFiles, add_tags, find_template, named_ends
 from pasta_async.errors import UnsupportedModelError
@@ -70,10 +71,11 @@ class AdapterFolder:
     def __init__(self, path: Path, base: Checkpoint) -> None:
         self.path = path
         self.base: Checkpoint = base
-        given = _checked_config(path / ADAPTER_CONFIG)
-        rank = given["r"]
-        self._rows = _row_ids(path / ADAPTER_CONFIG, given)
-        self._scale: float = given["lora_alpha"] / (rank**0.5 if given.get("use_rslora") else rank)
+        with well_formed(path / ADAPTER_CONFIG):
+            given = _checked_config(path / ADAPTER_CONFIG)
+            rank = given["r"]
+            self._rows = _row_ids(path / ADAPTER_CONFIG, given)
+            self._scale: float = given["lora_alpha"] / (rank**0.5 if given.get("use_rslora") else rank)
         needed = max((token for ids in self._rows.values() for token in ids), default=-1) + 1
         rows = grown_rows(base.config.vocab_size, needed)
         self.config: ModelConfig = replace(base.config, vocab_size=rows)

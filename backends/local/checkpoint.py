@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from safetensors import SafetensorError, safe_open
@@ -13,8 +15,7 @@ from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Mapping
 
     import torch
 
@@ -116,7 +117,9 @@ class CheckpointFolder:
         self.raw: dict[str, Any] = read_json(path / "config.json")
         self._files: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {}
-        for file in _files(path):
+        with well_formed(path):
+            files = _files(path)
+        for file in files:
             opened, found = open_safetensors(file, refusal)
             kept = [name for name in found if not _superfluous(name, self.config)]
             self._files |= dict.fromkeys(kept, opened)
@@ -149,7 +152,17 @@ def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
             are plain, divided by a factor, or Llama 3's.
     """
     path = folder / "config.json"
-    return ConfigReader(path, read_json(path), refusal).config()
+    with well_formed(path):
+        return ConfigReader(path, read_json(path), refusal).config()
+
+
+@contextmanager
+def well_formed(path: Path) -> Generator[None]:
+    """Reading what has another form than it should ends with an `UnsupportedModelError` that names it."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise UnsupportedModelError(f"{path} is malformed: {error!r:.300}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -164,7 +177,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{path} is missing: name a checkpoint folder with config.json in it"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModelError(f"{path} does not hold a JSON object")
@@ -352,7 +365,10 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} has neither model.safetensors nor {index.name}: save the checkpoint as safetensors"
         )
     places: Mapping[str, str] = read_json(index).get("weight_map") or {}
-    paths = [folder / name for name in sorted(set(places.values()))]
+    names = sorted(set(places.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise UnsupportedModelError(f"{index} names files that are not beside it: {', '.join(outside)}")
+    paths = [folder / name for name in names]
     if missing := [path.name for path in paths if not path.is_file()]:
         raise UnsupportedModelError(f"{index} names files that are missing: {', '.join(missing)}")
     return paths

@@ -33,6 +33,14 @@ def _config(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def _index(weight_map: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return change
+
+
 def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         untyped: Any = safetensors.torch
@@ -88,6 +96,19 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "activation": (_config(hidden_act="gelu"), "'gelu'"),
     "nonsense": (_config(num_hidden_layers="many"), "num_hidden_layers"),
     "heads": (_config(num_key_value_heads=3), "4 heads cannot share 3"),
+    "deep config": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json"),
+    "architecture that is none": (_config(architectures=5), "config.json is malformed"),
+    "layers that are none": (_config(layer_types=[[]]), "config.json is malformed"),
+    "rope that is none": (_config(rope_parameters=5), "config.json is malformed"),
+    "deep tokenizer": (lambda f: (f / "tokenizer.json").write_text("[" * 100_000), "tokenizer.json"),
+    "index that is none": (_index(5), "malformed"),
+    "index of what is no name": (_index({"a": 5}), "malformed"),
+    "index of a long name": (_index({"a": "x" * 5000}), "malformed"),
+    "index that leads elsewhere": (_index({"a": "../model.safetensors"}), "not beside it"),
+    "pickled weights": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "save the checkpoint as safetensors",
+    ),
     "fewer rows than tokens": (_config(vocab_size=100), "is \\[512, 64\\], not \\[100, 64\\]"),
 }
 
