@@ -105,8 +105,9 @@ async def test_spans_continue_the_callers_trace(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     backend = ScriptedBackend(DOCUMENT)
-    with running(backend) as live:
-        async with official(live.url, default_headers={"traceparent": f"00-{trace}-{caller}-01"}) as client:
+    with running(backend, api_keys=("very-secret",)) as live:
+        headers = {"traceparent": f"00-{trace}-{caller}-01"}
+        async with official(live.url, api_key="very-secret", default_headers=headers) as client:
             await client.chat.completions.create(model="scripted", messages=MESSAGES)
         async with httpx.AsyncClient(base_url=live.url) as http:
             await http.get("/metrics")
@@ -122,3 +123,4 @@ async def test_spans_continue_the_callers_trace(
     sent = {(request.headers or {})["traceparent"].split("-")[2] for request in backend.requests}
     assert sent == {span.span_id.hex() for span in requests}
     assert not [span for _, span in collector.spans if "metrics" in span.name]
+    assert not any(b"very-secret" in body for body in collector.bodies)
