@@ -4,6 +4,7 @@
 #   VENV         where the virtual environment lies                   make test VENV=/somewhere/else
 #   TORCH_INDEX  a further package index for torch (a CPU build)      make demo TORCH_INDEX=https://...
 #   PROMPT       the prompt of the demo, or a file with it           make demo PROMPT="Compare cats and dogs."
+#   HOURS        how long `make torture` goes on                     make torture HOURS=8 ARGS="soak inputs"
 #   ARGS         more arguments for the program that a target runs    make test ARGS="tests/lang -x"
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ INSTALL = $(PY) -m pip install --disable-pip-version-check --no-warn-conflicts $
 PROMPT ?= Give five tips for better sleep.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo base test lint type format check bench dist picture clean
+.PHONY: help demo base test torture lint type format check bench dist picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +34,9 @@ base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), u
 
 test: $(VENV)/.test base ## all tests, the real SGLang server on a CPU included
 	$(PY) -m pytest $(ARGS)
+
+torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak, kill: minutes, or HOURS=8 (docs/reliability.md)
+	PYTHONPATH=. $(PY) -m tests.torture $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 lint: $(VENV)/.test ## ruff: rules and formatting
 	$(BIN)/ruff check .

@@ -1,0 +1,34 @@
+"""Faults of the connection to the real server, of the kinds that take no waiting; `make torture` has all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.torture.engines import ServerEngine
+from tests.torture.faults import through_proxy
+from tests.torture.proxy import Fault
+
+if TYPE_CHECKING:
+    from real_server import RealServer
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
+
+FAULTS = [
+    Fault("status 400", 0, 0),
+    Fault("refused", 3, 0),
+    Fault("reset", 0, 2000),
+    Fault("cut", 0, 3100),
+    Fault("garbage", 0, 999),
+    Fault("wrong id", 0, 1500),
+]
+
+
+async def test_a_fault_ends_its_own_answer_by_name_and_no_other(server: RealServer) -> None:
+    async with through_proxy(ServerEngine(server.url, 0)) as faults:
+        for fault in FAULTS:
+            await faults.trial(fault)
+    assert not any("too late" in counts for counts in faults.found.values())
+    ended = {kind for kind, counts in faults.found.items() if "right after all" not in counts}
+    assert ended == {fault.kind for fault in FAULTS} - {"refused"}
