@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
 FAULTS = [
-    Fault("status 400", 0, 0),
     Fault("refused", 3, 0),
-    Fault("reset", 0, 2000),
     Fault("cut", 0, 3100),
-    Fault("garbage", 0, 999),
     Fault("wrong id", 0, 1500),
 ]
 

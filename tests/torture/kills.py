@@ -1,21 +1,19 @@
 """kill -9 of every long command at moments that are drawn: in the end it leaves what it leaves undisturbed.
 
 The commands run in forks of a process that has imported what they need, so that a kill meets their work, not
-their imports. Which of their files are alike, whenever a command runs, is seen in two undisturbed runs; the
-others have times in them.
+their imports. Which of their files are alike, whenever a command runs, is seen in two undisturbed runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
-import runpy
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -51,6 +49,9 @@ KILLED = {
 }
 """Steps of the recipe, and what their commands are called."""
 
+TIMES = {"started", "first_token", "ended", "elapsed", "seconds", "finished", "time"}
+"""Fields that tell when, or how long."""
+
 MOST_KILLS = 4
 """Of one run; then it is left to end."""
 
@@ -78,9 +79,8 @@ class Work(NamedTuple):
         """Run it in this process; its exit status. The steps of a recipe are run in it, too."""
         own = SimpleNamespace(Popen=StepHere, DEVNULL=subprocess.DEVNULL, run=StepHere)
         setattr(recipe, "subprocess", own)  # noqa: B010 - it is no name that the module gives away
-        sys.argv = [self.module, *self.arguments]
         try:
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            importlib.import_module(self.module).main(self.arguments)
         except SystemExit as left:
             return left.code if isinstance(left.code, int) else int(left.code is not None)
         return 0
@@ -102,10 +102,23 @@ def finish(work: Work, log: Path, kills: list[float]) -> int:
     return met
 
 
-def files(folder: Path) -> dict[str, str]:
-    """Hashes of the files below a folder by their names."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else [folder]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+def files(out: Path) -> dict[str, str]:
+    """Hashes of what a command left, by names; rows of JSON in any order, and without times."""
+    paths = [path for path in sorted(out.rglob("*")) if path.is_file()] if out.is_dir() else [out]
+    found = {path: path.read_bytes() for path in paths}
+    found |= {path: _timeless(raw) for path, raw in found.items() if path.suffix in (".json", ".jsonl")}
+    return {str(path.relative_to(out)): hashlib.sha256(raw).hexdigest() for path, raw in found.items()}
+
+
+def _timeless(raw: bytes) -> bytes:
+    def read(text: bytes) -> Any:
+        return json.loads(text, object_pairs_hook=lambda pairs: [p for p in pairs if p[0] not in TIMES])
+
+    try:
+        rows = [read(raw)]
+    except ValueError:
+        rows = [read(line) for line in raw.splitlines()]
+    return "\n".join(sorted(map(json.dumps, rows))).encode()
 
 
 class Trial:
@@ -156,7 +169,7 @@ def trials(folder: Path, annotator: str) -> Iterator[tuple[str, Trial]]:
             yield name, Trial(Work(module, arguments, out), log)
     asked = ["--data", "OUT/data/noisy/records.jsonl", "--out", "annotated", "--ask-from", "0"]
     asked += ["--base-url", annotator, "--model", "annotator", "--in-flight", "2"]
-    yield "annotate", Trial(Work("pasta_async.training.annotate", asked, Path("annotated")), log)
+    yield "annotate", Trial(Work("pasta_async.training.annotate.annotator", asked, Path("annotated")), log)
 
 
 def _steps(log: Path) -> list[tuple[str, str, list[str]]]:
