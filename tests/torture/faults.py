@@ -62,6 +62,11 @@ EXPECTED: dict[Kind, tuple[type[PastaError], ...]] = {
 PROMPTS = [sample(FAMILIES[number % 3], number).prompt for number in range(AT_ONCE)]
 
 
+async def answer(client: Client, prompt: str, limits: Limits | None = None) -> Generation:
+    """An answer whose form does not depend on what else the server does."""
+    return await client.generate(prompt, parallel="always", limits=limits)
+
+
 class Faults:
     """Trials of four answers at a time, in one of whose streams something goes wrong.
 
@@ -78,7 +83,7 @@ class Faults:
 
     async def learn(self) -> None:
         """What the answers are when nothing goes wrong."""
-        self.expected = await asyncio.gather(*map(self.client.generate, PROMPTS))
+        self.expected = await asyncio.gather(*(answer(self.client, prompt) for prompt in PROMPTS))
 
     async def trial(self, fault: Fault) -> None:
         """One fault: its answer ends with a named error, or right after all, and the others are right."""
@@ -100,7 +105,7 @@ class Faults:
         """What it ended with: the cause, where a thread of it failed."""
         began, expected = time.monotonic(), self.expected[number]
         try:
-            made = await self.client.generate(PROMPTS[number], limits=Limits(timeout=TIMEOUT))
+            made = await answer(self.client, PROMPTS[number], limits=Limits(timeout=TIMEOUT))
         except PastaError as error:
             check_part(error.partial, expected)
             return error.__cause__ if isinstance(error.__cause__, PastaError) else error
@@ -154,7 +159,7 @@ async def inject(plan: Plan, engine: ServerEngine) -> dict[str, Any]:
 
 async def _killed(client: Client, group: int, moment: float, expected: list[Generation]) -> Counter[str]:
     """Kill a server while it answers; what becomes of the answers."""
-    tasks = [asyncio.create_task(client.generate(prompt)) for prompt in PROMPTS]
+    tasks = [asyncio.create_task(answer(client, prompt)) for prompt in PROMPTS]
     await asyncio.sleep(moment)
     os.killpg(group, signal.SIGKILL)
     found = Counter[str]()
@@ -168,7 +173,7 @@ async def _killed(client: Client, group: int, moment: float, expected: list[Gene
             assert isinstance(result, Generation) and result.text == whole.text, repr(result)
             found["whole"] += 1
     try:
-        await client.generate(PROMPTS[0])
+        await answer(client, PROMPTS[0])
     except PastaError as error:
         assert isinstance(error.__cause__ or error, BackendConnectError), repr(error)
     return found
@@ -188,8 +193,10 @@ def kill_server(plan: Plan) -> dict[str, Any]:
             for number in plan.numbers():
                 with tempfile.TemporaryDirectory() as folder:
                     with running_server(model, Path(folder) / "log", port=port) as (_, group):
-                        expected = expected or await asyncio.gather(*map(client.generate, PROMPTS))
-                        again = await asyncio.gather(*map(client.generate, PROMPTS))
+                        expected = expected or await asyncio.gather(
+                            *(answer(client, prompt) for prompt in PROMPTS)
+                        )
+                        again = await asyncio.gather(*(answer(client, prompt) for prompt in PROMPTS))
                         assert [one.text for one in again] == [one.text for one in expected]
                         moment = plan.random(number).uniform(0, max(one.elapsed for one in again))
                         found.update(await _killed(client, group, moment, expected))
