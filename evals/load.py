@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections import defaultdict
 from dataclasses import asdict, replace
-from itertools import accumulate, cycle, islice, product, takewhile
+from itertools import accumulate, cycle, islice, product
 from math import inf
 from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,7 +50,6 @@ __all__ = [
     "Mode",
     "compare_methods",
     "default_target",
-    "describe_break_even",
     "drive",
     "figures",
     "main",
@@ -321,19 +320,6 @@ def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
     return [{name.replace("_", " "): row[name] for name in names} for row in rows]
 
 
-def describe_break_even(found: Sequence[Figures], method: str) -> str:
-    """Up to which load a method's answers come sooner than in sequence, and by how much there and beyond."""
-    parts = list[str]()
-    for mode, unit in UNITS.items():
-        own = [one for one in found if (one.method, one.mode) == (method, mode)]
-        paying = [*takewhile(lambda one: (one.speedup or 0) > 1, own)]
-        for one in (*paying[-1:], *own[len(paying) : len(paying) + 1]):
-            where = f"{one.speedup or 0:.2f} times as soon as in sequence with {one.level:g} {unit}"
-            end = f" ({one.answers} answers)" if one in paying else ", where it no longer pays"
-            parts.append(where + end)
-    return f"{method}: {', '.join(parts)}"
-
-
 class LoadSettings(ForcedSettings):
     """Which loads, by which methods."""
 
@@ -392,11 +378,10 @@ def run(settings: LoadSettings) -> str:
     blocks = asyncio.run(_measure(settings))
     target = settings.target or default_target(blocks)
     found = figures(blocks, target)
-    ends = "\n".join(describe_break_even(found, name) for name in settings.methods if name != BASE)
     head = f"seconds, rates a second; latency target {target:.3g} s"
     ratios = "above 1: the first is better (geometric means over the rounds, 95%)"
     tables = markdown_table(summarise(found)), ratios, markdown_table(compare_methods(blocks, target))
-    return "\n\n".join([head, *tables, ends])
+    return "\n\n".join([head, *tables])
 
 
 main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)

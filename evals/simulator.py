@@ -303,7 +303,7 @@ class Sample(NamedTuple):
 
 
 async def take_samples(
-    backend: Backend, settings: Sequence[tuple[int, int]], *, rounds: int = 3, shared: bool = False
+    backend: Backend, settings: Sequence[tuple[int, int]], *, rounds: int = 3
 ) -> list[Sample]:
     """Decode so many requests at once on contexts of so many tokens, which no cache knows; medians of rounds.
 
@@ -311,15 +311,13 @@ async def take_samples(
         backend: What is timed; it has to take forced requests.
         settings: Requests at once and tokens of context.
         rounds: How often each setting is timed, after one that warms up; all settings take turns.
-        shared: Whether the requests of a round have one context, which the cache knows by then: threads of
-            an answer.
 
     Cancelling it aborts the requests under way.
     """
     words = list[int]()
     for start in range(0, 2000, 50):  # texts that fit any context
         words += await backend.encode(" ".join(f"{k} apples and" for k in range(start, start + 50)))
-    turns = [[await _time_round(backend, words, *one, shared) for one in settings] for _ in range(rounds + 1)]
+    turns = [[await _time_round(backend, words, *one) for one in settings] for _ in range(rounds + 1)]
     return [
         taken[0]._replace(
             step=median(one.step for one in taken), first_token=median(one.first_token for one in taken)
@@ -328,13 +326,8 @@ async def take_samples(
     ]
 
 
-async def _time_round(
-    backend: Backend, words: Sequence[int], at_once: int, context: int, shared: bool
-) -> Sample:
+async def _time_round(backend: Backend, words: Sequence[int], at_once: int, context: int) -> Sample:
     requests = [_request(backend, words, context) for _ in range(at_once)]
-    if shared:
-        requests = [replace(request, ids=requests[0].ids) for request in requests]
-        await _token_times(backend, replace(requests[0], max_tokens=1))
     began = clock_of(backend).time()
     times = await asyncio.gather(*(_token_times(backend, request) for request in requests))
     start, end = max(one[0] for one in times), min(one[-1] for one in times)

@@ -183,7 +183,6 @@ class Report:
     def _load(self, label: str, blocks: Sequence[load.Block], target: float | None) -> dict[str, Any]:
         target = target or load.default_target(blocks)
         found = load.figures(blocks, target)
-        names = [name for name in dict.fromkeys(one.method for one in found) if name != load.BASE]
         file = "load-" + re.sub(r"\W+", "-", label.lower()).strip("-")
         for mode in load.UNITS:
             if own := [one for one in found if one.mode == mode]:
@@ -192,7 +191,6 @@ class Report:
             "label": label,
             "file": file,
             "target": f"{target:.3g} s",
-            "ends": [load.describe_break_even(found, name) for name in names],
             "rows": load.summarise(found),
         }
 

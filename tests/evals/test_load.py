@@ -15,7 +15,6 @@ from pasta_async.evals.load import (
     Block,
     compare_methods,
     default_target,
-    describe_break_even,
     drive,
     figures,
     main,
@@ -163,9 +162,6 @@ def test_figures_of_known_blocks():
     assert found[3].goodput == 0.1
     assert found[5].throughput == 0.1 and found[5].goodput == 0
     assert found[5].speedup == pytest.approx(0.8)
-    said = describe_break_even(found, "pasta")
-    assert "with 4 at once (2 answers)" in said and "with 16 at once, where it no longer pays" in said
-    assert "a second" not in said
     assert summarise(found)[1]["speedup"] == pytest.approx(2)
 
 
