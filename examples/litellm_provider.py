@@ -79,7 +79,7 @@ async def main() -> None:
     messages = [{"role": "user", "content": PROMPT}]
     async with pasta_async.Client() as client:
         litellm.custom_provider_map = [{"provider": "pasta", "custom_handler": PastaProvider(client)}]
-        options = {"model": "pasta/local", "messages": messages, "temperature": 0, "max_tokens": 400}
+        options = {"model": "pasta/local", "messages": messages, "temperature": 0, "max_tokens": 200}
         reply = await llm.acompletion(**options)
         print(reply.choices[0].message.content)
         print(reply.usage.completion_tokens, "tokens")
