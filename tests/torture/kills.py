@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -204,6 +205,7 @@ def kill_commands(plan: Plan) -> dict[str, Any]:
     killed, runs = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, chdir(folder), annotating() as url:
         made = list(trials(Path(folder), url))
+        plan = replace(plan, began=time.monotonic())
         for number in plan.numbers():
             name, trial = made[number % len(made)]
             killed[name] += trial.disturbed(plan.random(number))
