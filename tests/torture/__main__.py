@@ -68,9 +68,9 @@ def kill_server(plan: Plan) -> Figures:
 
 def inputs(plan: Plan) -> Figures:
     """Generated inputs for the parser, `check`, the guard of typed text and the API's schema."""
-    from tests.torture.inputs import generate
+    from tests.torture.inputs import generate, scaling
 
-    return generate(plan)
+    return scaling() | generate(plan)
 
 
 def soak(plan: Plan) -> Figures:

@@ -33,9 +33,11 @@ from pasta_async.server.requests import (
 from pasta_async.server.service import Admission, Service
 from pasta_async.testing import ScriptedBackend
 from tests.lang.language_texts import PIECES, closing, outcome, outcome_of_tokens, without_tags
+from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from tests.torture.measured import Plan
 
@@ -227,3 +229,24 @@ def generate(plan: Plan, kinds: tuple[str, ...] = (*KINDS,)) -> dict[str, Any]:
         "seconds": round(plan.elapsed),
         "milliseconds of the slowest": {kind: round(1000 * value, 1) for kind, value in slowest.items()},
     }
+
+
+def scaling(sizes: tuple[int, int] = (20_000, 200_000)) -> dict[str, Any]:
+    """How much more a character costs in a long hostile text than in a short one: the worst kind of text."""
+    works: dict[str, Callable[[str], object]] = {"parse": parse, "encode": _codec()[0].encode}
+    ratios = {
+        name: max(_ratio(work, kind, sizes) for kind in (*REPEATED, *ENDLESS)) for name, work in works.items()
+    }
+    return {"times as much for a character of a text ten times as long": ratios}
+
+
+def _ratio(work: Callable[[str], object], kind: str, sizes: tuple[int, int]) -> float:
+    costs: list[float] = []
+    for size in sizes:
+        text, times = hostile(kind, size), list[float]()
+        for _ in range(2):
+            began = time.process_time()
+            work(text)
+            times.append(time.process_time() - began)
+        costs.append(min(times) / len(text))
+    return round(costs[1] / costs[0], 2)

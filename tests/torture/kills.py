@@ -50,8 +50,8 @@ KILLED = {
 }
 """Steps of the recipe, and what their commands are called."""
 
-TIMES = {"started", "first_token", "ended", "elapsed", "seconds", "finished", "time"}
-"""Fields that tell when, or how long."""
+TIMES = {"started", "first_token", "ended", "elapsed", "seconds", "finished", "time", "load"}
+"""Fields that tell when, how long, or what else the machine did."""
 
 MOST_KILLS = 4
 """Of one run; then it is left to end."""
