@@ -53,6 +53,9 @@ KILLED = {
 TIMES = {"started", "first_token", "ended", "elapsed", "seconds", "finished", "time", "load"}
 """Fields that tell when, how long, or what else the machine did."""
 
+OF_ONE_RUN = "summary.json"
+"""A file that tells what the last run did, not what there is in the end."""
+
 MOST_KILLS = 4
 """Of one run; then it is left to end."""
 
@@ -106,7 +109,7 @@ def finish(work: Work, log: Path, kills: list[float]) -> int:
 def files(out: Path) -> dict[str, str]:
     """Hashes of what a command left, by names; rows of JSON in any order, and without times."""
     paths = [path for path in sorted(out.rglob("*")) if path.is_file()] if out.is_dir() else [out]
-    found = {path: path.read_bytes() for path in paths}
+    found = {path: path.read_bytes() for path in paths if path.name != OF_ONE_RUN}
     found |= {path: _timeless(raw) for path, raw in found.items() if path.suffix in (".json", ".jsonl")}
     return {str(path.relative_to(out)): hashlib.sha256(raw).hexdigest() for path, raw in found.items()}
 
