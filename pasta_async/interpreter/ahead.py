@@ -65,8 +65,10 @@ class AheadSender:
 
     def advance(self) -> None:
         """Chunks may have grown: send the next request, if it is worth one and none is under way."""
+        if not (self._wanted and self._waiting):
+            return
         busy = self._task and not self._task.done()
-        if self._wanted and self._waiting and not busy and self._due():
+        if not busy and self._due():
             self._task = self._group.create_task(self._send_all(), name="pasta prefill ahead")
 
     async def end(self) -> None:

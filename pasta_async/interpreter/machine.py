@@ -28,6 +28,8 @@ from pasta_async.lang import (
 from pasta_async.results import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pasta_async.errors import PastaError
     from pasta_async.interpreter.reading import Dialect, Part
     from pasta_async.interpreter.threads import Cut
@@ -103,6 +105,10 @@ class Machine:
     def allowance(self, number: int) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
         return self._budget.allowance(self.threads[number])
+
+    def allows(self, number: int, tokens: int) -> bool:
+        """Whether a thread may generate so many more tokens, as far as is known now."""
+        return self._budget.allows(self.threads[number], tokens)
 
     def stops(self, number: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Ids, and texts, at which the next request of this thread ends.
@@ -248,16 +254,16 @@ class Machine:
         thread.recorded.add(ids, text)
         self._act(thread, thread.reader.read(ids, text), now)
 
-    def _act(self, thread: Thread, readings: list[Reading | ReasoningRead], now: float) -> None:
+    def _act(self, thread: Thread, readings: Sequence[Reading | ReasoningRead], now: float) -> None:
         found = thread.reader.parser.diagnostics
         if self._listen and len(found) > thread.reported:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
             thread.reported = len(found)
         for reading in readings:
-            if isinstance(reading, ReasoningRead):
-                self._tell(ev.ReasoningDelta(reading.text))
-            elif isinstance(reading, TextRead):
+            if isinstance(reading, TextRead):
                 self._write(thread, reading.text)
+            elif isinstance(reading, ReasoningRead):
+                self._tell(ev.ReasoningDelta(reading.text))
             elif thread is self.main:
                 self._act_on_main(reading, now)
             elif isinstance(reading, ChunkEnded):
@@ -285,12 +291,13 @@ class Machine:
             owner = self._inline or thread
             lane = self._inline.lane if self._inline else self._visible.tail
         lane.pending.append((thread.origin + thread.kept, text))
-        self._tell(ev.ThreadDelta(owner.number, text))
+        if self._listen:
+            self.events.append(ev.ThreadDelta(owner.number, text))
 
     def _show(self, delta: str) -> None:
         """Let out what is visible by now; at a stop text, end everything."""
-        if delta:
-            self._tell(ev.TextDelta(delta))
+        if delta and self._listen:
+            self.events.append(ev.TextDelta(delta))
         if self._visible.stopped:
             for thread in self.threads:
                 if thread.state != "done":
@@ -350,7 +357,7 @@ class Machine:
         """End a thread whose request ended for good."""
         if ended:
             self._close(thread, "stop", "end", now)
-        elif self.allowance(thread.number) <= 0:
+        elif not self._budget.allows(thread, 1):
             self._close(thread, "length", "budget", now)
         elif piece.finish_reason == "length":
             if thread is not self.main or not self._budget.undecided or thread.latest is None:
@@ -363,10 +370,11 @@ class Machine:
 
     def _settle_budget(self, now: float) -> None:
         """End what can write no token that is kept, and show what is certain."""
-        over = self.threads if self._budget.exhausted else self._budget.behind()
-        for thread in [thread for thread in over if thread.state != "done"]:
-            self._close(thread, "length", "budget", now)
-            self.dropped.append(thread.number)
+        if self._budget.reached:
+            over = self.threads if self._budget.exhausted else self._budget.behind()
+            for thread in [thread for thread in over if thread.state != "done"]:
+                self._close(thread, "length", "budget", now)
+                self.dropped.append(thread.number)
         self._show(self._visible.take())
 
     def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:

@@ -119,7 +119,7 @@ class Reader:
         self.reasoning: list[str] = []
         """What stood in a thinking block."""
 
-    def read(self, ids: tuple[int, ...], text: str) -> list[Reading | ReasoningRead]:
+    def read(self, ids: tuple[int, ...], text: str) -> Sequence[Reading | ReasoningRead]:
         """Read newly decoded tokens; a tag id comes alone."""
         is_tag = self._tags is not None and len(ids) == 1 and ids[0] in self._tags
         return self._read(_Unit(self.tokens + len(ids), text, is_tag))
@@ -153,7 +153,7 @@ class Reader:
         """The largest number of tokens, up to `tokens`, whose text is known to be complete."""
         return max((unit.tokens for unit in self._units if unit.text and unit.tokens <= tokens), default=0)
 
-    def _read(self, unit: _Unit) -> list[Reading | ReasoningRead]:
+    def _read(self, unit: _Unit) -> Sequence[Reading | ReasoningRead]:
         self._units.append(unit)
         new, self.tokens = unit.tokens - self.tokens, unit.tokens
         if unit.is_tag and self._tags:
@@ -161,7 +161,7 @@ class Reader:
         elif not self._in_attributes:
             self.text_tokens += new
         if not self._thinking or self._thinking.passed:
-            return [*self._parse(unit.text, is_tag=unit.is_tag)]
+            return self._parse(unit.text, is_tag=unit.is_tag)
         if unit.is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
             _, held = self._thinking.flush()
             self._thinking.passed = True
@@ -185,9 +185,10 @@ class Reader:
 class _Recorded:
     """What was read at once; ids whose text lags wait for it."""
 
-    start: int
+    start: int = 0
     """How many ids were recorded before it."""
-    ids: list[int] = field(default_factory=list[int])
+    end: int = 0
+    """How many with it."""
     text: str = ""
     promises: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Those whose tag ends here: its thread, and the characters up to there."""
@@ -206,20 +207,24 @@ class RecordedTokens:
     def __init__(self) -> None:
         self.raw: list[int] = []
         """The ids as they were generated: what the thread itself has behind its context."""
-        self._units: list[_Recorded] = []
+        self._units = [_Recorded()]  # those in which a tag ends, and what was added last
 
     @property
     def settled(self) -> int:
         """How many ids stand before what was added last, which may yet be cut."""
-        return self._units[-1].start if self._units else 0
+        return self._units[-1].start
 
     def add(self, ids: tuple[int, ...], text: str) -> None:
         """What was read as one unit; `mark` and `end` say where in it tags ended."""
-        if not self._units or self._units[-1].text:
-            self._units.append(_Recorded(len(self.raw)))
-        self._units[-1].ids += ids
-        self._units[-1].text = text
+        unit = self._units[-1]
+        if unit.text:
+            if unit.promises or unit.split:
+                unit = _Recorded()
+                self._units.append(unit)
+            unit.start = len(self.raw)
+        unit.text = text
         self.raw += ids
+        unit.end = len(self.raw)
 
     def mark(self, thread: int, left: int) -> None:
         """A promise ends `left` characters before the end of what was added last."""
@@ -237,7 +242,7 @@ class RecordedTokens:
         """What stands up to the promise of `thread`: the recorded ids, cut nowhere but there."""
         unit, end = next((unit, end) for unit in self._units for n, end in unit.promises if n == thread)
         if end == len(unit.text):
-            return [tuple(self.raw[: unit.start + len(unit.ids)])]
+            return [tuple(self.raw[: unit.end])]
         return [tuple(self.raw[: unit.start]), unit.text[:end]]
 
     def joined(
@@ -250,16 +255,19 @@ class RecordedTokens:
             last: The promise, by its thread, behind whose chunk to end.
             grows: Whether more will be added, so that the unit that was added last may yet change.
         """
-        return list(_merged(self._with_chunks(self._units[:-1] if grows else self._units, chunks, last)))
+        return list(_merged(self._with_chunks(chunks, last, grows=grows)))
 
-    @staticmethod
     def _with_chunks(
-        units: Sequence[_Recorded], chunks: Mapping[int, list[Part]], last: int | None
+        self, chunks: Mapping[int, list[Part]], last: int | None, *, grows: bool
     ) -> Iterator[Part]:
-        for unit in units:
-            at = 0
+        done = 0
+        for unit in self._units:
+            yield tuple(self.raw[done : unit.start])
+            if grows and unit is self._units[-1]:
+                return
+            at, done = 0, unit.end
             if not unit.split:
-                yield tuple(unit.ids)
+                yield tuple(self.raw[unit.start : unit.end])
             for thread, end in unit.promises:
                 if unit.split:
                     yield unit.text[at:end]
@@ -276,5 +284,5 @@ def _merged(parts: Iterable[Part]) -> Iterator[Part]:
     for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
         if is_text:
             yield from (part for part in run if part)
-        else:
-            yield tuple(chain.from_iterable(part for part in run if isinstance(part, tuple)))
+        elif ids := tuple(chain.from_iterable(part for part in run if isinstance(part, tuple))):
+            yield ids

@@ -331,13 +331,13 @@ class Runner:
     async def _take(self, number: int, piece: Piece) -> bool:
         """Feed the machine a piece; whether the request has to end with it."""
         machine, stop = self.machine, False
-        for part in await self._apart(number, piece):
+        whole = machine.dialect != "text" or len(piece.ids) < 2
+        for part in [piece] if whole else await self._apart(number, piece):
             if stop:
                 machine.discard(number, len(part.ids))
                 continue
-            allowed = max(0, machine.allowance(number))
-            if machine.wants(number) and len(part.ids) > allowed:
-                part, rest = await self._divided(number, part, allowed)
+            if machine.wants(number) and not machine.allows(number, len(part.ids)):
+                part, rest = await self._divided(number, part, max(0, machine.allowance(number)))
                 part = part._replace(finish_reason="length")
                 machine.discard(number, len(rest.ids))
             stop = machine.feed(number, part, self._now())
@@ -357,8 +357,6 @@ class Runner:
 
         So what an answer is does not depend on how many tokens come at once.
         """
-        if self.machine.dialect != "text" or len(piece.ids) < 2:
-            return [piece]
         held = self.machine.threads[number].reader.parser.held
         bounds: set[int] = set()
         for tag in (_TAG_IN_CHUNK if number else _TAG).finditer(held + piece.text):

@@ -92,7 +92,8 @@ class Thread:
 
     def note(self, piece: Piece, now: float) -> None:
         """Count a piece."""
-        self.tail = (self.tail + piece.text)[-_TAIL:]
+        if self.stops[1]:
+            self.tail = (self.tail + piece.text)[-_TAIL:]
         if piece.ids:
             self.latest = piece.ids[-1]
             self.first_token = now if self.first_token is None else self.first_token
@@ -153,6 +154,7 @@ class TokenBudget:
         self.generated: int = 0
         """Tokens of all threads, kept or not."""
         self._main, self._max_tokens, self._limits = main, max_tokens, limits
+        self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
         self._joined = 0  # tokens of chunks that are joined
         self._round_start = 0  # main's tokens when the round began
         self._chain = 0  # critical path of the rounds that are over
@@ -179,6 +181,20 @@ class TokenBudget:
     def exhausted(self) -> bool:
         """Whether `Limits.total_tokens` is used up."""
         return self._total_left() <= 0
+
+    @property
+    def reached(self) -> bool:
+        """Whether so much was generated that some thread may be at the end of the answer.
+
+        No more can be known to stand in the document than was generated, so before that nothing is counted.
+        """
+        return self.generated >= self._bound
+
+    def allows(self, thread: Thread, tokens: int) -> bool:
+        """Whether a thread may generate so many more tokens, as far as is known now."""
+        if thread.number and thread.kept + tokens > thread.cap:
+            return False
+        return self.generated + tokens <= self._bound or tokens <= max(0, self.allowance(thread))
 
     def allowance(self, thread: Thread) -> int:
         """Tokens that a thread may still generate, as far as is known now."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from pasta_async.interpreter.reading import overlap
@@ -66,9 +68,8 @@ class Visible:
             front = self._lanes[0]
             if front.held:
                 break
-            certain = sum(self._is_certain(tokens) for tokens, _ in front.pending)
-            text += "".join(part for _, part in front.pending[:certain])
-            del front.pending[:certain]
+            if front.pending:
+                text += self._certain(front.pending)
             if front.pending or not front.done or len(self._lanes) == 1:
                 break
             self._chunk_tokens += front.tokens
@@ -92,8 +93,14 @@ class Visible:
             text, self._back = text + self._record(self._back), ""
         return text
 
-    def _is_certain(self, tokens: int) -> bool:
-        return self._max_tokens is None or tokens + self._chunk_tokens <= self._max_tokens
+    def _certain(self, pending: list[tuple[int, str]]) -> str:
+        """Take out what stands before the answer's last token, whatever comes."""
+        count = len(pending)
+        if self._max_tokens is not None:
+            count = bisect_right(pending, self._max_tokens - self._chunk_tokens, key=itemgetter(0))
+        text = "".join(part for _, part in pending[:count])
+        del pending[:count]
+        return text
 
     def _show(self, text: str) -> str:
         if self.stopped or not text:

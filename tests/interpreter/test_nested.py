@@ -121,7 +121,7 @@ async def test_max_tokens_cuts_where_it_cuts_the_answer_in_sequence(name: str) -
             await answer(
                 forgetful(promise("coffee"), name, latency=1.0, thread_latency={1: latency}),
                 sampling=Sampling(max_tokens=most),
-                parallel=latency > 1,
+                parallel="always" if latency > 1 else "never",
             )
             for latency in (1.0, 30.0)
         ]
