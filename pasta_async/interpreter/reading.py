@@ -83,13 +83,11 @@ class ReasoningRead(NamedTuple):
     text: str
 
 
-class _Unit(NamedTuple):
-    """What was read at once."""
+_Unit = tuple[int, str, bool]
+"""What was read at once: the thread's tokens up to its end, its text, whether it is a tag.
 
-    tokens: int
-    """Tokens of the thread up to its end."""
-    text: str
-    is_tag: bool
+There is one for every token, and the garbage collector passes over plain tuples of such values.
+"""
 
 
 class Reader:
@@ -122,7 +120,7 @@ class Reader:
     def read(self, ids: tuple[int, ...], text: str) -> Sequence[Reading | ReasoningRead]:
         """Read newly decoded tokens; a tag id comes alone."""
         is_tag = self._tags is not None and len(ids) == 1 and ids[0] in self._tags
-        return self._read(_Unit(self.tokens + len(ids), text, is_tag))
+        return self._read((self.tokens + len(ids), text, is_tag))
 
     def close(self, *, cut: bool = False) -> list[Reading | ReasoningRead]:
         """The thread is over: what was held back comes out, but half a tag if it was broken off (`cut`)."""
@@ -139,11 +137,12 @@ class Reader:
         """
         dialect, tags, main, thinking = self._arguments
         again = Reader(dialect, tags, main=main, thinking=thinking)
-        units = [unit for unit in self._units if unit.tokens <= tokens]
+        units = [unit for unit in self._units if unit[0] <= tokens]
         if units and but:
-            units[-1] = units[-1]._replace(text=units[-1].text[:-but])
+            upto, text, is_tag = units[-1]
+            units[-1] = (upto, text[:-but], is_tag)
         if rest:
-            units.append(_Unit(tokens, rest, is_tag=False))
+            units.append((tokens, rest, False))
         for unit in units:
             again._read(unit)
         again.close(cut=True)
@@ -151,22 +150,23 @@ class Reader:
 
     def known(self, tokens: int) -> int:
         """The largest number of tokens, up to `tokens`, whose text is known to be complete."""
-        return max((unit.tokens for unit in self._units if unit.text and unit.tokens <= tokens), default=0)
+        return max((upto for upto, text, _ in self._units if text and upto <= tokens), default=0)
 
     def _read(self, unit: _Unit) -> Sequence[Reading | ReasoningRead]:
         self._units.append(unit)
-        new, self.tokens = unit.tokens - self.tokens, unit.tokens
-        if unit.is_tag and self._tags:
-            self._in_attributes = unit.text in (self._tags.written(i) for i in self._tags[:2])
+        tokens, text, is_tag = unit
+        new, self.tokens = tokens - self.tokens, tokens
+        if is_tag and self._tags:
+            self._in_attributes = text in (self._tags.written(i) for i in self._tags[:2])
         elif not self._in_attributes:
             self.text_tokens += new
         if not self._thinking or self._thinking.passed:
-            return self._parse(unit.text, is_tag=unit.is_tag)
-        if unit.is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
+            return self._parse(text, is_tag=is_tag)
+        if is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
             _, held = self._thinking.flush()
             self._thinking.passed = True
-            return [*self._parse(held, is_tag=False), *self._parse(unit.text, is_tag=True)]
-        return self._divide(*self._thinking.split(unit.text))
+            return [*self._parse(held, is_tag=False), *self._parse(text, is_tag=True)]
+        return self._divide(*self._thinking.split(text))
 
     def _divide(self, reasoning: str, text: str) -> list[Reading | ReasoningRead]:
         if reasoning:

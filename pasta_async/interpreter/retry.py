@@ -117,20 +117,22 @@ class _Screen:
         """Whether something was shown that cannot be taken back."""
 
     async def show(self, events: list[Event]) -> None:
-        quiet = (ThreadStarted, ThreadFailed, ThreadDone)
-        self.begun = self.begun or not all(isinstance(event, quiet) for event in events)
-        if self.begun:
-            events, self._held = [*self._held, *events], []
-        else:
-            self._held += [event for event in events if _is_end(event)]
-            events = [
-                event
-                for event in events
-                if not _is_end(event) and not (isinstance(event, ThreadStarted) and self._started)
-            ]
-            self._started = True
+        if not self.begun:
+            events = self._shown(events)
         if events and self._emit:
             await self._emit(events)
+
+    def _shown(self, events: list[Event]) -> list[Event]:
+        """What may be shown of these and of what was held back."""
+        quiet = (ThreadStarted, ThreadFailed, ThreadDone)
+        self.begun = not all(isinstance(event, quiet) for event in events)
+        if self.begun:
+            held, self._held = self._held, []
+            return [*held, *events]
+        self._held += [event for event in events if _is_end(event)]
+        repeated = (ThreadStarted,) if self._started else ()
+        self._started = True
+        return [event for event in events if not _is_end(event) and not isinstance(event, repeated)]
 
     async def restart(self) -> None:
         failures = [event for event in self._held if isinstance(event, ThreadFailed)]
