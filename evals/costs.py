@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 from numpy import quantile
@@ -73,12 +73,14 @@ class InterpreterSettings(CostSettings):
     telemetry: bool = Field(default=False, description="with metrics, traces and logs, which go nowhere")
     threads: int = Field(default=10_000, ge=8, description="threads that are open at once")
     prompt_words: tuple[Count, ...] = Field(default=(16, 1000), description="words of the prompt")
+    crowd: int = Field(default=100_000, ge=8, description="threads open at once, the whole process measured")
 
 
 def _interpreter(settings: InterpreterSettings) -> list[list[Row]]:
     observers = _telemetry() if settings.telemetry else []
     return [
         [_token_cost(settings, together, observers) for together in settings.together],
+        [_crowd(settings.crowd // _CHUNKS)],
         [_thread_memory(settings.threads // _CHUNKS, words) for words in settings.prompt_words],
     ]
 
@@ -133,21 +135,53 @@ async def _stream_answers(
         return process_time() - began, tokens, events
 
 
+def _crowd(answers: int) -> Row:
+    """Memory and CPU time of a process with so many threads open: what they take of it, and to get there.
+
+    The garbage collector is off meanwhile: its passes would take longer than all else.
+    """
+    asyncio.run(_hold_open(1, "Go."))  # loads what is loaded late
+    gc.collect()
+    before, began = _memory(os.getpid(), "VmRSS"), process_time()
+    gc.disable()
+    try:
+        held, opened = asyncio.run(_hold_open(answers, "Go.", lambda: _memory(os.getpid(), "VmRSS")))
+    finally:
+        gc.enable()
+    threads = answers * _CHUNKS
+    return {
+        "open threads": threads,
+        "answers": answers,
+        "process MiB": held / 2**20,
+        "KB a thread": (held - before) / threads / 1000,
+        "CPU s to open them": opened - began,
+        "CPU s to leave them": process_time() - opened,
+    }
+
+
 def _thread_memory(answers: int, prompt_words: int) -> Row:
     """Bytes that Python allocates for each open thread, what its answer needs included."""
     prompt = "word" + " word" * (prompt_words - 1)
     tracemalloc.start()
     asyncio.run(_hold_open(1, prompt))  # loads what is loaded late
     gc.collect()
-    before, _ = tracemalloc.get_traced_memory()
-    held = asyncio.run(_hold_open(answers, prompt)) - before
+    before = _allocated()
+    held = asyncio.run(_hold_open(answers, prompt))[0] - before
     tracemalloc.stop()
     threads = answers * _CHUNKS
     return {"open threads": threads, "prompt words": prompt_words, "KB a thread": held / threads / 1000}
 
 
-async def _hold_open(answers: int, prompt: str) -> int:
-    """Bytes in use while all threads of so many answers are open, on a backend whose chunks stall."""
+def _allocated() -> int:
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def _hold_open(answers: int, prompt: str, memory: Callable[[], int] = _allocated) -> tuple[int, float]:
+    """Open all threads of so many answers, on a backend whose chunks stall.
+
+    Returns:
+        Bytes in use meanwhile, and the CPU time (`process_time`) at which all were open.
+    """
     faults = [Fault(k, _WRITTEN, "stall", times=answers) for k in range(1, _CHUNKS + 1)]
     backend = ScriptedBackend(_script(_CHUNKS, 10 * _WRITTEN), faults=faults, record=False)
 
@@ -162,12 +196,13 @@ async def _hold_open(answers: int, prompt: str) -> int:
             await asyncio.sleep(0.05)
             if broken := [task for task in tasks if task.done()]:
                 broken[0].result()
+        opened = process_time()
         gc.collect()
-        held, _ = tracemalloc.get_traced_memory()
+        held = memory()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return held
+    return held, opened
 
 
 def _limits(threads: int) -> Limits:
@@ -205,10 +240,10 @@ async def _many_streams(settings: ServerSettings) -> Row:
     with _served(settings.latency) as (url, process):
         async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http:
             alone = await _read_stream(http, url)  # and everything is loaded
-            before = _peak_memory(process)
+            before = _memory(process, "VmHWM")
             streams = (_read_stream(http, url) for _ in range(settings.streams))
             read = await asyncio.gather(*streams)
-        peak = _peak_memory(process)
+        peak = _memory(process, "VmHWM")
     row: Row = {"streams": len(read), "complete": sum(done for *_, done in read), "one alone s": alone[1]}
     for name, place in (("first text s", 0), ("whole s", 1)):
         row |= {
@@ -217,10 +252,10 @@ async def _many_streams(settings: ServerSettings) -> Row:
     return {**row, "server MiB": peak / 2**20, "KiB a stream": (peak - before) / len(read) / 1024}
 
 
-def _peak_memory(process: int) -> int:
-    """Resident bytes of a process at most (Linux)."""
+def _memory(process: int, which: Literal["VmRSS", "VmHWM"]) -> int:
+    """Resident bytes of a process, now or at most (Linux)."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 
 
 @contextmanager
