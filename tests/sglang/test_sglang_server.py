@@ -273,3 +273,18 @@ async def test_a_client_of_the_caller_is_used_and_left_open(server: RealServer) 
         await own.aclose()
         assert not client.is_closed
     assert "/generate" in seen and "/server_info" in seen
+
+
+async def test_the_server_tells_how_busy_it_is(
+    backend: SGLangBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 0.0)
+    pieces = backend.decode(request(await chat(backend)))
+    for _ in range(20):
+        await anext(pieces)
+    busy = await backend.load("answer")
+    assert busy is not None and busy.running == 1
+    assert 0 < busy.kv_use < 1 <= busy.capacity
+    assert busy.steps is not None and busy.steps.steps >= 10 and busy.steps.seconds > 0
+    assert busy.prefill > 0
+    await pieces.aclose()
