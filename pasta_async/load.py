@@ -25,6 +25,10 @@ MOST_KV = 0.9
 ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
 """So many answers, and threads of all answers, are no load whatever was measured."""
 
+THREADS = 3
+"""Threads that there is room for, for each answer that is worth decoding in parallel: most answers have no
+more at a time, and those of the others do not crowd the batch."""
+
 _SURE_STEPS, _SURE_SPREAD = 64, 0.25
 """Steps, and variance of the requests in them, from which on step times are trusted."""
 
@@ -166,11 +170,11 @@ class Room(NamedTuple):
 
 
 def room(load: EngineLoad, payoff: Payoff) -> Room:
-    """What an engine has room for: where parallel decoding stops to pay there are two threads for an answer.
+    """What an engine has room for.
 
     The fuller it is, the less; an engine that has nothing to do takes an answer at full width.
     """
     if load.kv_use >= MOST_KV:
         return Room(0, 0)
     answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), load.capacity / 2))
-    return Room(answers, max(ALWAYS_THREADS, 2 * answers))
+    return Room(answers, max(ALWAYS_THREADS, min(THREADS * answers, load.capacity)))

@@ -127,8 +127,8 @@ class Share:
         """Why the answer is not worth decoding in parallel; None if it is. Cancelling it is safe."""
         if not self.limited:
             return None
-        await asyncio.sleep(0)  # what begins in the same moment counts too
         await self._control.read(self)
+        await asyncio.sleep(0)  # what begins in the same moment counts too
         room, at_once = self.engine.room, self.engine.at_once
         if room.takes(at_once):
             return None

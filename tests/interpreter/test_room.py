@@ -69,7 +69,7 @@ def test_parallel_decoding_pays_while_the_steps_saved_outweigh_the_tokens_added(
     # 300 steps of 10 ms against 100 tokens of 0.5 ms for everybody
     assert payoff().answers(load) == pytest.approx(60)
     found = room(load, payoff())
-    assert found.answers == pytest.approx(60) and found.threads == pytest.approx(120)
+    assert found.answers == pytest.approx(60) and found.threads == pytest.approx(180)
     assert found.takes(60) and not found.takes(61)
     assert payoff(prefilled=500).answers(replace(load, prefill=PREFILL)) == pytest.approx(30)
     assert payoff().answers(replace(load, replicas=4)) == pytest.approx(240)
