@@ -36,6 +36,8 @@ def check_against(samples: Samples, generations: list[Generation]) -> None:
     assert samples.value("pasta_threads_total", kind="main") == len(generations)
     assert samples.value("pasta_threads_total") == len(threads)
     assert samples.value("pasta_requests_total") == len(requests) == sum(usage.requests for usage in usages)
+    for width, count in Counter(each.width for each in generations).items():
+        assert samples.value("pasta_answer_widths_total", width=width) == count
     for finish_reason, count in Counter(request.finish_reason for request in requests).items():
         assert samples.value("pasta_requests_total", finish_reason=str(finish_reason)) == count
     assert samples.value("pasta_prompt_tokens_total") == sum(usage.prompt_tokens for usage in usages)
