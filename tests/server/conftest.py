@@ -24,7 +24,7 @@ def engine() -> WatchedBackend:
 
 @pytest.fixture(scope="session")
 def server(engine: WatchedBackend) -> Iterator[LiveServer]:
-    """The server, which also knows its model as `alias`. Its answers are compared: the load decides nothing."""
+    """The server, which also knows its model as `alias`. Its answers are compared, whatever the load."""
     with running(engine, model_names=("alias",), parallel="always") as live:
         yield live
 
