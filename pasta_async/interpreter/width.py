@@ -181,9 +181,9 @@ class _Engine:
         self._load: EngineLoad | None = None
         self._foreign = 0
         self._answers = 0
-        self.held = 0
+        self.held: int = 0
         """Threads of theirs that decode."""
-        self.extra = 0
+        self.extra: int = 0
         """Those beside the first of each answer."""
         self.queue: dict[_Turn, Share] = {}
         """What waits, in order."""
