@@ -133,10 +133,8 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     client = baseline = Client(recording, limits=limits)
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline)))
-    fields = {"backend", "baseline", "max_tokens", "seed", "template_kwargs"} | {
-        "temperature",
-        "plain_temperature",
-    }
+    temperatures = {"temperature", "plain_temperature"}
+    fields = {"backend", "baseline", "max_tokens", "seed", "template_kwargs", *temperatures}
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,

@@ -230,9 +230,8 @@ class BatchMaker:
         return Block(chosen, len(groups), queries, self._tensor(table.reshape(-1)), self._tensor(mask))
 
     def _place(self, rows: Ints) -> slice | torch.Tensor:
-        low, high = int(rows[0]), int(rows[-1]) + 1
-        ordered = high - low == len(rows) and bool((np.diff(rows) == 1).all())
-        return slice(low, high) if ordered else self._tensor(rows)
+        in_order = bool((np.diff(rows) == 1).all())
+        return slice(int(rows[0]), int(rows[-1]) + 1) if in_order else self._tensor(rows)
 
     def _tensor(self, array: Ints | Floats) -> torch.Tensor:
         tensor = torch.as_tensor(array)

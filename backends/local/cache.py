@@ -38,11 +38,11 @@ RUN = 8 * PAGE
 class KVCache:
     """Keys and values of all slots: `whole` is `[layers, 2 * kv_heads, slots, head_dim]`, keys first.
 
-    What a head sees stands together, as products of many matrices want it. There are whole runs of slots.
+    What a head sees stands together, as products of many matrices want it. There are whole pages of slots.
     """
 
     def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        slots = -(-slots // RUN) * RUN
+        slots = -(-slots // PAGE) * PAGE
         shape = (config.layers, 2 * config.kv_heads, slots, config.head_dim)
         self.whole: torch.Tensor = _zeros(shape, device, dtype)
         self.layers: tuple[torch.Tensor, ...] = self.whole.unbind()
