@@ -42,21 +42,17 @@ def estimate(
     Raises:
         ValueError: There is no value.
     """
-    from scipy.stats import bootstrap
-
     value = statistic(values)
     if len(values) == 1:
         return {"value": value, "low": value, "high": value}
-    found: Any = bootstrap(
+    return _bootstrap(
+        value,
         (values,),
         lambda resample: statistic(resample.tolist()),
+        seed,
         vectorized=False,
-        n_resamples=_RESAMPLES,
         confidence_level=confidence,
-        method="percentile",
-        rng=seed,
-    ).confidence_interval
-    return {"value": value, "low": float(found.low), "high": float(found.high)}
+    )
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Estimate | None:
@@ -72,21 +68,29 @@ def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> 
         that of `share` over the prompts.
     """
     from numpy import maximum
-    from scipy.stats import bootstrap
 
     if not sum(wholes):
         return None
     value = 100 * sum(parts) / sum(wholes)
     if not any(parts) or list(parts) == list(wholes):
         return share([value > 0] * sum(whole > 0 for whole in wholes))
-    found: Any = bootstrap(
+    return _bootstrap(
+        value,
         (parts, wholes),
         lambda some, all_, axis: 100 * some.sum(axis=axis) / maximum(1, all_.sum(axis=axis)),
+        seed,
         paired=True,
-        n_resamples=_RESAMPLES,
-        method="percentile",
-        rng=seed,
-    ).confidence_interval
+    )
+
+
+def _bootstrap(
+    value: float, data: tuple[Sequence[float], ...], statistic: Callable[..., Any], seed: int, **options: Any
+) -> Estimate:
+    """A value with its percentile bootstrap interval; the options are `scipy.stats.bootstrap`'s."""
+    from scipy.stats import bootstrap
+
+    given: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": seed, **options}
+    found: Any = bootstrap(data, statistic, **given).confidence_interval
     return {"value": value, "low": float(found.low), "high": float(found.high)}
 
 
