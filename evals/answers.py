@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,6 +80,15 @@ class Answer:
     """Whether it ended by itself, with nothing to complain about."""
     cut: list[int] = field(default_factory=list[int])
     """Numbers of the threads whose chunk their model did not end itself."""
+    finish_reason: str = "stop"
+    """What ended it: `length` if that was a limit, and then it says nothing about speed."""
+    complaints: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each code of `pasta_async.lang.Code` was found in it."""
+
+    @property
+    def ended_by_length(self) -> bool:
+        """Whether a limit ended it: how long it would have taken is not known, so no speed-up counts it."""
+        return self.finish_reason == "length"
 
     @classmethod
     def of(
@@ -104,6 +114,8 @@ class Answer:
             promises=len(generation.threads) - 1,
             well_formed=generation.well_formed,
             cut=[one.thread for one in generation.threads if one.was_cut],
+            finish_reason=generation.finish_reason,
+            complaints=dict(Counter(str(one.code) for one in generation.diagnostics)),
         )
 
 
@@ -138,15 +150,22 @@ async def answer_all(
             )
             return Answer.of(generation, index, form)
         except PromptTooLongError:
-            return Answer(index, form, well_formed=False)
+            return Answer(index, form, well_formed=False, finish_reason="length")
 
     return await take_turns(lambda: nullcontext(ask), len(prompts), forms, together=together, journal=journal)
 
 
 def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate:
-    """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path."""
+    """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path.
+
+    Prompts at which a limit ended one of the two are left out.
+    """
     pairs = zip(answers, baseline, strict=True)
-    ratios = [plain.tokens / own.critical_path for own, plain in pairs if plain.tokens and own.tokens]
+    ratios = [
+        plain.tokens / own.critical_path
+        for own, plain in pairs
+        if plain.tokens and own.tokens and not (plain.ended_by_length or own.ended_by_length)
+    ]
     return estimate(ratios or [1.0])
 
 
@@ -180,6 +199,7 @@ async def take_turns(
     prompts: int,
     methods: Sequence[Name],
     *,
+    last: Sequence[Name] = (),
     passes: int = 1,
     together: int = 1,
     journal: Journal | None = None,
@@ -194,6 +214,7 @@ async def take_turns(
             place, by a method, in a pass.
         prompts: How many there are.
         methods: Their names.
+        last: Methods that come last at each prompt, since they write what another one wrote.
         passes: How often all of it is done.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every row as it comes; those that it has already are not taken again.
@@ -203,10 +224,11 @@ async def take_turns(
     rows = (Answer(**row) for row in measurements(journal))
     found = {(row.number, row.prompt, row.method): row for row in rows}
     order = [
-        (number, prompt, methods[(number + prompt + turn) % len(methods)])
+        (number, prompt, method)
         for number in range(passes)
         for prompt in range(prompts)
-        for turn in range(len(methods))
+        for first in [(number + prompt) % len(methods)]
+        for method in (*methods[first:], *methods[:first], *last)
     ]
     with progress(len(order), "answers", done=len(found)) as done:
         for number in range(passes):
@@ -239,6 +261,8 @@ class Comparison:
 def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
     """Put two methods side by side, in order of the prompts.
 
+    Pairs of which a limit ended one answer or both are left out, and prompts that have no other pair.
+
     Raises:
         ValueError: One of them is missing somewhere.
     """
@@ -248,7 +272,8 @@ def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "basel
         one, other = found.get((method, prompt, number)), found.get((base, prompt, number))
         if one is None or other is None:
             raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
-        pairs.setdefault(prompt, []).append((one, other))
+        if not (one.ended_by_length or other.ended_by_length):
+            pairs.setdefault(prompt, []).append((one, other))
     return [
         Comparison(
             prompt,
@@ -261,6 +286,8 @@ def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "basel
 
 def describe_speedup(found: Sequence[Comparison]) -> dict[str, Any]:
     """Columns of a table: how many prompts, and the geometric means over them, with a 95% interval."""
+    if not found:
+        return {"prompts": 0, "speed-up": None, "theoretical": None, "realised": None}
     return {
         "prompts": len(found),
         "speed-up": format_estimate(estimate([one.speedup for one in found]), ".2f"),

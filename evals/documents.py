@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -27,9 +28,11 @@ __all__ = [
     "Prompt",
     "digest",
     "documents_digest",
+    "draw_prompts",
     "held_out",
     "read_documents",
     "read_prompts",
+    "stratified",
 ]
 
 WARM_UP_SEED = 1_000_000
@@ -82,6 +85,32 @@ def read_prompts(path: Path | str) -> list[Prompt]:
 class _Question(BaseModel):
     instruction: str = Field(validation_alias=AliasChoices("instruction", "prompt"))
     dataset: str = "file"
+
+
+def stratified(keys: Sequence[tuple[Any, ...]], count: int | None, *, seed: int = 0) -> list[int]:
+    """The places of so many things, drawn so that every kind has its share.
+
+    In the order of their keys they are cut into `count` parts of one size, and of each part one is drawn.
+
+    Args:
+        keys: What each is like, what matters most first.
+        count: How many are wanted; None, or more than there are: all.
+        seed: Of the draw.
+
+    Returns:
+        Places in `keys`, rising.
+    """
+    draw, size = random.Random(seed), len(keys)
+    if count is None or count >= size:
+        return [*range(size)]
+    order = sorted(range(size), key=lambda place: keys[place])
+    parts = ((k * size // count, (k + 1) * size // count) for k in range(count))
+    return sorted(order[draw.randrange(start, end)] for start, end in parts)
+
+
+def draw_prompts(prompts: Sequence[Prompt], count: int | None) -> list[int]:
+    """The places of so many prompts, of every family and every length (`stratified`): the same each time."""
+    return stratified([(prompt.family, len(prompt.text)) for prompt in prompts], count)
 
 
 def digest(texts: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import httpx
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from pasta_async import Backend
+    from pasta_async.backends import BackendOptions
 
 __all__ = ["cold_backend", "cold_client", "empty_prefix_cache"]
 
@@ -40,19 +41,21 @@ async def empty_prefix_cache(url: str) -> None:
 
 
 @asynccontextmanager
-async def cold_backend(url: str) -> AsyncGenerator[Backend]:
+async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Backend]:
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
-    `simulated:FILE` is engines on a virtual clock (`EngineModel.load`); their constants are printed.
+    `simulated:FILE` is engines on a virtual clock (`EngineModel.load`); their constants are printed. Options
+    are those of `open_backend`.
     """
     if url.startswith("simulated:"):
         backend = SimulatedBackend(EngineModel.load(url.removeprefix("simulated:")))
         print(f"SIMULATED: {backend.model}\n")
     elif url.startswith("http"):
         await empty_prefix_cache(url)
-        backend = open_backend(url, max_connections=FORCED_LIMITS.client_threads)
+        options.setdefault("max_connections", FORCED_LIMITS.client_threads)
+        backend = open_backend(url, **options)
     else:
-        backend = open_backend(url)
+        backend = open_backend(url, **options)
     try:
         await backend.connect()
         yield backend
@@ -61,8 +64,8 @@ async def cold_backend(url: str) -> AsyncGenerator[Backend]:
 
 
 @asynccontextmanager
-async def cold_client(url: str) -> AsyncGenerator[Client]:
+async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
     """A connected client of a backend whose prefix cache is empty; `url` is as for `pasta_async.generate`."""
-    async with cold_backend(url) as backend, Client(backend) as client:
+    async with cold_backend(url, **options) as backend, Client(backend) as client:
         await client.connect()
         yield client

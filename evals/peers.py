@@ -217,7 +217,8 @@ class RemoteContestant:
     """
 
     def __init__(self, pool: ProcessPoolExecutor, peer: Peer, threads: int) -> None:
-        self._pool, self._peer = pool, peer
+        self.name: str = peer.name
+        self._pool = pool
         self.load_seconds: float = self._run(_open, peer, threads)
         """From the first look at the files until it can be asked."""
 
@@ -239,7 +240,7 @@ class RemoteContestant:
         except BrokenProcessPool:
             raise PastaError("the engine's process ended; what it printed says why") from None
         except (PastaError, ImportError, OSError, ValueError) as error:
-            raise PastaError(f"{self._peer.name}: {type(error).__name__}: {error}") from error
+            raise PastaError(f"{self.name}: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

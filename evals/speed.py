@@ -1,34 +1,43 @@
 """How much sooner an answer comes: baseline / parallel wall clock, beside the theoretical speed-up.
 
     python -m pasta_async.evals.speed --backend local:pasta-tiny --n 20
-    python -m pasta_async.evals.speed --backend http://127.0.0.1:30000 --prompts prompts.txt --out speed.jsonl
+    python -m pasta_async.evals.speed --backend local:pasta-smol --prompts alpaca_eval.jsonl --passes 1 \
+        --temperature 0.6 --max-tokens 500 --threads 1 --out speed.jsonl
 
-One model answers every prompt in both forms: in parallel, and as the baseline, without tags. The order goes
-A B B A over the prompts, the other way round in the next pass. Each pass begins with a cold prefix cache and
-a few answers that do not count, so no answer finds its own text there. What a model would gain that wrote
-given answers is measured by `methods`.
+One model answers every prompt in both forms, one answer at a time: in parallel, and as the baseline, without
+tags. The order goes A B B A over the prompts, the other way round in the next pass. Each pass begins with an
+empty prefix cache and a few answers that do not count. Where both forms begin with the same tokens (a chat
+template may mark the parallel one at its end), the form that comes second finds these in the cache.
 
-With --out every run is kept as it comes, and the same command goes on where it was broken off, from a cold
-cache again.
+Answers that a limit ended are counted, and are in no speed-up. With --llama-cpp, llama.cpp writes each plain
+answer once more, one token after another, with the same weights, behind both forms.
+
+With --out every answer is kept as it comes, the same command goes on where it was broken off (with an empty
+cache again), and the figures are written beside it, to FILE.figures.json. `pasta_async.evals.faults` reads
+the answers too. What a model would gain that wrote given answers is measured by `methods`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+import json
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from pasta_async import Sampling
-from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
-from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
+from pasta_async.evals.documents import WARM_UP_SEED, digest, draw_prompts, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
-from pasta_async.evals.records import markdown_table, opened_journal
+from pasta_async.evals.overview import overview, overview_table
+from pasta_async.evals.records import environment, markdown_table, measurements, opened_journal
 from pasta_async.training.statistics import format_share
 from pasta_async.training.synthetic import FAMILIES
 
@@ -37,8 +46,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Client
+    from pasta_async.backends import BackendOptions
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
+    from pasta_async.evals.peers import RemoteContestant
     from pasta_async.jobs import Journal
 
 __all__ = ["SpeedSettings", "main", "measure", "open_forms", "summarise"]
@@ -53,6 +64,7 @@ async def measure(
     warm: Sequence[Prompt] = (),
     passes: int = 2,
     sampling: Sampling = GREEDY,
+    peer: RemoteContestant | None = None,
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns`.
@@ -62,36 +74,73 @@ async def measure(
         prompts: What is asked.
         warm: Prompts that are answered first, and not counted.
         passes: How often all of it is done.
-        sampling: How tokens are chosen.
+        sampling: How tokens are chosen; each pass has the next seed.
+        peer: Writes each plain answer again, with the same weights.
         journal: Keeps every row as it comes.
 
     Cancelling it cancels the answer under way and closes the clients.
     """
+    rows = (Answer(**row) for row in measurements(journal))
+    plain = {(row.prompt, row.number): row for row in rows if row.method == "baseline"}
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, Form, int], Awaitable[Answer]]]:
+    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
         async with opened() as clients:
 
             async def ask(prompt: Prompt, form: Form, index: int, number: int) -> Answer:
-                plain = form == "baseline"
                 found = await clients[form].generate(
-                    prompt.text, sampling=sampling, baseline=plain, parallel="always"
+                    prompt.text,
+                    sampling=sampling,
+                    seed=None if sampling.seed is None else sampling.seed + number,
+                    baseline=form == "baseline",
+                    parallel="always",
                 )
                 return Answer.of(found, index, form, number, prompt.family)
+
+            async def answer(index: int, method: str, number: int) -> Answer:
+                if peer and method == peer.name:
+                    return await _write_again(peer, clients["baseline"], prompts[index], plain[index, number])
+                row = await ask(
+                    prompts[index], "baseline" if method == "baseline" else "parallel", index, number
+                )
+                if method == "baseline":
+                    plain[index, number] = row
+                return row
 
             for prompt in warm:
                 for form in FORMS:
                     await ask(prompt, form, 0, 0)
-            yield lambda index, form, number: ask(prompts[index], form, index, number)
+            yield answer
 
-    return await take_turns(warmed_up, len(prompts), FORMS, passes=passes, journal=journal)
+    last = [peer.name] if peer else []
+    return await take_turns(warmed_up, len(prompts), FORMS, last=last, passes=passes, journal=journal)
+
+
+async def _write_again(peer: RemoteContestant, client: Client, prompt: Prompt, plain: Answer) -> Answer:
+    """Have an engine write a plain answer that another one gave, token by token."""
+    ids = await client.backend.encode_chat([{"role": "user", "content": prompt.text}], {"pasta": False})
+    text = await client.backend.encode(plain.text)
+    seconds = await asyncio.to_thread(peer.call, "write", ids, text)
+    tokens = len(text) + 1  # the last step gives what ends the answer
+    return replace(
+        plain,
+        method=peer.name,
+        seconds=seconds,
+        first_token=0.0,
+        tokens=tokens,
+        critical_path=tokens,
+        cached_tokens=0,
+        prefilled_tokens=len(ids),
+    )
 
 
 @asynccontextmanager
-async def open_forms(backend: str, *, baseline: str | None = None) -> AsyncGenerator[Mapping[Form, Client]]:
+async def open_forms(
+    backend: str, options: BackendOptions | None = None, *, baseline: str | None = None
+) -> AsyncGenerator[Mapping[Form, Client]]:
     """Clients for both forms, with a cold prefix cache; `baseline` is another model that answers as one."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(cold_client(backend))
+        client = await stack.enter_async_context(cold_client(backend, **(options or {})))
         plain = client if baseline is None else await stack.enter_async_context(cold_client(baseline))
         yield {"parallel": client, "baseline": plain}
 
@@ -125,31 +174,84 @@ class SpeedSettings(CommandSettings):
     prompts: Path | None = Field(
         default=None, description="instead of these: a file, a prompt a line, or .jsonl with `instruction`"
     )
-    first: int | None = Field(default=None, ge=1, description="take so many of a file's prompts only")
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of a file's prompts, of every source and length"
+    )
     passes: int = Field(default=2, ge=1, description="how often all of it is done")
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
+    seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
+    max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
+    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
+    llama_cpp: Path | None = Field(
+        default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
+    )
+    llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
 
+    @property
+    def options(self) -> BackendOptions:
+        """Of the backend: those that are set."""
+        given: BackendOptions = {}
+        if self.dtype:
+            given["dtype"] = self.dtype
+        if self.threads and self.backend.startswith("local:"):
+            given["threads"] = self.threads
+        return given
+
+
+def _asked(settings: SpeedSettings) -> list[Prompt]:
+    if settings.prompts is None:
+        return held_out(settings.families, settings.n)
+    prompts = read_prompts(settings.prompts)
+    return [prompts[place] for place in draw_prompts(prompts, settings.sample)]
+
+
+def _open_peer(settings: SpeedSettings, stack: ExitStack) -> RemoteContestant | None:
+    if settings.llama_cpp is None:
+        return None
+    import os
+
+    from pasta_async.evals.llama_cpp import llama_cpp_files
+    from pasta_async.evals.peers import Peer, open_contestant
+
+    folder = Path(stack.enter_context(TemporaryDirectory()))
+    name = settings.llama_cpp_type
+    files = llama_cpp_files(settings.llama_cpp, folder, [name])
+    peer = Peer("llama.cpp", name, str(files[name]))
+    return stack.enter_context(open_contestant(peer, settings.threads or os.cpu_count() or 1))
+
 
 def _run(settings: SpeedSettings) -> str:
-    given = settings.prompts and read_prompts(settings.prompts)[: settings.first]
-    prompts = given or held_out(settings.families, settings.n)
+    prompts = _asked(settings)
+    what = {"backend", "passes", "temperature", "seed", "max_tokens", "dtype", "threads", "llama_cpp_type"}
     measured = {
         "benchmark": "speed",
-        "backend": settings.backend,
         "prompts": digest(prompt.text for prompt in prompts),
-        "passes": settings.passes,
+        **settings.model_dump(include=what),
+        "llama_cpp": settings.llama_cpp is not None,
     }
-    with opened_journal(settings.out, measured) as journal:
+    sampling = {"temperature", "seed", "max_tokens"}
+    with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
+        peer = _open_peer(settings, stack)
         work = measure(
-            partial(open_forms, settings.backend),
+            partial(open_forms, settings.backend, settings.options),
             prompts,
             warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
             passes=settings.passes,
+            sampling=Sampling(**settings.model_dump(include=sampling)),
+            peer=peer,
             journal=journal,
         )
-        return markdown_table(summarise(asyncio.run(work)))
+        rows = asyncio.run(work)
+    found = overview(rows)
+    if settings.out:
+        path = settings.out.with_suffix(".figures.json")
+        content = {**measured, "environment": environment(), "figures": found}
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return "\n\n".join(map(markdown_table, (summarise(rows), overview_table(found))))
 
 
 main: Command = command(SpeedSettings, _run, "speed", __doc__, resumes=True)

@@ -3,16 +3,17 @@ from __future__ import annotations
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from commands_run import run as run_command
 
-from pasta_async import Client
+from pasta_async import Client, Sampling
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.answers import FORMS, Answer, Form, compare
-from pasta_async.evals.documents import Prompt, held_out, read_prompts
+from pasta_async.evals.documents import Prompt, draw_prompts, held_out, read_prompts, stratified
+from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.records import environment, markdown_table, write_rows
 from pasta_async.evals.speed import summarise
 from pasta_async.jobs import Journal
@@ -123,6 +124,98 @@ def test_figures_of_known_runs():
     assert row["requests"] == 1
 
 
+def test_answers_that_a_limit_ended_are_in_no_speedup():
+    runs = [
+        run(0, "parallel", 1.0, 120, 50),
+        run(0, "baseline", 2.0, 100, 100),
+        replace(run(0, "parallel", 1.0, 120, 50, number=1), finish_reason="length"),
+        run(0, "baseline", 8.0, 100, 100, number=1),
+        run(1, "parallel", 1.0, 100, 100),
+        replace(run(1, "baseline", 9.0, 100, 100), finish_reason="length"),
+    ]
+    (only,) = compare(runs)
+    assert (only.prompt, only.speedup) == (0, 2)
+    found = overview(runs)["all prompts"]
+    assert found["means"]["measured: plain s / parallel s"]["prompts"] == 1
+    assert found["counts"]["ended by length"] == [1, 1]
+    nothing = [replace(one, finish_reason="length") for one in runs]
+    assert summarise(nothing)[0]["prompts"] == 0
+    assert overview_table(overview(nothing))[0]["all prompts"] == "-"
+
+
+async def test_the_overview_tells_what_went_wrong():
+    clock = VirtualClock()
+    nested = f'One. <promise topic="a"/><async>Two<promise topic="b"/></async> {chunk("a", 5)}'
+    scripts = {"both": PARALLEL, "nested": nested, "loop": "It goes round and round again. " * 9}
+    prompts = [Prompt(name, "f") for name in scripts]
+    runs = await speed.measure(
+        scripted(scripts, clock), prompts, passes=2, sampling=Sampling(max_tokens=88, temperature=1, seed=3)
+    )
+    found = overview(runs)
+    whole, promised = found["all prompts"], found["with promises"]
+    assert whole["counts"]["answers"] == [6, 6]
+    assert promised["counts"]["answers"] == [4, 4]
+    assert whole["counts"]["promises inside chunks"] == whole["counts"]["answers with one"] == [2]
+    assert whole["counts"]["answers with such a promise"] == [2]
+    assert whole["counts"]["that repeat themselves"][1] >= 2
+    tags, promises = (
+        whole["shares"]["answers without a fault in their tags"],
+        whole["shares"]["answers with promises"],
+    )
+    assert tags and tags["value"] == pytest.approx(200 / 3)
+    assert promises and promises["value"] == pytest.approx(200 / 3)
+    token = promised["means"]["ms a token of the critical path"]["estimate"]
+    assert token and token["value"] == pytest.approx(1000 * LATENCY)
+    own = promised["means"]["own tokens / critical path"]
+    assert own["estimate"] and own["estimate"]["value"] > 1
+
+
+async def test_another_engine_writes_the_plain_answers_after_both_forms(tmp_path: Path):
+    class Peer:
+        """An engine that takes a second for each token."""
+
+        name = "llama.cpp Q8_0"
+
+        def call(self, method: str, prompt: list[int], answer: list[int]) -> float:
+            assert method == "write" and prompt
+            return 1.0 + len(answer)
+
+    clock, prompts = VirtualClock(), [Prompt("both", "f"), Prompt("one", "f")]
+    opened = scripted({"both": PARALLEL, "one": "Word" + " word" * 50}, clock)
+
+    async def go_on() -> list[Answer]:
+        with Journal(tmp_path / "rows.jsonl", {"benchmark": "speed"}) as journal:
+            peer = cast("Any", Peer())
+            return await speed.measure(opened, prompts, passes=1, peer=peer, journal=journal)
+
+    runs = await go_on()
+    assert [one.method[0] for one in runs] == [*"bpl", *"pbl"]
+    for plain in (one for one in runs if one.method == "baseline"):
+        copy = next(one for one in runs if one.method == Peer.name and one.prompt == plain.prompt)
+        assert (copy.tokens, copy.seconds, copy.text) == (plain.tokens, plain.tokens, plain.text)
+    kept = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text("\n".join(kept[:3]) + "\n")  # both forms of the first prompt
+    again = [(one.method, one.tokens, one.text) for one in await go_on()]
+    assert again == [(one.method, one.tokens, one.text) for one in runs]
+    again = await go_on()
+    assert [(one.method, one.tokens, one.text) for one in again] == [
+        (one.method, one.tokens, one.text) for one in runs
+    ]
+    found = overview(runs)["all prompts"]["means"]["ms a token, llama.cpp Q8_0"]["estimate"]
+    assert found and found["value"] == pytest.approx(1000)
+
+
+def test_a_stratified_sample_has_every_kind_and_is_the_same_each_time():
+    keys = [(kind, length) for kind in "abc" for length in range(30)]
+    chosen = stratified(keys, 9)
+    assert chosen == sorted({*chosen}) == stratified(keys, 9) != stratified(keys, 9, seed=1)
+    assert [keys[place][0] for place in chosen] == [*"aaabbbccc"]
+    assert [keys[place][1] // 10 for place in chosen] == [0, 1, 2] * 3
+    assert stratified(keys, None) == stratified(keys, 90) == [*range(90)]
+    prompts = [Prompt("word " * (place % 7), "ab"[place % 2]) for place in range(28)]
+    assert {prompts[place].family for place in draw_prompts(prompts, 4)} == {"a", "b"}
+
+
 def test_a_missing_form_is_refused():
     with pytest.raises(ValueError):
         compare([run(0, "parallel", 1, 1, 1)])
@@ -199,6 +292,8 @@ def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.C
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
     assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)
     assert "| all | 2 |" in capsys.readouterr().out
+    figures = json.loads(out.with_suffix(".figures.json").read_text(encoding="utf-8"))
+    assert figures["figures"]["all prompts"]["counts"]["answers"] == [2, 2]
 
 
 def test_tables_and_raw_rows(tmp_path: Path):

@@ -1,0 +1,158 @@
+"""What timed answers in both forms come to: speed-ups with intervals, and what went wrong in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+
+from pasta_async.evals.answers import FORMS, Answer, compare
+from pasta_async.lang import STYLE_CODES, Code, parse
+from pasta_async.training.faults import count_faults
+from pasta_async.training.statistics import Estimate, estimate, format_estimate, ratio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["Overview", "overview", "overview_table"]
+
+T = TypeVar("T")
+
+
+class Mean(TypedDict):
+    """A geometric mean over prompts."""
+
+    estimate: Estimate | None
+    """None where there is no prompt."""
+    prompts: int
+
+
+class Overview(TypedDict):
+    """The figures of some answers. No speed-up counts an answer that a limit ended."""
+
+    means: dict[str, Mean]
+    """Speed-ups, and times of a token in milliseconds, by name."""
+    shares: dict[str, Estimate | None]
+    """Of the parallel answers, in percent, over prompts."""
+    counts: dict[str, list[int]]
+    """By name: of the parallel answers, then of the plain ones where they can have it too."""
+
+
+def overview(rows: Sequence[Answer]) -> dict[str, Overview]:
+    """The figures over `all prompts`, and over the answers `with promises` and the plain ones beside them."""
+    promised = {(row.prompt, row.number) for row in rows if row.method == "parallel" and row.promises}
+    beside = [row for row in rows if (row.prompt, row.number) in promised]
+    return {"all prompts": _overview(rows), "with promises": _overview(beside)}
+
+
+def overview_table(found: dict[str, Overview]) -> list[dict[str, Any]]:
+    """The figures as rows: each mean with the prompts that it is over; counts as `parallel / plain`."""
+    rows = list[dict[str, Any]]()
+    for name in found["all prompts"]["means"]:
+        cells = {group: _cell(own["means"].get(name)) for group, own in found.items()}
+        rows.append({"": name, **cells})
+    for name in found["all prompts"]["shares"]:
+        cells = {group: format_estimate(own["shares"].get(name)) for group, own in found.items()}
+        rows.append({"": f"{name}, %", **cells})
+    for name in found["all prompts"]["counts"]:
+        cells = {group: " / ".join(map(str, own["counts"][name])) for group, own in found.items()}
+        rows.append({"": name, **cells})
+    return rows
+
+
+def _cell(mean: Mean | None) -> str:
+    if mean is None or mean["estimate"] is None:
+        return "-"
+    return f"{format_estimate(mean['estimate'], '.2f')}, n = {mean['prompts']}"
+
+
+def _overview(rows: Sequence[Answer]) -> Overview:
+    plain, parallel = ([row for row in rows if row.method == form] for form in FORMS)
+    others = [name for name in dict.fromkeys(row.method for row in rows) if name not in FORMS]
+    return {
+        "means": {**_means(rows, plain, parallel), **_beside(rows, others)},
+        "shares": {
+            "answers with promises": _share(parallel, lambda row: row.promises > 0),
+            "answers without a fault in their tags": _share(parallel, _has_sound_tags),
+        },
+        "counts": _counts(plain, parallel),
+    }
+
+
+def _means(rows: Sequence[Answer], plain: Sequence[Answer], parallel: Sequence[Answer]) -> dict[str, Mean]:
+    pairs = compare(rows)
+    whole = [row for row in parallel if not row.ended_by_length]
+    return {
+        "measured: plain s / parallel s": _mean(one.speedup for one in pairs),
+        "plain tokens / critical path": _mean(one.theoretical for one in pairs),
+        "measured / (plain tokens / critical path)": _mean(one.speedup / one.theoretical for one in pairs),
+        "own tokens / critical path": _mean_by_prompt(whole, lambda row: row.tokens / row.critical_path),
+        "own text's tokens / critical path": _mean_by_prompt(
+            whole,
+            lambda row: (row.text_tokens + 1) / row.critical_path,  # one ends the text
+        ),
+        "ms a token of the critical path": _mean_by_prompt(parallel, _token_ms),
+        "ms a plain token": _mean_by_prompt(plain, _token_ms),
+    }
+
+
+def _beside(rows: Sequence[Answer], others: Sequence[str]) -> dict[str, Mean]:
+    """Other engines that wrote the plain answers."""
+    found = dict[str, Mean]()
+    for name in others:
+        for form, label in zip(FORMS, ("plain", "parallel"), strict=True):
+            found[f"{name} s / {label} s"] = _mean(one.speedup for one in compare(rows, form, name))
+        own = [row for row in rows if row.method == name]
+        found[f"ms a token, {name}"] = _mean_by_prompt(own, _token_ms)
+    return found
+
+
+def _token_ms(row: Answer) -> float:
+    return 1000 * row.seconds / row.critical_path
+
+
+def _counts(plain: Sequence[Answer], parallel: Sequence[Answer]) -> dict[str, list[int]]:
+    faults, of_plain = (
+        [count_faults(parse(row.written), cut=row.cut) for row in each] for each in (parallel, plain)
+    )
+    nested = [row.complaints.get(Code.PROMISE_NESTED, 0) for row in parallel]
+    topics = [one.same_topic for one in faults]
+    return {
+        "answers": [len(parallel), len(plain)],
+        "ended by length": [sum(row.ended_by_length for row in each) for each in (parallel, plain)],
+        "that repeat themselves": [sum(one.loop for one in each) for each in (faults, of_plain)],
+        "promises": [sum(row.promises for row in parallel)],
+        "promises inside chunks": [sum(nested)],
+        "answers with one": [sum(map(bool, nested))],
+        "promises with the topic of an earlier one": [sum(topics)],
+        "answers with such a promise": [sum(map(bool, topics))],
+        "chunks that a limit ended": [sum(len(row.cut) for row in parallel)],
+    }
+
+
+def _has_sound_tags(row: Answer) -> bool:
+    """Whether there is nothing to say about its tags but advice about style."""
+    return STYLE_CODES.issuperset(row.complaints)
+
+
+def _share(rows: Sequence[Answer], holds: Callable[[Answer], bool]) -> Estimate | None:
+    """The share of answers, in percent; prompts are drawn, not answers."""
+    verdicts = _by_prompt(rows, holds)
+    return ratio([sum(one) for one in verdicts], [len(one) for one in verdicts])
+
+
+def _mean(values: Iterable[float]) -> Mean:
+    given = [*values]
+    return {"estimate": estimate(given) if given else None, "prompts": len(given)}
+
+
+def _mean_by_prompt(rows: Sequence[Answer], value: Callable[[Answer], float]) -> Mean:
+    """Over all prompts, each with the mean of its passes."""
+    return _mean(map(geometric_mean, _by_prompt([row for row in rows if row.critical_path], value)))
+
+
+def _by_prompt(rows: Sequence[Answer], value: Callable[[Answer], T]) -> list[list[T]]:
+    found = defaultdict[int, list[T]](list)
+    for row in rows:
+        found[row.prompt].append(value(row))
+    return [*found.values()]
