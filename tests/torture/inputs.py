@@ -123,38 +123,16 @@ def guard_text(drawn: random.Random) -> int:
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
+FIELDS = (*ChatRequest.model_fields, *CompletionRequest.model_fields, *ChatRequest.passed_on)
 NAMES = (
-    *(
-        *ChatRequest.model_fields,
-        *CompletionRequest.model_fields,
-        *ChatRequest.passed_on,
-        "pasta",
-        "nonsense",
-    ),
-    *("role", "content", "type", "text", "limits", "timeout", "include_usage", "\ud800", "", "__class__"),
+    *(*FIELDS, "pasta", "nonsense", "role", "content", "type", "text", "limits", "timeout", "include_usage"),
+    *("\ud800", "", "__class__"),
 )
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        0,
-        1,
-        -1,
-        128,
-        2**63,
-        -(2**70),
-        0.5,
-        1e400,
-        -0.0,
-        float("nan"),
-        "",
-        "x",
-        "1",
-        "user",
-    ),
-    *("<sync/>", "\x00", "\ud800", "\ue000", "scripted", [], [[]], {}, [None], {"a": 1}, "x" * 3000),
-    *([{"role": "user", "content": "x"}], [{"type": "text", "text": "x"}], {"include_usage": True}),
+    *(None, True, False, 0, 1, -1, 128, 2**63, -(2**70), 0.5, 1e400, -0.0, float("nan")),
+    *("", "x", "1", "user", "<sync/>", "\x00", "\ud800", "\ue000", "scripted", "x" * 3000),
+    *([], [[]], {}, [None], {"a": 1}, {"include_usage": True}),
+    *([{"role": "user", "content": "x"}], [{"type": "text", "text": "x"}]),
 )
 
 
