@@ -22,6 +22,10 @@ __all__ = ["EngineLoad", "Payoff", "Room", "StepMeter", "StepTimes", "room"]
 MOST_KV = 0.9
 """Share of the KV cache in use from which on nothing is decoded in parallel: what comes would evict."""
 
+MOST_ANSWERS = 0.75
+"""Answers that are worth decoding in parallel for each request that is decoded at once, at most: with more,
+each has hardly more than one thread, and its tags take the places of others."""
+
 ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
 """So many answers, and threads of all answers, are no load whatever was measured."""
 
@@ -176,5 +180,5 @@ def room(load: EngineLoad, payoff: Payoff) -> Room:
     """
     if load.kv_use >= MOST_KV:
         return Room(0, 0)
-    answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), load.capacity / 2))
+    answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), MOST_ANSWERS * load.capacity))
     return Room(answers, max(ALWAYS_THREADS, min(THREADS * answers, load.capacity)))

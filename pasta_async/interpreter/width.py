@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
-from math import inf
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import BackendError
@@ -34,16 +33,14 @@ class WidthControl:
 
     Args:
         backend: Says how busy its engine is, if it is a `LoadReporting`.
-        capacity: Threads that the client decodes at once, at most. Where the engine says nothing that is what
-            there is room for, and as many answers as have two of them are decoded in parallel.
+        slots: Threads that the client decodes at once, at most.
     """
 
-    def __init__(self, backend: Backend, capacity: int) -> None:
+    def __init__(self, backend: Backend, slots: int) -> None:
         self._backend = backend
         self._engines: dict[str, _Engine] = {}
         self._payoff = Payoff()
-        unknown = room(EngineLoad(capacity), self._payoff)
-        self._unknown = unknown._replace(threads=inf)  # the client's own slots bound these
+        self._slots = room(EngineLoad(slots), self._payoff)
 
     @contextmanager
     def answering(self, answer: str, *, limited: bool) -> Generator[Share]:
@@ -96,7 +93,7 @@ class WidthControl:
 
     def _engine(self, name: str) -> _Engine:
         if name not in self._engines:
-            self._engines[name] = _Engine(self._unknown, self._payoff)
+            self._engines[name] = _Engine(self._slots, self._payoff)
         return self._engines[name]
 
 
@@ -129,10 +126,10 @@ class Share:
             return None
         await self._control.read(self)
         await asyncio.sleep(0)  # what begins in the same moment counts too
-        room, at_once = self.engine.room, self.engine.at_once
-        if room.takes(at_once):
-            return None
-        return f"{at_once} answers at once, and parallel decoding pays up to {room.answers:.0f} here"
+        for room, at_once in self.engine.rooms:
+            if not room.takes(at_once):
+                return f"{at_once} answers at once, and parallel decoding pays up to {room.answers:.0f} here"
+        return None
 
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[bool]:
@@ -176,8 +173,8 @@ class Share:
 class _Engine:
     """The answers of a client on one engine."""
 
-    def __init__(self, unknown: Room, payoff: Payoff) -> None:
-        self._unknown, self._payoff = unknown, payoff
+    def __init__(self, slots: Room, payoff: Payoff) -> None:
+        self._slots, self._payoff = slots, payoff
         self._load: EngineLoad | None = None
         self._foreign = 0
         self._answers = 0
@@ -189,13 +186,15 @@ class _Engine:
         """What waits, in order."""
 
     @property
-    def at_once(self) -> int:
-        """Answers that decode there, requests of others counted as such."""
-        return self._answers + self._foreign
+    def rooms(self) -> list[tuple[Room, int]]:
+        """What the client's slots and the engine have room for, and how many answers share it.
 
-    @property
-    def room(self) -> Room:
-        return room(self._load, self._payoff) if self._load else self._unknown
+        On the engine each request of others counts as an answer.
+        """
+        found = [(self._slots, self._answers)]
+        if self._load:
+            found.append((room(self._load, self._payoff), self._answers + self._foreign))
+        return found
 
     def learn(self, load: EngineLoad, before: int) -> None:
         """Take a reading, and how many threads decoded when it was asked for."""
@@ -221,7 +220,7 @@ class _Engine:
         while share and share.waiting and not share.held:
             self.grant(share)
         if self.queue:
-            extra = self.room.extra(self.at_once)
+            extra = min(room.extra(at_once) for room, at_once in self.rooms)
             while self.queue and self.extra + 1 <= extra:
                 self.grant(next(iter(self.queue.values())))
 

@@ -108,9 +108,22 @@ async def test_threads_that_wait_go_on_as_others_end() -> None:
 async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> None:
     backend = ScriptedBackend(WIDE, latency=1.0)
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=None, client_threads=16)) as client:
-        for count, width in ((8, "full"), (9, "plain")):  # two of its slots for each, or not
+        for count, width in ((12, "limited"), (13, "plain")):  # four slots for each three of them, or not
             made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(count)))
             assert [(one.text, one.width) for one in made] == [(TEXT, width)] * count
+
+
+async def test_a_new_answer_waits_for_one_chunk_of_others_at_most() -> None:
+    backend = Busy()
+    backend.capacity = 1000
+    async with on(backend, client_threads=16) as client:
+        wide = [asyncio.create_task(client.generate(f"Why {n}?")) for n in range(2)]
+        await backend.clock.sleep(1.5)
+        assert len(backend.open) == 16
+        await client.generate("Why?", baseline=True)
+        await asyncio.gather(*wide)
+    answers = [request.answer for request in backend.requests]
+    assert answers.count(answers[2 + 16]) == 1  # two mains and what decoded were before it
 
 
 async def test_a_load_that_cannot_be_read_ends_no_answer() -> None:
