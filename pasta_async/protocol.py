@@ -102,6 +102,9 @@ class DecodeRequest:
     """End after generating one of these, which is part of the output. End-of-text ids always end."""
     stop_text: tuple[str, ...] = ()
     """May end once the generated text holds one of these, which is kept. A hint: the interpreter cuts."""
+    banned_ids: tuple[int, ...] = ()
+    """Never to be chosen: their probability is 0 before anything else is cut from the distribution. A hint: a
+    backend that cannot do that ignores it, and the interpreter reads what comes."""
     stream: bool = True
     """Whether somebody watches: if not, the output may come in one piece."""
     headers: Mapping[str, str] | None = None

@@ -275,7 +275,9 @@ class _Model:
         from pasta_async.backends.local.session import PieceWriter, Stream
 
         ids = _checked(request, self.info)
-        sampler = TokenSampler(request.sampling, request.seed, request.extra.get("logits_processor"))
+        sampler = TokenSampler(
+            request.sampling, request.seed, request.extra.get("logits_processor"), request.banned_ids
+        )
         stops = (*request.stop_ids, *self.info.end_ids)
         job = Job(request.answer, ids, request.max_tokens, sampler, stops)
         return Stream(job, PieceWriter(request, self.codec))

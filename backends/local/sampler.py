@@ -27,13 +27,19 @@ class TokenSampler:
         seed: Of the random numbers; None for one of its own.
         processor: Called with the ids generated so far and the logits, float32 `[vocabulary]`; returns the
             logits to choose from.
+        banned: Ids that are never chosen, unless the processor raises them: it sees -inf there.
     """
 
     def __init__(
-        self, sampling: Sampling, seed: int | None, processor: LogitsProcessor | None = None
+        self,
+        sampling: Sampling,
+        seed: int | None,
+        processor: LogitsProcessor | None = None,
+        banned: tuple[int, ...] = (),
     ) -> None:
         self.sampling = sampling
         self.processor = processor
+        self.banned = banned
         self.generated: list[int] = []
         """What was chosen, for the processor; empty without one."""
         self._seed = secrets.randbits(64) if seed is None else seed
@@ -85,6 +91,9 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
         positions: Where in its context the token of each row will stand.
     """
     logits = logits.float()
+    banned = [(row, token) for row, sampler in enumerate(samplers) for token in sampler.banned]
+    if banned:
+        logits[tuple(zip(*banned, strict=True))] = -torch.inf
     for row, sampler in enumerate(samplers):
         if sampler.processor is not None:
             logits[row] = sampler.processor(sampler.generated, logits[row])

@@ -45,6 +45,9 @@ _T = TypeVar("_T")
 ABORT_SECONDS = 5.0
 """How long a cancelled request may take to be aborted before its cancellation goes on regardless."""
 
+NEVER = -1e4
+"""Added to the logits of what is banned: a probability of 0, and less than what forces a token."""
+
 MAX_STOPS, MAX_STOP_PATTERN = 32, 256
 """Stop patterns that SGLang takes, and characters of one."""
 
@@ -374,6 +377,8 @@ def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
     }
     if request.stop_ids:
         params["stop_token_ids"] = list(request.stop_ids)
+    if request.banned_ids:
+        params["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
     # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
     patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
     if patterns := [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]:

@@ -127,6 +127,22 @@ class Machine:
             return ((tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)), ()
         return (), ((ASYNC_CLOSE, PROMISE_OPEN, *_SYNCS) if number else _SYNCS)
 
+    def banned(self, number: int) -> tuple[int, ...]:
+        """Ids of tags that would be wrong wherever the next request of this thread wrote them.
+
+        Only the interpreter writes `<async>`, and only a thread ends its chunk; an answer in the plain form
+        has no tag at all. A thread's promise or sync stays possible: it ends the chunk. Where tags are text
+        nothing can be banned, for the tokens they are made of have other uses.
+        """
+        tags = self.info.tags
+        if not tags or self.dialect == "text":
+            return ()
+        if self.dialect == "plain":
+            return tags
+        if number:
+            return tags.tokens, tags.end, tags.open_async
+        return tags.open_async, tags.close_async
+
     def wants(self, number: int) -> bool:
         """Whether a request of this thread is to be sent (again)."""
         return self.threads[number].state == "open"

@@ -289,6 +289,7 @@ class Runner:
             seed=thread_seed(self._start.sampling.seed, number),
             stop_ids=stop_ids,
             stop_text=stop_text,
+            banned_ids=machine.banned(number),
             stream=number == 0 or not self._start.whole_chunks,
         )
 

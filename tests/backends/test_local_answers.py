@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from pasta_async.training.synthetic import sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
+    from pathlib import Path
 
     from pasta_async.protocol import DecodeRequest, Piece
 
@@ -58,6 +60,17 @@ async def test_one_after_another_gives_the_same_text(backend: Recorder, family: 
         apart = await client.generate(prompt(family), parallel="never")
     assert together.document.format() == apart.document.format()
     assert len(together.threads) > 1
+
+
+async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> None:
+    table_model = importlib.import_module("table_model")
+    table_model.make(tmp_path)
+    async with pasta_async.Client(LocalBackend(tmp_path, device="cpu")) as client:
+        answer = await client.generate("Well?")
+        plain = await client.generate("Well?", baseline=True, max_tokens=5)
+    assert answer.document.format() == table_model.ANSWER.replace("B", "<async>chk</async>B")
+    assert answer.well_formed and [thread.closed_by for thread in answer.threads[1:]] == ["writer"]
+    assert "A" in plain.text and not plain.document.promises and "<" not in plain.text
 
 
 async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:

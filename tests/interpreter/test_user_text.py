@@ -8,7 +8,7 @@ import pytest
 
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import RICH, answer
+from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
 
 if TYPE_CHECKING:
@@ -68,6 +68,25 @@ async def test_tags_that_a_trained_model_spells_out_are_text(name: str) -> None:
     assert generation.text == 'Write <sync/> or <promise topic="a" tokens="10"/> to <async>.'
     assert generation.document == parse(script)
     assert len(generation.threads) == len(backend.requests) == 1
+
+
+@pytest.mark.parametrize("name", TAGGED)
+async def test_what_a_thread_may_not_write_is_banned(name: str) -> None:
+    backend = ScriptedBackend(f"A {promise('tea', 'Mild.')}<sync/> B.", tokenizer=tokenizer(name))
+    await answer(backend)
+    tags = backend.tokenizer.tags
+    assert tags is not None
+    banned = {request.thread: set(request.banned_ids) for request in backend.requests}
+    assert banned[0] == {tags.open_async, tags.close_async}
+    assert banned[1] == {tags.open_async, tags.tokens, tags.end}
+    await answer(backend, baseline=True)
+    assert set(backend.requests[-1].banned_ids) == set(tags)
+
+
+async def test_nothing_is_banned_where_tags_are_text() -> None:
+    backend = ScriptedBackend(f"A {promise('tea', 'Mild.')}<sync/> B.")
+    await answer(backend, prompted=True)
+    assert not any(request.banned_ids for request in backend.requests)
 
 
 async def test_baseline_answers_read_no_tags() -> None:

@@ -1,4 +1,4 @@
-"""A model without training that writes PASTA-LANG: each token has one successor.
+"""A model without training that writes PASTA-LANG: each token has one successor, or a second choice.
 
 Embeddings and output layer of a Llama hold a table; its layers add nothing. So greedy decoding walks the
 table, and every text, tags included, is known beforehand.
@@ -25,9 +25,11 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ANSWER = 'A<promise topic="q" tokens="10"/>B<sync/>S!'
-"""What main writes behind the chat template, if nobody forks."""
+"""What main writes behind the chat template, if nobody forks and tags that it may not write are banned."""
 CHUNK = "chk</async>"
-"""What is written behind `<async>`."""
+"""What is written behind `<async>`, in the same case."""
+STRAY = ("A<async>", "B</async>", "c<async>", 'h"/>')
+"""What is written instead where it is not banned."""
 ENDLESS = "Zz"
 """What is written over and over behind a Z."""
 
@@ -54,10 +56,15 @@ def successors(made: Any) -> dict[int, int]:
     return table
 
 
+def strays(made: Any) -> dict[int, int]:
+    """The token that is preferred to the successor."""
+    return dict(made.encode(text).ids for text in STRAY)
+
+
 def make(folder: Path, *, context: int = 4096) -> None:
     """Write the model as a Hugging Face folder."""
     made = tokenizer()
-    weights = _weights(successors(made))
+    weights = _weights(successors(made), strays(made))
     safetensors: Any = importlib.import_module("safetensors.torch")
     safetensors.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     made.save(str(folder / "tokenizer.json"))
@@ -88,11 +95,13 @@ def make(folder: Path, *, context: int = 4096) -> None:
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def _weights(table: dict[int, int]) -> dict[str, torch.Tensor]:
+def _weights(table: dict[int, int], preferred: dict[int, int]) -> dict[str, torch.Tensor]:
     size, head = VOCABULARY, VOCABULARY // 4
     output = torch.zeros(size, size)
     for token, successor in table.items():
         output[successor, token] = 1.0
+    for token, stray in preferred.items():
+        output[stray, token] = 2.0
     layer = "model.layers.0."
     return {
         "model.embed_tokens.weight": torch.eye(size),

@@ -137,7 +137,12 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
     server.decoding = [stream([sse([event([CLOSE], 1, finish_reason={"type": "stop", "matched": CLOSE})])])]
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
     await pieces_of(
-        backend(server), sampling=sampling, seed=7, stop_ids=(CLOSE,), stop_text=("a.b", "", "x" * 300)
+        backend(server),
+        sampling=sampling,
+        seed=7,
+        stop_ids=(CLOSE,),
+        stop_text=("a.b", "", "x" * 300),
+        banned_ids=(13, CLOSE),
     )
     body = server.sent("/generate")[-1]
     assert body["input_ids"] == [11, 12, 13] and body["stream"] is True and "routed_dp_rank" not in body
@@ -156,6 +161,7 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "no_stop_trim": True,
         "stop_token_ids": [CLOSE],
         "stop_regex": [r"(?:a\.b)"],
+        "logit_bias": {"13": -1e4, str(CLOSE): -1e4},
         "sampling_seed": 7,
     }
 

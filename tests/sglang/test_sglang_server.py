@@ -14,6 +14,7 @@ from real_server import until
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
+from pasta_async.evals.forcing import force
 from pasta_async.lang.document import ASYNC_OPEN
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece, TagIds
@@ -134,6 +135,28 @@ async def test_output_keeps_special_tokens_and_adds_no_spaces(
     assert ids_of(pieces) == ids_of(expected) and text_of(pieces) == text_of(expected)
     assert set(ids_of(pieces)) & set(tags)
     assert (pieces[-1].finish_reason, pieces[-1].prompt_tokens) == (expected[-1].finish_reason, len(prompt))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5}], ids=["greedy", "drawn"])
+async def test_what_is_banned_is_never_chosen(
+    backend: SGLangBackend, local: LocalBackend, sampling: dict[str, float]
+) -> None:
+    tags, prompt = await tags_of(backend), await chat(backend)
+    asked = replace(request(prompt, tokens=60), sampling=Sampling(**sampling), seed=3)
+    banning = replace(asked, banned_ids=tags)
+    free, there, here = [
+        ids_of(pieces)
+        for pieces in await asyncio.gather(read(backend, asked), read(backend, banning), read(local, banning))
+    ]
+    assert there == here
+    assert set(free) & set(tags) and not set(there) & set(tags)
+
+
+async def test_a_forced_token_may_be_a_banned_one(backend: SGLangBackend, local: LocalBackend) -> None:
+    tags, prompt = await tags_of(backend), await chat(backend)
+    for engine in (backend, local):
+        forced = force(engine, replace(request(prompt, tokens=3), banned_ids=tags), tags[3:])
+        assert ids_of(await read(engine, forced)) == [*tags[3:]]
 
 
 async def test_a_request_of_no_tokens_fills_the_prefix_cache(backend: SGLangBackend) -> None:
