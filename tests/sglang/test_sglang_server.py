@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -139,7 +139,7 @@ async def test_output_keeps_special_tokens_and_adds_no_spaces(
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5}], ids=["greedy", "drawn"])
 async def test_what_is_banned_is_never_chosen(
-    backend: SGLangBackend, local: LocalBackend, sampling: dict[str, float]
+    backend: SGLangBackend, local: LocalBackend, sampling: dict[str, Any]
 ) -> None:
     tags, prompt = await tags_of(backend), await chat(backend)
     asked = replace(request(prompt, tokens=60), sampling=Sampling(**sampling), seed=3)
