@@ -18,6 +18,7 @@ from pasta_async.lang import parse
 from pasta_async.training.corpus import read_records
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.tokens import align, recount
+from pasta_async.training.trainer.processes import only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
@@ -98,15 +99,16 @@ class Supervised(Task):
 
 def finetune(settings: FinetuneSettings) -> bool:
     """Run stage 1; see `pasta_async.training.trainer.run.train`, whose errors it raises."""
-    records = [record for path in settings.data for record in read_records(path)]
-    return train(
-        settings,
-        settings.model,
-        lambda codec: Supervised(records, codec, settings.form, settings.estimates),
-        template=settings.chat_template,
-        template_kwargs=settings.template_kwargs,
-        both=settings.form == "both",
-    )
+    with only_run(settings.out):
+        records = [record for path in settings.data for record in read_records(path)]
+        return train(
+            settings,
+            settings.model,
+            lambda codec: Supervised(records, codec, settings.form, settings.estimates),
+            template=settings.chat_template,
+            template_kwargs=settings.template_kwargs,
+            both=settings.form == "both",
+        )
 
 
 main: Command = command(FinetuneSettings, finetune, "pasta_async.training.finetune", __doc__, resumes=True)

@@ -20,8 +20,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.corpus import digest
 from pasta_async.training.packing import Trie
-from pasta_async.training.trainer.operators import TREES
-from pasta_async.training.trainer.rows import SDPA, deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,10 +52,7 @@ class LanguageModel:
         self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
         keep_freed_memory()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        kernel = SDPA if device.type == "cuda" else TREES  # nothing is to be compiled for each length
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=kernel
-        )
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
         self._model = model.to(device, dtype).eval()
         self.context: int = model.config.max_position_embeddings
@@ -85,8 +81,9 @@ class LanguageModel:
         rows += [[number] for number, size in sizes.items() if size > self.row_tokens]
         losses = [list[float]() for _ in trees]
         for row in rows:
-            length = row_length(sum(sizes[number] for number in row), self.row_tokens, few=False)
-            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), self._model.device)
+            used, device = sum(sizes[number] for number in row), self._model.device
+            length = row_length(used, self.row_tokens, few=device.type == "cuda")
+            packed = pack_row([trees[number] for number in row], length, max(self.end, 0), device)
             bits = iter((target_losses(self._model, packed) / math.log(2)).tolist())
             for number in row:
                 losses[number] = [next(bits) for _ in trees[number].targets]

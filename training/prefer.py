@@ -23,7 +23,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import pack_plain
 from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
-from pasta_async.training.trainer.processes import is_first
+from pasta_async.training.trainer.processes import is_first, only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
@@ -159,17 +159,20 @@ def prefer(settings: PreferSettings) -> bool:
     Raises:
         InvalidRequestError: Also if samples and scores do not fit each other or the model, or form no pair.
     """
-    prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
-    pairs, counts = choose_pairs(prompts, scores, settings.quality_weight, settings.seed, settings.malformed)
-    if is_first():
-        print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    with only_run(settings.out):
+        prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
+        pairs, counts = choose_pairs(
+            prompts, scores, settings.quality_weight, settings.seed, settings.malformed
+        )
+        if is_first():
+            print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
-    def make_task(codec: ModelCodec) -> BonBon:
-        _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
-        kept = [_plain_answer(pair, codec) for pair in pairs] if settings.keep_plain else None
-        return BonBon(pairs, settings.alpha, settings.beta, kept)
+        def make_task(codec: ModelCodec) -> BonBon:
+            _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
+            kept = [_plain_answer(pair, codec) for pair in pairs] if settings.keep_plain else None
+            return BonBon(pairs, settings.alpha, settings.beta, kept)
 
-    return train(settings, settings.model, make_task, template_kwargs=settings.template_kwargs)
+        return train(settings, settings.model, make_task, template_kwargs=settings.template_kwargs)
 
 
 def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:

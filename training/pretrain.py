@@ -23,7 +23,7 @@ from pasta_async.lang.document import Document, Text
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.synthetic.families import FAMILIES, make_name, sample
 from pasta_async.training.tokenizer import BEGIN, END, PAD, SPECIAL, build_tokenizer, save_tokenizer
-from pasta_async.training.trainer.processes import is_first
+from pasta_async.training.trainer.processes import is_first, only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
@@ -88,8 +88,6 @@ class Stream(Task):
 def pretrain(settings: PretrainSettings) -> bool:
     """Train to the end, or to `stop_at`; see `train`, whose errors it raises. The model is OUT/model."""
     start = settings.out / "start"
-    if is_first():
-        write_new_model(settings, start)
 
     def make_task(codec: ModelCodec) -> Stream:
         def draw(rng: random.Random, index: int) -> Trie:
@@ -100,7 +98,10 @@ def pretrain(settings: PretrainSettings) -> bool:
 
         return Stream(settings.steps * settings.batch, draw, settings.seed)
 
-    return train(settings, start, make_task)
+    with only_run(settings.out):
+        if is_first():
+            write_new_model(settings, start)
+        return train(settings, start, make_task)
 
 
 def _document(codec: ModelCodec, rng: random.Random) -> Trie:

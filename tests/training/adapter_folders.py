@@ -34,7 +34,7 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     base_folder(run.base, kind, tie_word_embeddings=tied)
     write_tokenizer(run.base, folder / "tokenizer", both=True)
     codec = ModelCodec(folder / "tokenizer")
-    base = BaseModel(run.base, codec.tag_ids, "sdpa", lora_rank=rank)
+    base = BaseModel(run.base, codec.tag_ids, lora_rank=rank)
     model: Any = base.loaded()
     torch.manual_seed(1)
     for parameter in model.parameters():

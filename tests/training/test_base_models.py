@@ -31,7 +31,7 @@ CHAT = [
 def with_tags(base: Path, out: Path, **options: Any) -> tuple[BaseModel, ModelCodec]:
     write_tokenizer(base, out, **options)
     codec = ModelCodec(out)
-    return BaseModel(base, codec.tag_ids, "sdpa"), codec
+    return BaseModel(base, codec.tag_ids), codec
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -155,7 +155,7 @@ def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
 def test_other_models_are_refused(tmp_path: Path) -> None:
     folder = base_folder(tmp_path / "base")
     config = json.loads((folder / "config.json").read_text())
-    base = BaseModel(folder, tuple(range(6)), "sdpa")
+    base = BaseModel(folder, tuple(range(6)))
     for change, reason in (
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),

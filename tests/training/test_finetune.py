@@ -28,7 +28,7 @@ from pasta_async.training.corpus import plain_record, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune, main
 from pasta_async.training.trainer import loop
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
-from pasta_async.training.trainer.processes import open_processes
+from pasta_async.training.trainer.processes import only_run, open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
@@ -114,6 +114,14 @@ def test_a_run_that_was_stopped_goes_on_exactly(tmp_path: Path) -> None:
     assert curve(parts) == curve(tmp_path / "run")
 
 
+def test_a_folder_that_another_run_trains_in_is_refused_at_once(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with only_run(tmp_path / "run"), pytest.raises(TrainingError, match="another run"):
+        finetune(settings(tmp_path, model=nowhere, data=[nowhere]))  # nothing has been read yet
+    assert [one.name for one in (tmp_path / "run").iterdir()] == ["lock"]
+    assert finetune(settings(tmp_path, steps=1))
+
+
 def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> None:
     finetune(settings(tmp_path, steps=2))
     with pytest.raises(InvalidRequestError, match="lr"):
@@ -150,7 +158,7 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(lora_rank: int, tmp_p
     fast = slow.model_copy(update={"out": tmp_path / "fast", "tag_rate": 20})
     assert finetune(slow) and finetune(fast)
     codec = ModelCodec(tmp_path / "run" / "model")
-    start = BaseModel(tmp_path / "base", codec.tag_ids, "sdpa").loaded().state_dict()
+    start = BaseModel(tmp_path / "base", codec.tag_ids).loaded().state_dict()
     moved = [
         {name: value - start[name] for name, value in load_file(one.out / "model/model.safetensors").items()}
         for one in (slow, fast)
@@ -318,7 +326,7 @@ def test_merged_adapters_compute_what_they_did(tied: bool, tmp_path: Path) -> No
     folder = base_folder(tmp_path / "base", "qwen3", tie_word_embeddings=tied)
     write_tokenizer(folder, tmp_path / "tokenizer")
     codec = ModelCodec(tmp_path / "tokenizer")
-    base = BaseModel(folder, codec.tag_ids, "sdpa", lora_rank=2)
+    base = BaseModel(folder, codec.tag_ids, lora_rank=2)
     model = base.loaded()
     trained = [param for param in model.parameters() if param.requires_grad]
     for param in trained:
@@ -354,7 +362,6 @@ def test_what_does_not_fit_is_refused_before_the_first_update(tmp_path: Path) ->
 
     refused("--drop-long", row_tokens=64)
     refused("CUDA", device="cuda")
-    refused("cpu", attention="flex_attention")
     refused("nowhere", UnsupportedModelError, model=tmp_path / "nowhere")
     refused(r"nowhere\.jsonl", data=[tmp_path / "nowhere.jsonl"])
     refused(r"nowhere\.jinja", chat_template=tmp_path / "nowhere.jinja")

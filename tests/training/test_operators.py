@@ -14,8 +14,7 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.lang import parse
 from pasta_async.training.packing import pack_views
 from pasta_async.training.trainer.model import BaseModel
-from pasta_async.training.trainer.operators import TREES
-from pasta_async.training.trainer.rows import SDPA, Row, pack_row, target_losses
+from pasta_async.training.trainer.rows import Row, pack_row, target_losses
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
     )
     write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    model = BaseModel(base, codec.tag_ids, TREES, lora_rank=2).loaded()
+    model = BaseModel(base, codec.tag_ids, lora_rank=2).loaded()
     for param in model.parameters():
         if param.requires_grad:
             torch.nn.init.normal_(param, std=0.1)
@@ -40,12 +39,11 @@ def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:
 
 def peft_losses(model: Any, row: Row) -> torch.Tensor:
     """As peft and transformers compute them, with the mask of the whole row and a table of all logits."""
-    model.set_attn_implementation(SDPA)
+    model.set_attn_implementation("sdpa")
     embedding = model.get_input_embeddings().token_adapter
     ours, embedding.forward = embedding.forward, TrainableTokensLayer.forward.__get__(embedding)
     logits = model(input_ids=row.ids, attention_mask=row.mask(), position_ids=row.positions).logits[0]
     embedding.forward = ours
-    model.set_attn_implementation(TREES)
     return functional.cross_entropy(logits[row.predictors].float(), row.labels, reduction="none")
 
 

@@ -11,14 +11,12 @@ from finetune_folders import ANSWERS, base_folder
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_mask
 
-from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import parse
 from pasta_async.training.packing import Trie, pack_plain, pack_views
 from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import (
     block_mask,
-    choose_attention,
     deal_rows,
     log_probabilities,
     pack_row,
@@ -27,18 +25,17 @@ from pasta_async.training.trainer.rows import (
 from pasta_async.training.trainer.settings import Schedule, TrainerSettings
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
-CPU = torch.device("cpu")
-
 
 def ready(folder: Path, kind: str, **changes: Any) -> tuple[Any, ModelCodec]:
     base = base_folder(folder / "base", kind, **changes)
     write_tokenizer(base, folder / "tokenizer")
     codec = ModelCodec(folder / "tokenizer")
-    return BaseModel(base, codec.tag_ids, "sdpa").loaded(), codec
+    return BaseModel(base, codec.tag_ids).loaded(), codec
 
 
 def alone(model: Any, codec: ModelCodec, prompt: list[int], written: str) -> torch.Tensor:
     """The log-probability of a document, each view computed by itself, with plain causal attention."""
+    model.set_attn_implementation("sdpa")
     total = torch.zeros(())
     for view in encode_views(codec, parse(written)):
         context, target = [*prompt, *view.context], view.target
@@ -129,20 +126,15 @@ def test_the_block_mask_hides_what_the_dense_mask_hides(tmp_path: Path) -> None:
     assert torch.equal(mask.to_dense() > 0, blocks)  # and it skips what holds nothing
 
 
-def test_attention_that_would_read_the_mask_wrongly_is_refused() -> None:
-    assert choose_attention("auto", CPU) == "trees"
-    assert choose_attention("auto", torch.device("cuda")) == "flex_attention"
-    for wanted in ("flex_attention", "eager", "flash_attention_2"):
-        with pytest.raises(InvalidRequestError):
-            choose_attention(wanted, CPU)
-
-
-def test_a_model_with_eager_attention_is_refused(tmp_path: Path) -> None:
+def test_another_kernel_is_replaced_by_one_that_reads_the_mask(tmp_path: Path) -> None:
     model, codec = ready(tmp_path, "llama")
-    model.set_attn_implementation("eager")
-    row = pack_row([pack_plain(codec, codec.encode("Tell"), parse("one"))], 16, codec.end)
-    with pytest.raises(InvalidRequestError):
-        log_probabilities(model, row)
+    prompt = codec.prompt([{"role": "user", "content": "Tell"}])
+    row = pack_row([pack_views(codec, prompt, parse(ANSWERS[0]))], 256, codec.end)
+    found: list[torch.Tensor] = []
+    for kernel in ("sdpa", "eager"):
+        model.set_attn_implementation(kernel)
+        found.append(log_probabilities(model, row))
+    assert torch.equal(*found)
 
 
 def test_a_target_needs_something_before_it() -> None:
@@ -161,7 +153,7 @@ def test_rows_are_dealt_evenly_and_completely() -> None:
         assert max(sum(sizes[index] for index in row) for row in rows) <= 1024
     with pytest.raises(ValueError):
         deal_rows(sizes, 900, 1)
-    assert [row_length(used, 4096, few=True) for used in (1, 512, 513, 4000)] == [128, 512, 1024, 4096]
+    assert [row_length(used, 4096, few=True) for used in (1, 513, 4000, 4097)] == [128, 1024, 4096, 8192]
     assert [row_length(used, 4096, few=False) for used in (0, 16, 17)] == [16, 16, 32]
 
 

@@ -62,6 +62,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 
 def alone(model: Any, sample: Sample) -> torch.Tensor:
     """The log-probability of a sample, each of its threads' sequences computed by itself."""
+    model.set_attn_implementation("sdpa")
     total, counted = torch.zeros(()), set[int]()
     for target in reversed(sample.targets):
         if target in counted:
@@ -89,7 +90,7 @@ def test_loss_and_gradient_are_those_of_each_view_alone(kind: str, tmp_path: Pat
     alpha = 0.3
     task = BonBon(pairs, alpha)
     task.reference = known
-    model = BaseModel(base, codec.tag_ids, "sdpa").loaded()
+    model = BaseModel(base, codec.tag_ids).loaded()
     examples = [task.example(number) for number in range(2)]
     row = pack_row([tree for example in examples for tree in example.trees], 1024, codec.end)
     ours, reported = task.loss(log_probabilities(model, row).split([2, 2]), examples)
@@ -122,7 +123,7 @@ def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, 
     task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, kept=[samples[1].trie])
     task.reference = {0: (-150.0, -61.5)}
     keeping.reference = {0: (-150.0, -61.5, -80.0)}
-    model = BaseModel(base, codec.tag_ids, "sdpa").loaded()
+    model = BaseModel(base, codec.tag_ids).loaded()
     row = pack_row(list(keeping.example(0).trees), 1024, codec.end)
     ours = log_probabilities(model, row)
     plain, _ = task.loss([ours[:2]], [task.example(0)])
@@ -183,15 +184,12 @@ def test_margins_move_to_the_target(tmp_path: Path) -> None:
     assert curve[0]["nll"] > curve[-1]["nll"]
 
 
-def test_a_run_goes_on_exactly_and_computes_references_once(tmp_path: Path) -> None:
+def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path))
     parts = tmp_path / "parts"
     assert not prefer(settings(tmp_path, out=parts, stop_at=2))
-    file = parts / "reference.json"
-    written, scores = file.stat().st_mtime_ns, json.loads(file.read_text())["scores"]
     assert prefer(settings(tmp_path, out=parts))
-    assert file.stat().st_mtime_ns == written
     assert lines(parts) == lines(tmp_path / "run")
     whole, again = (load_file(out / "model" / "model.safetensors") for out in (tmp_path / "run", parts))
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
@@ -199,9 +197,6 @@ def test_a_run_goes_on_exactly_and_computes_references_once(tmp_path: Path) -> N
         prefer(settings(tmp_path, out=parts, quality_weight=8))
     with pytest.raises(InvalidRequestError, match="alpha"):
         prefer(settings(tmp_path, out=parts, alpha=0.5))
-    file.write_text("{")  # a file that is broken is made again, of the weights at the start
-    assert prefer(settings(tmp_path, out=parts))
-    assert json.loads(file.read_text())["scores"] == scores
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -209,12 +204,6 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert prefer(settings(tmp_path))
     two = settings(tmp_path, out=tmp_path / "two", threads=1)
     assert run_in_two(prefer, two) == [0, 0]
-    ours, theirs = (
-        json.loads((out / "reference.json").read_text())["scores"] for out in (tmp_path / "run", two.out)
-    )
-    assert ours.keys() == theirs.keys()
-    for number, scores in ours.items():
-        assert theirs[number] == pytest.approx(scores, abs=1e-3)
     for one, other in zip(lines(tmp_path / "run"), lines(two.out), strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=5e-3)
 

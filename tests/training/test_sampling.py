@@ -132,7 +132,7 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
 ) -> None:
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
     codec, backend = ModelCodec(SHIPPED), Listening()
-    model = BaseModel(SHIPPED, codec.tag_ids, "sdpa").loaded().eval()
+    model = BaseModel(SHIPPED, codec.tag_ids).loaded().eval()
     recording = Recording(backend)
     usual = unusual = promises = 0
     async with Client(recording) as client:

@@ -56,7 +56,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_document_predicts_as_each_view_alone(family: str, tmp_path: Path) -> None:
     write_new_model(tiny(tmp_path), tmp_path)
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     example = sample(family, 5, count_tokens=CODEC.count)
     prompt = asked(example)
     tries = [
@@ -66,6 +66,7 @@ def test_a_packed_document_predicts_as_each_view_alone(family: str, tmp_path: Pa
     row = pack_row(tries, 1024, CODEC.end)
     with torch.no_grad():
         packed, _ = log_probabilities(model, row).tolist()
+        model.set_attn_implementation("sdpa")
         alone = 0.0
         labels: list[int] = []
         for view in encode_views(CODEC, example.document):
@@ -129,9 +130,8 @@ def test_two_processes_pretrain_as_one(tmp_path: Path) -> None:
         assert other["tokens"] == one["tokens"]
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_the_loss_falls(optimizer: str, tmp_path: Path) -> None:
-    assert pretrain(tiny(tmp_path, steps=25, lr=1e-2, warmup=5, optimizer=optimizer))
+def test_the_loss_falls(tmp_path: Path) -> None:
+    assert pretrain(tiny(tmp_path, steps=25, lr=1e-2, warmup=5))
     losses = [line["loss"] for line in metrics(tmp_path)]
     assert sum(losses[-3:]) < 0.85 * sum(losses[:3])
 

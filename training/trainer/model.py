@@ -67,8 +67,6 @@ class BaseModel:
     """Checkpoint folder of a Llama, Qwen2 or Qwen3."""
     tag_ids: tuple[int, ...]
     """Ids of the six tag tokens in the run's tokenizer."""
-    attention: str
-    """transformers' name of the attention."""
     lora_rank: int = 0
     lora_alpha: float = 16.0
     """Scale of the adapters."""
@@ -141,7 +139,6 @@ class BaseModel:
         model.tie_weights()
         rotary = model.model.rotary_emb
         model.model.rotary_emb = type(rotary)(model.config)  # its buffers are in no checkpoint
-        model.set_attn_implementation(self.attention)
         model.config.use_cache = False
         return (self._adapted(model) if self.lora_rank else model).train()
 

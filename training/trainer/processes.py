@@ -1,9 +1,10 @@
-"""The processes of a run, one alone or those that torchrun started, and the checkpoints that they write."""
+"""The processes of a run, one alone or those that torchrun started, and what they write: checkpoints."""
 
 # torch and transformers leave some of their types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Checkpoints", "Processes", "is_first", "open_processes"]
+__all__ = ["Checkpoints", "Processes", "is_first", "only_run", "open_processes"]
 
 _NOTE = "run.json"
 
@@ -57,12 +58,6 @@ class Processes:
         values: list[Any] = [None] * self.world
         distributed.all_gather_object(values, value)
         return values
-
-    def share(self, value: Any) -> Any:
-        """The first process's value."""
-        box: list[Any] = [value]
-        distributed.broadcast_object_list(box, src=0)
-        return box[0]
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Sums over all processes, in float64."""
@@ -107,6 +102,29 @@ def open_processes(device: str) -> Generator[Processes]:
 def is_first() -> bool:
     """Whether this process writes what is written once; known before the processes have joined."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def only_run(folder: Path) -> Generator[None]:
+    """Hold a run's folder, so that no other run trains in it; before anything is read or written.
+
+    The first process holds a lock, which ends with it, however it ends.
+
+    Raises:
+        TrainingError: Another run holds the folder.
+    """
+    if not is_first():
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(
+                f"another run trains in {folder}: wait for it, or take another --out"
+            ) from None
+        yield
 
 
 class Checkpoints:

@@ -4,9 +4,9 @@ Trees stand in preorder, so one number for each token, where its subtree ends, i
 token q sees token k exactly if `k <= q < ends[k]`. Trees side by side share no token, hence they do not see
 each other either.
 
-A dense boolean mask is exact with SDPA, a block mask with FlexAttention on CUDA. Other kernels would compute
-something else without an error: eager attention *adds* its mask, so a boolean one hides nothing, and Flash
-attention takes no such mask at all.
+FlexAttention computes it on CUDA, `operators` tree by tree elsewhere. A model is set to one of them with its
+first row, since other kernels would compute something else without an error: eager attention *adds* its mask,
+so a boolean one hides nothing, and Flash attention takes no such mask at all.
 """
 
 # torch and transformers leave some of their types open.
@@ -21,7 +21,6 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from pasta_async.errors import InvalidRequestError
 from pasta_async.training.trainer.operators import TREES, Head, linear_losses
 
 if TYPE_CHECKING:
@@ -30,11 +29,9 @@ if TYPE_CHECKING:
     from pasta_async.training.packing import Trie
 
 __all__ = [
-    "Row",
-    "SDPA",
     "SHARDED",
+    "Row",
     "block_mask",
-    "choose_attention",
     "compute_losses",
     "deal_rows",
     "log_probabilities",
@@ -43,8 +40,8 @@ __all__ = [
     "target_losses",
 ]
 
-FLEX, SDPA = "flex_attention", "sdpa"
-"""Attention of transformers."""
+_FLEX = "flex_attention"
+"""transformers' name of FlexAttention, which has no backward pass on a CPU."""
 
 SHARDED = "target_losses"
 """Method of a sharded model that gathers its weights around `compute_losses`."""
@@ -135,32 +132,18 @@ def row_length(used: int, capacity: int, few: bool) -> int:
 
     Args:
         used: Tokens of the trees.
-        capacity: Most that a row may have.
+        capacity: Of most rows; a large tree may need more.
         few: Whether a kernel is compiled for each length, so that there should be few: the capacity, its
-            half, and so on. Otherwise the next multiple of 16.
+            half or double, and so on. Otherwise the next multiple of 16.
     """
     if not few:
         return max(16, -(-used // 16) * 16)
     length = capacity
+    while length < used:
+        length *= 2
     while length % 256 == 0 and length // 2 >= used:
         length //= 2
     return length
-
-
-def choose_attention(wanted: str, device: torch.device) -> str:
-    """The kernel for a device: `"auto"` is FlexAttention on CUDA, elsewhere tree by tree.
-
-    Raises:
-        InvalidRequestError: A kernel that cannot train on such masks there.
-    """
-    if wanted == "auto":
-        return FLEX if device.type == "cuda" else TREES
-    if wanted in (SDPA, TREES) or (wanted == FLEX and device.type == "cuda"):
-        return wanted
-    raise InvalidRequestError(
-        f"attention {wanted!r} cannot train on the masks of packed views on {device.type}: choose {SDPA} or "
-        f"{TREES}, or on CUDA {FLEX}, which has no backward pass elsewhere"
-    )
 
 
 def block_mask(row: Row) -> BlockMask:
@@ -178,9 +161,6 @@ def log_probabilities(model: Any, row: Row) -> torch.Tensor:
     """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
 
     Equal to the sum over the document's views, each computed alone.
-
-    Raises:
-        InvalidRequestError: The model's attention cannot read the row's mask.
     """
     lost = target_losses(model, row)
     return lost.new_zeros(row.trees).index_add(0, row.owners, -lost)
@@ -190,27 +170,21 @@ def target_losses(model: Any, row: Row) -> torch.Tensor:
     """The negative log-probability of each target: [targets], float32, with gradients.
 
     Logits are computed where a target is predicted, and nowhere else.
-
-    Raises:
-        InvalidRequestError: The model's attention cannot read the row's mask.
     """
-    if isinstance(model, FSDPModule):
-        return getattr(model, SHARDED)(row)
-    return compute_losses(model, row)
+    return getattr(model, SHARDED)(row) if isinstance(model, FSDPModule) else compute_losses(model, row)
 
 
 def compute_losses(model: Any, row: Row) -> torch.Tensor:
     """As `target_losses`, of a model whose weights are all there."""
-    kernel: str = model.config._attn_implementation  # transformers has no public name for it
-    choose_attention(kernel, row.ids.device)
-    mask = block_mask(row) if kernel == FLEX else row.mask()
-    if kernel == TREES and isinstance(mask, torch.Tensor):
-        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    kernel = _FLEX if row.ids.device.type == "cuda" else TREES
+    if model.config._attn_implementation != kernel:  # transformers has no public name for it
+        model.set_attn_implementation(kernel)
+    if kernel == _FLEX:
+        attention: dict[str, Any] = {"attention_mask": block_mask(row)}
+    else:
+        mask = torch.zeros(1, 1, *2 * row.ends.shape, device=row.ends.device)
+        attention = {"attention_mask": mask.masked_fill_(~row.mask(), -torch.inf), "spans": row.spans}
     hidden = model.get_decoder()(
-        input_ids=row.ids,
-        attention_mask=mask,
-        position_ids=row.positions,
-        use_cache=False,
-        **({"spans": row.spans} if kernel == TREES else {}),
+        input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention
     ).last_hidden_state[0, row.predictors]
     return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)

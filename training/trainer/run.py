@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,14 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
-from pasta_async.training.identity import model_digest
 from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, open_processes
-from pasta_async.training.trainer.rows import choose_attention
 from pasta_async.training.trainer.settings import Schedule
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pasta_async.training.trainer.processes import Processes
@@ -35,8 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 _FREE = {
-    *("out", "device", "dtype", "attention", "recompute", "save_every", "stop_at", "threads"),
-    "export_dtype",
+    *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"),
 }
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 
@@ -75,13 +71,12 @@ def train(
         torch.set_num_threads(settings.threads)
     keep_freed_memory()
     with open_processes(settings.device) as processes:
-        attention = choose_attention(settings.attention, processes.device)
         tokenizer = settings.out / "tokenizer"
         if processes.first:
             write_tokenizer(folder, tokenizer, template and _template_text(template), both)
         processes.wait()
         codec = ModelCodec(tokenizer, template_kwargs)
-        settings, base = _base_model(settings, folder, codec, attention)
+        settings, base = _base_model(settings, folder, codec)
         positions = read_config(base.folder, REFUSAL).positions
         task = make_task(codec)
         sizes = {}
@@ -102,7 +97,7 @@ def train(
 
 
 def _base_model(
-    settings: TrainerSettings, folder: Path, codec: ModelCodec, attention: str
+    settings: TrainerSettings, folder: Path, codec: ModelCodec
 ) -> tuple[TrainerSettings, BaseModel]:
     """What is trained, and the settings with nothing left open."""
     adapter = folder if (folder / ADAPTER_CONFIG).is_file() else None
@@ -112,9 +107,7 @@ def _base_model(
         if settings.lora_rank not in (0, rank):
             raise InvalidRequestError(f"--lora-rank: {adapter} is of rank {rank}; leave it out")
         settings = settings.model_copy(update={"lora_rank": rank, "lora_alpha": config["lora_alpha"]})
-    base = BaseModel(
-        folder, codec.tag_ids, attention, settings.lora_rank, settings.lora_alpha, adapter=adapter
-    )
+    base = BaseModel(folder, codec.tag_ids, settings.lora_rank, settings.lora_alpha, adapter)
     return settings.resolved(adapter is None and bool(base.new_tags())), base
 
 
@@ -129,11 +122,7 @@ def _make_loop(
 ) -> Loop:
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
     latest = checkpoints.latest()
-    file = settings.out / "reference.json"
-    key = [task.fingerprint, model_digest(base.adapter or base.folder)]
-    scores = processes.share(_read_scores(file, key) if processes.first and task.compared else {})
-    compare = task.compared and scores.keys() != sizes.keys()
-    from_base = compare or latest is None or settings.lora_rank > 0  # no checkpoint holds what is frozen
+    from_base = task.compared or latest is None or settings.lora_rank > 0  # no checkpoint has what is frozen
     torch.manual_seed(settings.seed)
     model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
@@ -143,26 +132,12 @@ def _make_loop(
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
     rates = {tag: 0.0 if tag in base.unused else settings.tag_rate for tag in codec.tag_ids}
     loop = Loop(settings, task, schedule, sizes, model, codec.end, rates, processes)
-    if compare:  # before the first update the weights are those to compare with
-        scores = loop.score_examples()
-        if processes.first:
-            partial = file.with_name(f"{file.name}.partial")
-            partial.write_text(json.dumps({"of": key, "scores": scores}) + "\n", encoding="utf-8")
-            partial.replace(file)
-    task.reference = scores
+    if task.compared:  # by the weights at the start
+        task.reference = loop.score_examples()
     if latest is not None:
         checkpoints.load(latest, model, loop.optimizers)
         loop.step = latest
     return loop
-
-
-def _read_scores(file: Path, key: Sequence[object]) -> dict[int, tuple[float, ...]]:
-    """The reference that an earlier start of the run has written, if it is of the same data and weights."""
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return {int(number): tuple(each) for number, each in kept["scores"].items()} if kept["of"] == key else {}
 
 
 def _usable(

@@ -58,10 +58,6 @@ class TrainerSettings(StrictModel):
         description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
         "for large models on a CPU that has its products; else float32",
     )
-    attention: Literal["auto", "sdpa", "trees", "flex_attention"] = Field(
-        default="auto",
-        description="auto: flex_attention on CUDA, else trees, which computes each tree by itself",
-    )
     recompute: bool = Field(
         default=False, description="gradient checkpointing: activations are computed again, not kept"
     )
