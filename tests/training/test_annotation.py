@@ -14,7 +14,8 @@ from command_runs import run
 
 from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError
 from pasta_async.lang import check
-from pasta_async.training.annotate.annotator import AnnotateSettings, annotate, main
+from pasta_async.training.annotate.annotator import annotate, main
+from pasta_async.training.annotate.settings import AnnotateSettings
 from pasta_async.training.corpus import plain_record, read_records, write_records
 from pasta_async.training.tokens import rough_tokens
 

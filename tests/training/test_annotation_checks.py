@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import Chunk, Document, Promise, Sync, check, escape, parse
 from pasta_async.training.annotate.annotator import EXAMPLES, first_prompt
-from pasta_async.training.annotate.checks import (
-    check_reply,
-    sibling_reference,
-    sibling_references,
-)
+from pasta_async.training.annotate.checks import check_reply
 from pasta_async.training.corpus import plain_record
 from pasta_async.training.tokens import Mark, insert_tags, rough_tokens
 
@@ -91,15 +84,6 @@ def test_the_annotator_is_shown_where_its_text_differs() -> None:
     assert "Both are old." in problem.message and "Bothareancient" in problem.message
 
 
-def test_a_chunk_that_refers_to_a_sibling_fails_unless_it_is_joined_before() -> None:
-    original = "Tea is mild and warm.\n\nHowever, coffee is strong."
-    first = '<promise topic="tea" tokens="10"/><async>Tea is mild and warm.</async>'
-    second = '<promise topic="coffee" tokens="10"/><async>However, coffee is strong.</async>'
-    assert problems(f"{first}\n\n{second}", original) == ["sibling-reference"]
-    accepted(f"{first}<sync/>\n\n{second}", original)
-    accepted(f"{first}\n\nHowever, coffee is strong.", original)
-
-
 def test_an_answer_without_tags_is_right_too() -> None:
     assert accepted(ORIGINAL).promises == ()
 
@@ -153,29 +137,3 @@ def test_the_prompt_shows_our_examples_and_then_the_response() -> None:
         "user",
     ]
     assert messages[-1]["content"] == "PROMPT:\nTea?\n\nRESPONSE:\nYes, <\\sync/>."
-
-
-LABELLED = Path(__file__).with_name("sibling_references.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("which", "precision", "recall"), [("built", (36, 38), (36, 40)), ("held-out", (10, 10), (10, 19))]
-)
-def test_references_to_siblings_are_found_as_the_documents_say(
-    which: str, precision: tuple[int, int], recall: tuple[int, int]
-) -> None:
-    """The figures of docs/data.md: right among those found, found among those there are."""
-    rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row["set"] == which]
-    found = [bool(sibling_reference(row["chunk"], row["before"])) for row in rows]
-    right = sum(row["refers"] for row, flag in zip(rows, found, strict=True) if flag)
-    assert (right, sum(found)) == precision
-    assert (right, sum(row["refers"] for row in rows)) == recall
-
-
-def test_references_are_looked_for_within_a_round() -> None:
-    chunk = '<promise topic="x" tokens="10"/><async>{}</async>'
-    it, fine = chunk.format("It is red."), chunk.format("Tea is green.")
-    assert sibling_references(parse(f"{it} {fine}")) == []
-    assert sibling_references(parse(f"{fine} {it} Coffee: {it}")) == [(2, "It")]
-    assert sibling_references(parse(f"{fine}<sync/> {it}")) == []

@@ -126,17 +126,6 @@ def test_neither_torch_nor_a_client_is_needed() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_clauses_of_an_enumeration_become_chunks_where_they_are_asked_for() -> None:
-    ordered = [f"First, {LONG}.", f"Second, {OTHER}.", f"Finally, {LONG} again."]
-    text = f"There are three of them. {' '.join(ordered)}"
-    assert (chunks(text), chunks(text, "clauses")) == ([], ordered)
-    parts = [f"{LONG};", f"{LONG} again;", f"and {LONG} once more."]
-    text = f"It has three parts: {' '.join(parts)}"
-    assert (chunks(text), chunks(text, "clauses")) == ([], parts)
-    text = f"Two things:\n- {LONG}\n- {OTHER}\n"
-    assert chunks(text, "clauses") == chunks(text)
-
-
 def test_a_line_at_the_margin_closes_a_list() -> None:
     document = annotate_by_structure(f"- {LONG}.\n- {OTHER}.\nSo {LONG}")
     assert document.format().endswith(f"</async><sync/>\nSo {LONG}")

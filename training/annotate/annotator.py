@@ -18,17 +18,16 @@ import tomllib
 from collections import Counter, defaultdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
-
-from pasta_async.cli.command import Command, Count, command
+from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
 from pasta_async.training.annotate.checks import check_reply
-from pasta_async.training.annotate.structure import LEAST, Cut, annotate_by_structure
-from pasta_async.training.corpus import Record, SourceSettings, StrictModel, digest, write_records
-from pasta_async.training.endpoint import Completion, Endpoint, EndpointSettings, collect
+from pasta_async.training.annotate.settings import AnnotateSettings
+from pasta_async.training.annotate.structure import annotate_by_structure
+from pasta_async.training.corpus import Record, StrictModel, digest, write_records
+from pasta_async.training.endpoint import Completion, Endpoint, collect
 from pasta_async.training.tokens import text_speedup, token_counter
 
 if TYPE_CHECKING:
@@ -37,63 +36,11 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["EXAMPLES", "AnnotateSettings", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
+__all__ = ["EXAMPLES", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
-TAU, FORM, SYNC_TAU = 0.5, 1.5, 0.8
-"""Bits a token, with which the answers were annotated that pasta-smol learned from."""
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""
-
-
-class AnnotateSettings(SourceSettings, EndpointSettings):
-    """How to annotate. Every field is a flag of the command line."""
-
-    out: Path = Field(description="folder of the run")
-    base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
-    model: str = Field(default="", description="name of the model at the endpoint, or folder of a model")
-    tries: int = Field(default=3, ge=1, description="replies for an answer before it is rejected")
-    ask_from: int = Field(
-        default=2 * LEAST, ge=0, description="tokens from which an answer is sent; shorter ones stay plain"
-    )
-    tokenizer: Path | None = Field(
-        default=None, description="model folder whose tokenizer counts the estimates (default: a rough count)"
-    )
-    heuristic: bool = Field(default=False, description="annotate by structure alone, without an endpoint")
-    by_likelihood: bool = Field(
-        default=False, description="annotate by what the model in the folder --model finds independent"
-    )
-    tau: float = Field(default=TAU, description="bits a token that a chunk may cost without its siblings")
-    form: float = Field(default=FORM, description="bits a token that an item of a list may cost more")
-    sync_tau: float = Field(
-        default=SYNC_TAU, description="bits a token that the text behind chunks may cost without a sync"
-    )
-    row_tokens: Count = Field(default=1024, description="of --by-likelihood: tokens of a forward pass")
-    cut: Cut = Field(
-        default="points", description="of --heuristic, --by-likelihood: points, details or clauses"
-    )
-    least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.by_likelihood and (self.heuristic or not self.model):
-            raise ValueError(
-                "--by-likelihood needs the folder of a model, --model FOLDER, and no --heuristic"
-            )
-        if not (self.heuristic or self.by_likelihood) and not (
-            self.base_url.startswith(("http://", "https://")) and self.model
-        ):
-            raise ValueError(
-                "give --base-url http://host:30000/v1 and --model, or choose --heuristic or --by-likelihood"
-            )
-        return self
-
-    @property
-    def annotator(self) -> str:
-        """For `Record.annotator`."""
-        if self.by_likelihood:
-            return f"likelihood:{Path(self.model).resolve().name}"
-        return f"structure:{self.cut}" if self.heuristic else self.model
 
 
 class Rejected(StrictModel):
@@ -116,7 +63,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     """
     started = time.monotonic()
     count = token_counter(settings.tokenizer)
-    source, leaks = settings.read()
+    source, left_out = settings.read()
     records = list(source)
     totals, problems = Counter[str](), Counter[str]()
     outcomes: list[Record | Rejected]
@@ -139,7 +86,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         "reasons": dict(problems.most_common()),
         **{field: totals[field] for field in fields},
         "seconds": round(time.monotonic() - started, 3),
-        "left_out": dict(leaks.counts),
+        "left_out": dict(left_out),
         "parallelism": _parallelism(accepted),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
@@ -178,23 +125,12 @@ def _locally(
     settings: AnnotateSettings, records: Sequence[Record], count: CountTokens
 ) -> tuple[list[Document], Counter[str]]:
     """Annotate without an endpoint."""
-    cut, least = settings.cut, settings.least
     if settings.heuristic:
-        return [annotate_by_structure(one.document.text, count, cut, least) for one in records], Counter()
+        texts = (record.document.text for record in records)
+        return [annotate_by_structure(text, count, settings.cut, settings.least) for text in texts], Counter()
     from pasta_async.training.annotate.likelihood import annotate_by_likelihood  # needs torch
 
-    return annotate_by_likelihood(
-        records,
-        settings.model,
-        settings.out / "journal.jsonl",
-        tau=settings.tau,
-        sync_tau=settings.sync_tau,
-        form=settings.form,
-        cut=cut,
-        least=least,
-        count=count,
-        row_tokens=settings.row_tokens,
-    )
+    return annotate_by_likelihood(records, settings, count)
 
 
 async def _by_endpoint(

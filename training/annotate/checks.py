@@ -4,29 +4,15 @@ A reply is read as a written form. White space is not compared: a reply only dec
 between the other characters, and the answer keeps its own white space, so that removing the tags of what is
 accepted gives the original character for character. Estimates are counted anew, and tags are put into their
 exact form.
-
-No chunk may refer to a sibling, which its thread will not see. What tells is a heuristic for English, by
-words alone (`siblings.toml`). It says yes if the chunk
-
-1. names what stands elsewhere: "the former", "as mentioned above", "the previous step", "in step 2";
-2. begins with a reference to what comes before it: "However,", "In contrast", "As a result", "After that";
-3. begins with a pronoun ("It", "They", "These ..."), and main wrote no word between the chunk before and
-   this one that the pronoun could stand for. An "it" that stands for nothing ("It is important to ...")
-   does not count.
-
-What it cannot see: a name or a number that only a sibling explains ("the dough", "so 11 in all"), and other
-languages. docs/data.md has its precision and recall on labelled examples.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pasta_async.lang import Chunk, Code, Document, Promise, Sync, Text, check, parse
+from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, parse
 from pasta_async.training.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
@@ -35,7 +21,7 @@ if TYPE_CHECKING:
     from pasta_async.lang import Diagnostic
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["Problem", "check_reply", "sibling_reference", "sibling_references"]
+__all__ = ["Problem", "check_reply"]
 
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
 """What writing estimates and tags anew puts right."""
@@ -81,16 +67,10 @@ def _problem(diagnostic: Diagnostic) -> Problem:
 
 def _problems(document: Document) -> Iterator[Problem]:
     """What is wrong with a document that has the right text."""
-    chunks = [f"chunk {number} ({promise.topic})" for number, promise in enumerate(document.promises, 1)]
-    for chunk, promise in zip(chunks, document.promises, strict=True):
+    for number, promise in enumerate(document.promises, 1):
         if promise.chunk is None or not promise.chunk.text:
-            yield Problem("chunk-empty", f"chunk-empty: {chunk} is empty (put tags around text, or none)")
-    for number, phrase in sibling_references(document):
-        yield Problem(
-            "sibling-reference",
-            f'sibling-reference: {chunks[number - 1]} says "{phrase}", which refers to a chunk that its '
-            "writer cannot see (put both into one chunk, or leave this one bare behind a <sync/>)",
-        )
+            where = f"chunk {number} ({promise.topic})"
+            yield Problem("chunk-empty", f"chunk-empty: {where} is empty (put tags around text, or none)")
     yield from map(_problem, check(document.format()))
 
 
@@ -131,56 +111,3 @@ def _marks(read: Document, original: str) -> Iterator[Mark]:
             yield Mark(start, end, Sync())
         elif isinstance(node, Promise) and node.chunk:
             yield Mark(start, end, Promise(node.topic, None, Chunk()))
-
-
-# --- references to siblings
-
-
-def _patterns() -> dict[str, re.Pattern[str]]:
-    lists = tomllib.loads(Path(__file__).with_name("siblings.toml").read_text(encoding="utf-8"))
-    words = {kind: f"(?:{'|'.join(alternatives)})" for kind, alternatives in lists["words"].items()}
-    patterns: dict[str, re.Pattern[str]] = {}
-    for name, phrases in lists["phrases"].items():
-        text = "|".join(phrases)
-        for kind, alternatives in words.items():
-            text = text.replace(f"{{{kind}}}", alternatives)
-        patterns[name] = re.compile(rf"\b(?:{text})\b".replace(" ", r"\s+"), re.IGNORECASE)
-    return patterns
-
-
-_PATTERNS = _patterns()
-_OPENING = re.compile(r"\W*")
-_NAMING = re.compile(r"[^\W\d_]{2,}")
-
-
-def sibling_reference(chunk: str, before: str) -> str | None:
-    """The phrase with which a chunk refers to a sibling, or None.
-
-    Args:
-        chunk: Its text; at least one chunk of the same round stands before it.
-        before: What main wrote between that chunk and this one.
-    """
-    opening = _OPENING.sub("", chunk, count=1)
-    begins = {name: pattern.match(opening) for name, pattern in _PATTERNS.items()}
-    found = _PATTERNS["elsewhere"].search(chunk)
-    found = found or (None if begins["weather"] else begins["connecting"]) or begins["contrasting"]
-    if not found and not begins["expletive"] and not _NAMING.search(before):
-        found = begins["pronoun"]
-    return found[0] if found else None
-
-
-def sibling_references(document: Document) -> list[tuple[int, str]]:
-    """The chunks that refer to a sibling of their round: the number of their thread, and the phrase."""
-    found: list[tuple[int, str]] = []
-    number, siblings, before = 0, 0, ""
-    for node in document.nodes:
-        if isinstance(node, Text):
-            before += node.text
-        elif isinstance(node, Sync):
-            siblings = 0
-        elif isinstance(node, Promise):
-            number += 1
-            phrase = sibling_reference(node.chunk.text, before) if node.chunk and siblings else None
-            found += [(number, phrase)] if phrase else []
-            siblings, before = siblings + 1, ""
-    return found

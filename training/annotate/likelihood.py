@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
 from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
-from pasta_async.training.annotate.structure import LEAST, is_item, structure_marks
+from pasta_async.training.annotate.structure import is_item, structure_marks
 from pasta_async.training.corpus import digest
 from pasta_async.training.identity import model_digest
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.packing import Trie
-from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount, rough_tokens
+from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from pasta_async.lang import Document
-    from pasta_async.training.annotate.structure import Cut
+    from pasta_async.training.annotate.settings import AnnotateSettings
     from pasta_async.training.corpus import Record
     from pasta_async.training.tokens import CountTokens, EncodedView
 
@@ -220,32 +219,16 @@ def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
 
 
 def annotate_by_likelihood(
-    records: Sequence[Record],
-    model: Path | str,
-    journal: Path,
-    *,
-    tau: float,
-    sync_tau: float,
-    form: float = 0.0,
-    cut: Cut = "points",
-    least: int = LEAST,
-    count: CountTokens = rough_tokens,
-    row_tokens: int = 1024,
+    records: Sequence[Record], settings: AnnotateSettings, count: CountTokens
 ) -> tuple[list[Document], Counter[str]]:
-    """Annotate answers.
+    """Annotate answers by the model in the folder `settings.model`; their tags are not looked at.
+
+    The costs are in the run's journal, computed once for all thresholds.
 
     Args:
-        records: Of the answers; their tags are not looked at.
-        model: Folder of the model.
-        journal: File of the costs, which are computed once for all thresholds.
-        tau: As for `choose`.
-        sync_tau: As for `choose`.
-        form: Bits a token that an item of a list may cost more: items show their form (a bold head, a
-            length) to those behind them, which makes these cheaper without being what they depend on.
-        cut: As for `structure_marks`.
-        least: As for `structure_marks`.
+        records: Of the answers.
+        settings: The model, the thresholds, what candidates are.
         count: Measures candidates and estimates in tokens.
-        row_tokens: As for `LanguageModel`.
 
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
@@ -255,33 +238,32 @@ def annotate_by_likelihood(
         PastaError: The model cannot be used, or the journal has the costs of something else.
     """
     texts = [record.document.text for record in records]
-    marks = [structure_marks(text, count, cut, least) for text in texts]
+    marks = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
     marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
     keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
     asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
-    identity = {"model": model_digest(model)}
-    with Journal(journal, identity) as kept:
-        resumed = {row["key"] for row in kept.rows} & asked.keys()
-        _measure({key: one for key, one in asked.items() if key not in resumed}, model, kept, row_tokens)
-        costs = {row["key"]: row["costs"] for row in kept.rows}
+    with Journal(settings.out / "journal.jsonl", {"model": model_digest(settings.model)}) as journal:
+        resumed = {row["key"] for row in journal.rows} & asked.keys()
+        _measure({key: one for key, one in asked.items() if key not in resumed}, settings, journal)
+        costs = {row["key"]: row["costs"] for row in journal.rows}
     totals = Counter(measured=len(asked) - len(resumed), resumed=len(resumed))
     totals["too_long"] = sum(costs[key] is None for key in asked)
     documents: list[Document] = []
     for key, text, found in zip(keys, texts, marks, strict=True):
         known = costs.get(key)
-        taus = [tau + form * is_item(text, mark) for mark in found]
-        chosen = choose(found, Costs(**known), taus, sync_tau) if known else []
+        taus = [settings.tau + settings.form * is_item(text, mark) for mark in found]
+        chosen = choose(found, Costs(**known), taus, settings.sync_tau) if known else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
 
 
 def _measure(
-    asked: Mapping[str, tuple[Record, Sequence[Mark]]], folder: Path | str, journal: Journal, row_tokens: int
+    asked: Mapping[str, tuple[Record, Sequence[Mark]]], settings: AnnotateSettings, journal: Journal
 ) -> None:
     """Compute costs and append them to the journal."""
     if not asked:
         return
-    model, keys = LikelihoodModel(folder, row_tokens), [*asked]
+    model, keys = LikelihoodModel(settings.model, settings.row_tokens), [*asked]
     with progress(len(keys), "answers") as advance:
         for start in range(0, len(keys), _AT_ONCE):
             some = keys[start : start + _AT_ONCE]

@@ -1,6 +1,6 @@
 """Annotation from structure alone: lists and paragraphs, without any model.
 
-Three ways to cut, two of them after the methods that decode structured answers in parallel:
+Two ways to cut, after the methods that decode structured answers in parallel:
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
@@ -11,11 +11,8 @@ Three ways to cut, two of them after the methods that decode structured answers 
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
-`clauses`
-    As points, and in a paragraph that enumerates ("First, ... Second, ...", or "...: ...; ...; ...") each of
-    its clauses is a promise. For annotation by likelihood, which decides about them.
 
-In all, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
+In both, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
 plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
 level only: what stands inside an item goes with it. A topic is made of the first words that say something.
 
@@ -42,11 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAST", "Cut", "annotate_by_structure", "is_item", "structure_marks"]
 
-Cut = Literal["points", "details", "clauses"]
+Cut = Literal["points", "details"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
-_TEXTS = ("paragraph", "list_item", "clause")
+_TEXTS = ("paragraph", "list_item")
 _LINE = re.compile(r"\r\n?|\n")
 _MARKER = re.compile(r"\s*([-*+]|\d{1,9}[.)])(\s+\[[ xX]\])?\s+")
 _HEAD = re.compile(r"(.{2,80}?)(:\**|\s[-\u2013\u2014]+)\s+", re.DOTALL)
@@ -68,10 +65,6 @@ _CONNECTED = re.compile(
 """How a paragraph begins that goes on from the one before it: no title that main could write for it alone."""
 _LEFT_LIST = re.compile(r"[.!?][ \t]*\r?\n(?=[A-Z])")
 """Where a line goes on at the margin behind a whole sentence: for CommonMark it belongs to the item."""
-_ORDINAL = re.compile(
-    r"(?<!\S)(?:and\s+)?(?:first|second|third|fourth|fifth|next|final|last)(?:ly)?,\s", re.IGNORECASE
-)
-_PART = re.compile(r"[:;]\s+")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 
 
@@ -103,9 +96,7 @@ def structure_marks(
 ) -> list[Mark]:
     """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
     blocks = _blocks(text)
-    if cut == "clauses":
-        blocks = [part for block in blocks for part in _clauses(text, block)]
-    if cut != "details":
+    if cut == "points":
         kept, join = _kept(blocks, text)
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
     else:
@@ -138,23 +129,6 @@ def _blocks(text: str) -> list[_Block]:
         blocks += [_Block(node.type, start, end)] if start < end else []
         blocks += [_Block("paragraph", tail, len(text.rstrip()))] if end < tail else []
     return blocks
-
-
-def _clauses(text: str, block: _Block) -> list[_Block]:
-    """What a paragraph that enumerates begins with, and its clauses; any other block as it is."""
-    starts = [found.start() for found in _ORDINAL.finditer(text, block.start, block.end)]
-    if len(starts) < 2:
-        parts = list(_PART.finditer(text, block.start, block.end))
-        enumerates = [part[0][0] for part in parts] == [":", *";" * (len(parts) - 1)]
-        starts = [part.end() for part in parts] if enumerates else []
-    if block.kind != "paragraph" or len(starts) < 2:
-        return [block]
-    ends = [*starts[1:], block.end]
-    clauses = [
-        _Block("clause", start, start + len(text[start:end].rstrip()))
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return [_Block("lead", block.start, starts[0]), *clauses] if starts[0] > block.start else clauses
 
 
 def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
