@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
+from collections import Counter
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -19,13 +20,8 @@ from pydantic import BeforeValidator, Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import (
-    LeakageFilter,
-    Record,
-    StrictModel,
-    read_prompts,
-    write_records,
-)
+from pasta_async.training.corpus import Record, StrictModel, read_prompts, without_leaks, write_records
+from pasta_async.training.leakage import LeakageFilter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -264,16 +260,14 @@ def write_prompts(settings: PromptSettings) -> dict[str, Any]:
     """
     leaks = LeakageFilter(tuple(prompt for path in settings.against for prompt in read_prompts(path)))
     end = settings.skip + settings.count
-    records = list(islice(leaks.keep(ordered(settings.seed, settings.also, settings.share)), end))
+    found, left_out = ordered(settings.seed, settings.also, settings.share), Counter[str]()
+    records = list(islice(without_leaks(found, leaks, left_out), end))
     if len(records) < end:
         raise InvalidRequestError(f"there are {len(records)} prompts, and not {end}: lower --skip or --count")
     written = records[settings.skip :]
     write_records(settings.out, written)
-    counts: dict[str, int] = {}
-    for record in written:
-        name = record.id.partition("/")[0]
-        counts[name] = counts.get(name, 0) + 1
-    return {"prompts": len(written), "families": counts, "left_out": dict(leaks.counts)}
+    counts = Counter(record.id.partition("/")[0] for record in written)
+    return {"prompts": len(written), "families": dict(counts), "left_out": dict(left_out)}
 
 
 main: Command = command(PromptSettings, write_prompts, "pasta_async.training.prompts", __doc__)

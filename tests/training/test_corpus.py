@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from pasta_async import InvalidRequestError
 from pasta_async.lang import parse
 from pasta_async.testing import ScriptedBackend, WordTokenizer
 from pasta_async.training.corpus import (
-    LeakageFilter,
     Record,
     SourceSettings,
     main,
@@ -25,8 +25,10 @@ from pasta_async.training.corpus import (
     read_prompts,
     read_records,
     read_source,
+    without_leaks,
     write_records,
 )
+from pasta_async.training.leakage import LeakageFilter
 from pasta_async.training.synthetic import score
 from pasta_async.training.synthetic.records import example_of
 from pasta_async.training.synthetic.records import main as export
@@ -125,15 +127,6 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
     assert other.id == "7"
 
 
-def test_answers_alone_are_joined_with_their_prompts_in_order(tmp_path: Path) -> None:
-    answers = lines(tmp_path / "answers.jsonl", {"output": "a"}, {"output": "b"})
-    prompts = lines(tmp_path / "prompts.jsonl", {"instruction": "A"}, {"instruction": "B"})
-    joined = read_source(answers, prompts=prompts)
-    assert [(record.prompt, record.document.text) for record in joined] == [("A", "a"), ("B", "b")]
-    with pytest.raises(InvalidRequestError):
-        list(read_source(answers, prompts=lines(tmp_path / "few.jsonl", {"instruction": "A"})))
-
-
 @pytest.mark.parametrize(
     "row", [{"text": "x"}, {"instruction": "x"}, {"conversations": [{"from": "gpt", "value": "x"}]}, "x"]
 )
@@ -146,26 +139,27 @@ def test_rows_that_cannot_be_mapped_are_told_with_their_line(tmp_path: Path, row
 def test_data_sets_are_read_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     datasets: Any = pytest.importorskip("datasets")
-    rows = [
-        CHAT,
-        {"conversations": [*CHAT["conversations"][:2], {"from": "gpt", "value": "No.", "weight": 1.0}]},
-    ]
-    one = datasets.Dataset.from_list(rows)
-    one.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(str(tmp_path / "splits"))
-    (tmp_path / "parquet").mkdir()
-    one.to_parquet(str(tmp_path / "parquet" / "train.parquet"))
-    for folder in ("one", "splits", "parquet"):
-        records = list(read_source(tmp_path / folder))
-        assert [record.document.text for record in records] == ["Yes, <sync/> please.", "No."], folder
-        assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
-    assert [record.document.text for record in read_source(tmp_path / "splits", split="test")] == ["No."]
+    answer = {"from": "gpt", "value": "No.", "weight": 1.0}
+    rows = [CHAT, {"conversations": [*CHAT["conversations"][:2], answer]}]
+    (tmp_path / "set").mkdir()
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
+    records = list(read_source(tmp_path / "set"))
+    assert [record.document.text for record in records] == ["Yes, <sync/> please.", "No."]
+    assert records[0].messages[0] == {"role": "system", "content": "Be brief."}
     with pytest.raises(InvalidRequestError, match="nowhere"):
-        list(read_source(tmp_path / "splits", split="nowhere"))
+        list(read_source(tmp_path / "set", split="nowhere"))
 
 
 def test_a_hub_out_of_reach_is_a_clear_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pasta_async.training.corpus", "--data", "slimorca", "--out", "x.jsonl"]
+    command = [
+        sys.executable,
+        "-m",
+        "pasta_async.training.corpus",
+        "--data",
+        "Open-Orca/SlimOrca",
+        "--out",
+        "x.jsonl",
+    ]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 1
@@ -255,9 +249,9 @@ def test_short_prompts_and_answers_leak_too(question: str, answer: str, tmp_path
     against = lines(tmp_path / "eval.jsonl", *rows)
     kept = {"instruction": "Who wrote it?", "output": "The capital of France is known for its tower."}
     data = lines(tmp_path / "data.jsonl", {"instruction": question, "output": answer}, kept)
-    records, leaks = SourceSettings(data=str(data), against=(against,)).read()
+    records, left_out = SourceSettings(data=str(data), against=(against,)).read()
     assert [record.prompt for record in records] == [kept["instruction"]]
-    assert leaks.counts.total() == 1
+    assert left_out.total() == 1
     skipping, _ = SourceSettings(data=str(data), skip=1, limit=5).read()
     assert [record.prompt for record in skipping] == [kept["instruction"]]
 
@@ -272,16 +266,16 @@ def test_a_filter_counts_what_it_leaves_out(tmp_path: Path, capsys: pytest.Captu
     assert run(main, "--data", data, "--against", against, "--out", tmp_path / "out.jsonl") == 0
     assert [record.prompt for record in read_records(tmp_path / "out.jsonl")] == list(OTHERS[:3])
     assert "3 records" in capsys.readouterr().out
-    leaks = LeakageFilter(EVALUATION)
-    assert len(list(leaks.keep(read_source(data)))) == 3
-    assert leaks.counts == {"exact": 1, "near": 1, "inside": 1, "repeated": 1}
+    counts = Counter[str]()
+    assert len(list(without_leaks(read_source(data), LeakageFilter(EVALUATION), counts))) == 3
+    assert counts == {"exact": 1, "near": 1, "inside": 1, "repeated": 1}
 
 
 def test_an_evaluation_prompt_in_an_earlier_turn_leaks_too() -> None:
     record = plain_record(
         [*user(EVALUATION[0]), {"role": "assistant", "content": "Paris."}, *user("And Spain?")], "x"
     )
-    assert list(LeakageFilter(EVALUATION).keep([record])) == []
+    assert LeakageFilter(EVALUATION).find_in(record.messages, "x") is not None
 
 
 # --- lengths
