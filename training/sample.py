@@ -58,7 +58,7 @@ class SampleSettings(PartSettings):
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
-    n: int = Field(default=10, ge=1, description="answers to each prompt")
+    n: int = Field(default=10, ge=0, description="answers to each prompt, beside the baseline's")
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     temperature: float = Field(
         default=1.0,

@@ -9,9 +9,10 @@ import pytest
 from command_runs import run
 from draws import records
 
-from pasta_async import Client, InvalidRequestError
+from pasta_async import InvalidRequestError
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import answers
+from pasta_async.training import sample as sampling
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.corpus import read_records, write_records
 
@@ -22,15 +23,15 @@ TEXT = "Tea is green. Coffee is brown, and that is all."
 
 
 class Scripted:
-    """Opened as the client of a backend, whatever its name is."""
+    """Opened as the backend, whatever its name is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, **options: Any) -> None:
         self.backend = ScriptedBackend(text, **options)
 
-        def opened(_: str) -> Client:
-            return Client(self.backend)
+        def opened(_: str) -> ScriptedBackend:
+            return self.backend
 
-        monkeypatch.setattr(answers, "Client", opened)
+        monkeypatch.setattr(sampling, "backend_names", opened)
 
     @property
     def asked(self) -> int:
@@ -97,7 +98,7 @@ async def test_a_run_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: p
     figures = await draw_answers(settings(tmp_path))
     assert kept(tmp_path) == ["one", "three"]
     assert figures["left_out"] == {"failed": 1}
-    journal = tmp_path / "answers.journal.jsonl"
+    journal = tmp_path / "answers.drawn.journal.jsonl"
     journal.write_text(journal.read_text()[:-5])
     scripted = Scripted(monkeypatch)
     figures = await draw_answers(settings(tmp_path))
