@@ -14,9 +14,9 @@ from pasta_async.training.corpus import StrictModel, explain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BASELINE", "PACKAGED", "Flags", "Recipe", "Serving", "find_recipe", "read_recipe"]
+__all__ = ["BASELINE", "PACKAGED", "Options", "Recipe", "Serving", "find_recipe", "read_recipe"]
 
-Flags = dict[str, Any]
+Options = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 
 Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "details", "likelihood"]
@@ -36,15 +36,15 @@ PACKAGED: Path = Path(__file__).parent / "recipes"
 class Data(StrictModel):
     """Prompts with answers: of the synthetic task, of a data set, or prompts and the base's own answers."""
 
-    synthetic: Flags | None = None
+    synthetic: Options | None = None
     """Options of `training.synthetic`."""
-    source: Flags | None = None
+    source: Options | None = None
     """Options of `training.corpus`."""
-    prompts: Flags | None = None
+    prompts: Options | None = None
     """Options of `training.prompts`; the base answers them."""
-    answers: Flags = Field(default={})
+    answers: Options = Field(default={})
     """Options of `training.answers`, for `prompts`."""
-    annotator: Flags | None = None
+    annotator: Options | None = None
     """Options of `training.annotate`, for `annotator = "endpoint"`."""
 
 
@@ -52,16 +52,14 @@ class Variant(StrictModel):
     """A model of stage 1, by who annotated its data; options that differ from the others'."""
 
     annotator: Annotator
-    annotate: Flags = Field(default={})
-    train: Flags = Field(default={})
+    annotate: Options = Field(default={})
+    train: Options = Field(default={})
 
 
 class Stage1(StrictModel):
     """Supervised finetuning (options of `training.finetune`) for each variant, and for the baseline."""
 
-    train: Flags = Field(default={})
-    baseline: Flags = Field(default={})
-    """Options of the baseline that differ."""
+    train: Options = Field(default={})
     variants: dict[str, Variant] = Field(min_length=1)
 
 
@@ -76,9 +74,9 @@ class Stage2(StrictModel):
     )
     prompts: int = Field(ge=1)
     """Of each round; every round has its own."""
-    sample: Flags = Field(default={})
-    score: Flags = Field(default={})
-    train: Flags = Field(default={})
+    sample: Options = Field(default={})
+    score: Options = Field(default={})
+    train: Options = Field(default={})
 
 
 class Serving(StrictModel):
@@ -100,15 +98,14 @@ class Recipe(StrictModel):
     title: str = ""
     processes: int = Field(default=1, ge=1)
     """That train together; above 1 behind torchrun."""
-    backend: Literal["local:", "sglang:"] = "local:"
-    """Decodes the samples and the answers that are measured, unless servers do."""
     serving: Serving | None = None
-    base: Annotated[str, Field(min_length=1)] | Flags
+    """Servers decode the samples and the answers that are measured; else the embedded engine does."""
+    base: Annotated[str, Field(min_length=1)] | Options
     """A checkpoint folder, which its adapters name, or options of `training.pretrain`, which makes one."""
     data: Data
     stage1: Stage1
     stage2: Stage2 | None = None
-    evaluation: Flags = Field(default={})
+    evaluation: Options = Field(default={})
     """How every model is measured: options of `evals.frontier`."""
 
     @model_validator(mode="after")
@@ -170,7 +167,7 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
         raise InvalidRequestError(f"{path}: {explain(error)}") from None
 
 
-def _read(path: Path, extending: tuple[Path, ...]) -> Flags:
+def _read(path: Path, extending: tuple[Path, ...]) -> Options:
     if path.resolve() in extending:
         raise InvalidRequestError(f"{path} extends itself")
     try:
@@ -186,12 +183,12 @@ def _joined(under: Any, over: Any) -> Any:
     """One table laid over another; None takes a key out."""
     if not (isinstance(under, dict) and isinstance(over, dict)):
         return over
-    below, above = cast("Flags", under), cast("Flags", over)
+    below, above = cast("Options", under), cast("Options", over)
     joined = below | {key: _joined(below.get(key), value) for key, value in above.items()}
     return {key: value for key, value in joined.items() if value is not None}
 
 
-def _setting(text: str) -> Flags:
+def _setting(text: str) -> Options:
     """`key.of.it=value` as tables."""
     key, equals, value = text.partition("=")
     if not equals:

@@ -1,8 +1,8 @@
 """Make and compare models by a recipe: `python -m pasta_async.training.run RECIPE`.
 
 Everything goes to one folder: data, models (`stage1/NAME/model`, `round2/lambda4/model`), samples, what was
-measured, a report. Each step is one command. What is done is skipped; after Ctrl-C, a crash or `kill -9` the
-same command goes on. A step whose options or inputs changed is done again, with all that depends on it.
+measured, a report. Each step is one command, and they run in order. What is done is skipped; after Ctrl-C, a
+crash or `kill -9` the same command goes on. A step whose options or inputs changed is done again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pasta_async.training.trainer.settings import TrainerSettings
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from pasta_async.training.recipe import Flags, Recipe, Serving, Stage2
+    from pasta_async.training.recipe import Options, Recipe, Serving, Stage2
 
 __all__ = ["SERVED", "Plan", "RunSettings", "Step", "as_arguments", "main", "run", "run_steps"]
 
@@ -42,8 +42,8 @@ SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
 
 _FREE = {
-    *("device", "attention", "recompute", "save_every", "threads", "stop_at", "in_flight"),
-    *("retries", "timeout", "key_variable", "together"),
+    *("device", "recompute", "save_every", "threads", "stop_at"),
+    *("in_flight", "retries", "timeout", "key_variable", "together"),
 }
 """Options that change how a command works, and nothing of its result but for rounding."""
 
@@ -84,6 +84,13 @@ class Step:
         arguments = [(addresses or {}).get(argument, argument) for argument in as_arguments(self.options)]
         return [sys.executable, *(torchrun if self.processes > 1 else []), "-m", self.module, *arguments]
 
+    @property
+    def adapter(self) -> Path | None:
+        """The adapter beside a trained model, if it was trained as one, new or further."""
+        folder = self.result.with_name("adapter")
+        further = Path(self.options["model"]).name == folder.name
+        return folder if further or self.options.get("lora_rank") else None
+
 
 class Plan:
     """The steps of a recipe: `steps` by name, each behind those that it needs.
@@ -98,10 +105,9 @@ class Plan:
         self.steps: dict[str, Step] = {}
         self.models: list[Step] = []
         """Those that make a model which is measured; the baseline is the first."""
-        variants, stage2 = recipe.stage1.variants, recipe.stage2
+        variants, stage2, base = recipe.stage1.variants, recipe.stage2, recipe.base
         self.start: str = stage2.start if stage2 else next(iter(variants))
         """The variant whose data the baseline is trained on."""
-        base = recipe.base
         if not isinstance(base, str):
             base = self._train("base", "training.pretrain:PretrainSettings", base).result
         self._base = Path(base)
@@ -114,7 +120,7 @@ class Plan:
         self._ship()
 
     def _add(
-        self, name: str, settings: str, options: Flags, result: str, processes: int = 1, **own: Any
+        self, name: str, settings: str, options: Options, result: str, processes: int = 1, **own: Any
     ) -> Step:
         """A step, or the one of that name, if there is one already. It needs those whose folders it names.
 
@@ -140,7 +146,7 @@ class Plan:
         module = f"pasta_async.{package}.{module}"
         return self.steps.setdefault(name, Step(name, module, given, place, tuple(needs), processes))
 
-    def _train(self, name: str, settings: str, options: Flags, **own: Any) -> Step:
+    def _train(self, name: str, settings: str, options: Options, **own: Any) -> Step:
         return self._add(name, settings, options, "model", self.recipe.processes, out=self.out / name, **own)
 
     def _finetune(self, name: str) -> None:
@@ -151,7 +157,7 @@ class Plan:
             if options.get("form") == "both":  # two examples of each answer in an epoch, the baseline has one
                 epochs = TrainerSettings.model_fields["epochs"].default
                 options["epochs"] = 2 * options.get("epochs", epochs)
-            options |= {"form": "plain", **stage1.baseline}
+            options |= {"form": "plain"}
         own, settings = {"data": [self._annotated(variant)]}, "training.finetune:FinetuneSettings"
         self.models.append(self._train(f"stage1/{name}", settings, options, model=self._base, **own))
 
@@ -162,12 +168,12 @@ class Plan:
             return self._synthetic(f"data/{annotator}", annotator)
         if annotator == "given":
             return self._plain()
-        options: Flags = {"heuristic": True, "cut": annotator}
+        options: Options = {"heuristic": True, "cut": annotator}
         if annotator == "endpoint":
             options = self.recipe.data.annotator or {}
         elif annotator == "likelihood":
             options = {"by_likelihood": True, "model": self._base}
-        options, settings = {**options, **variant.annotate}, "training.annotate.annotator:AnnotateSettings"
+        options, settings = {**options, **variant.annotate}, "training.annotate.settings:AnnotateSettings"
         step = f"data/{name if variant.annotate else annotator}"
         own: dict[str, Any] = {"out": self.out / step, "data": self._plain(), "tokenizer": self._base}
         return self._add(step, settings, options, "annotated.jsonl", **own).result
@@ -202,7 +208,7 @@ class Plan:
             own: dict[str, Any] = {"samples": self._samples(stage, number, before, where)}
             settings, options = "training.score:ScoreSettings", self._judged(stage.score)
             scores = self._add(f"scores/{where}", settings, options, "scores.jsonl", **own)
-            start = _adapter_of(self.steps[before]) or self.steps[before].result
+            start = self.steps[before].adapter or self.steps[before].result
             own |= {"scores": scores.result, "model": start, "quality_weight": weight}
             options = {**stage.train, **between}
             self.models.append(self._train(name, "training.prefer:PreferSettings", options, **own))
@@ -210,30 +216,30 @@ class Plan:
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
         """Samples of a model. Every round has prompts of its own, and none that stage 1 has seen."""
-        synthetic, own = self.recipe.data.synthetic, dict[str, Any]()
-        if synthetic is None:
-            own |= {"prompts": [self._behind(stage)], "skip": (number - 1) * stage.prompts}
-            own["limit"] = stage.prompts
-        else:
-            fresh = {"count": stage.prompts, "seed": synthetic.get("seed", 0) + number}
-            own["prompts"] = [self._synthetic(f"prompts/round{number}", "nobody", **fresh)]
-        own |= {
+        own: dict[str, Any] = {
             "backend": self._backend(self.steps[model].result),
             "baseline": self._backend(self.models[0].result),
+            "prompts": [self._behind(stage)],
+            "skip": (number - 1) * stage.prompts,
+            "limit": stage.prompts,
+            "unseen": [self._annotated(stage.start)],
+            "own_plain": stage.train.get("keep_plain", False),
         }
-        own |= {"unseen": [self._annotated(stage.start)], "own_plain": stage.train.get("keep_plain", False)}
         settings = "training.sample:SampleSettings"
         return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
 
     def _behind(self, stage: Stage2) -> Path:
-        """The prompts behind those of stage 1; rows of a data set twice, for some are repeated or leak."""
-        needed, options = stage.rounds * stage.prompts, self.recipe.data.prompts
-        if options is None:
-            options, settings = self.recipe.data.source or {}, "training.corpus:CorpusSettings"
-            stage1, part = options["limit"], {"limit": 2 * needed}
-        else:
+        """Prompts for all rounds: those behind stage 1's, or of another seed of the synthetic task."""
+        needed, data = stage.rounds * stage.prompts, self.recipe.data
+        if data.synthetic is not None:
+            seed = data.synthetic.get("seed", 0) + 1
+            return self._synthetic("prompts/all", "nobody", count=needed, seed=seed)
+        if data.prompts is not None:
+            options, part, settings = data.prompts, {"count": needed}, "training.prompts:PromptSettings"
             stage1 = options.get("count", PromptSettings.model_fields["count"].default)
-            part, settings = {"count": needed}, "training.prompts:PromptSettings"
+        else:  # rows of a data set twice, for some are repeated or leak
+            options, part = data.source or {}, {"limit": 2 * needed}
+            stage1, settings = options["limit"], "training.corpus:CorpusSettings"
         part["skip"] = options.get("skip", 0) + stage1
         return self._add("prompts/all", settings, {**options, **part}, "records.jsonl").result
 
@@ -247,7 +253,7 @@ class Plan:
             self._add(name, settings, options, "result.json", **own)
             own = {"baseline": self.out / "evaluation" / self.models[0].name}
 
-    def _judged(self, options: Flags) -> Flags:
+    def _judged(self, options: Options) -> Options:
         """Options of a judge; where it is likelihood, the base's unless they name another model's."""
         return {"judge_model": self._base, **options} if options.get("judge") == "likelihood" else options
 
@@ -255,13 +261,13 @@ class Plan:
         """Make what ships of every model that was trained as an adapter."""
         own: dict[str, Any] = {"base": self._base, "base_name": self._base}
         for model in self.models[1:]:
-            if adapter := _adapter_of(model):
+            if model.adapter:
                 name = f"shipped/{model.name}"
-                own |= {"out": self.out / name, "adapter": adapter}
+                own |= {"out": self.out / name, "adapter": model.adapter}
                 self._add(name, "training.ship:ShipSettings", {}, "adapter_model.safetensors", **own)
 
     def _backend(self, model: Path) -> str:
-        return f"{SERVED if self.recipe.serving else self.recipe.backend}{model}"
+        return f"{SERVED if self.recipe.serving else 'local:'}{model}"
 
     def needed(self, names: Sequence[str]) -> list[Step]:
         """The named steps and all that they need, in order; all steps, if none is named.
@@ -286,13 +292,6 @@ class Plan:
             "models": [{"name": one.name} for one in self.models[1:]],
             "steps": {step.name: [need.name for need in step.needs] for step in self.steps.values()},
         }
-
-
-def _adapter_of(model: Step) -> Path | None:
-    """The adapter of a model, if it was trained as one, new or further."""
-    folder = model.result.with_name("adapter")
-    further = Path(model.options["model"]).name == folder.name
-    return folder if further or model.options.get("lora_rank") else None
 
 
 def _as_text(value: Any) -> Any:
@@ -347,42 +346,40 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
         KeyboardInterrupt: Ctrl-C or SIGTERM; the step at work was told to leave, and has.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    finished: dict[str, float] = {}
     try:
         for number, step in enumerate(steps, start=1):
             record = out / "steps" / f"{step.name}.json"
             record.parent.mkdir(parents=True, exist_ok=True)
             with record.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                state: dict[str, Any] = {
-                    "of": _made_of(step, out, finished),
-                    "finished": None,
-                    "seconds": 0.0,
-                }
+                state: dict[str, Any] = {"of": _made_of(step, out), "finished": None, "seconds": 0.0}
                 known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else state
                 if known["of"] != state["of"]:
                     shutil.rmtree(out / step.name, ignore_errors=True)
                 elif (state := known)["finished"]:
-                    finished[step.name] = state["finished"]
                     continue
                 print(f"[{number}/{len(steps)}] {step.name}", flush=True)
-                finished[step.name] = _run_step(step, out, record, state, lock.fileno(), serving)
+                _run_step(step, out, record, state, lock.fileno(), serving)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, Any]:
-    """What a step's result depends on: options, the times of files that they name, of the steps before."""
+def _made_of(step: Step, out: Path) -> dict[str, Any]:
+    """What a step's result depends on: its options, and the times of what it reads."""
     arguments = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
-    files = [Path(argument) for argument in arguments if len(argument) < _LONGEST_PATH]
-    times = {str(one): one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)}
     options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
-    return {"options": options, "files": times, "steps": {one.name: finished[one.name] for one in step.needs}}
+    files = [Path(argument) for argument in arguments if len(argument) < _LONGEST_PATH]
+    files = [one for one in files if one.exists() and not one.is_relative_to(out)]
+    read = [*files, *(need.result for need in step.needs)]
+    return {
+        "options": options,
+        "read": {str(one).replace(f"{out}/", "OUT/"): one.stat().st_mtime_ns for one in read},
+    }
 
 
 def _run_step(
     step: Step, out: Path, record: Path, state: dict[str, Any], lock: int, serving: Serving | None
-) -> float:
+) -> None:
     """Run its command, servers beside it; returns when it has finished."""
     (out / step.name).mkdir(parents=True, exist_ok=True)
     _write(record, state)
@@ -403,7 +400,6 @@ def _run_step(
         if status or not step.result.exists():
             raise TrainingError(f"{step.name} ended with status {status}" + " and no result" * (not status))
         state["finished"] = time.time()
-        return state["finished"]
     finally:
         state["seconds"] = round(state["seconds"] + time.monotonic() - start, 1)
         _write(record, state)

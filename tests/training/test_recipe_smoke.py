@@ -139,7 +139,7 @@ def test_the_recipe_of_an_8b_model_runs_with_a_small_one(tmp_path: Path) -> None
     ask = [[{"role": "user", "content": f"Tell {number}"}] for number in range(16)]
     write_records(data, [plain_record(messages, text) for messages in ask])
     prompts.write_text('{"instruction": "What were the causes?"}\n{"instruction": "And the outcome?"}\n')
-    training = ("row_tokens=512", "dtype='auto'", "attention='auto'", "recompute=false", "threads=1")
+    training = ("row_tokens=512", "dtype='auto'", "recompute=false", "threads=1")
     short = {"stage1.train": ["epochs=20", "lr=3e-3"], "stage2.train": ["lr=1e-4"]}
     with running_annotator() as annotator, judging(opinion) as (_, judge):
         values = [
