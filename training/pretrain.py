@@ -12,6 +12,7 @@ Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,7 +30,6 @@ from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from pasta_async.training.trainer.vocabulary import ModelCodec
@@ -64,44 +64,38 @@ class PretrainSettings(TrainerSettings):
 
 
 class Stream(Task):
-    """Documents that are drawn as they are needed, in order.
+    """Documents of the synthetic task, drawn as they are needed, in order.
 
     Args:
-        length: How many.
-        draw: Makes one, with random numbers that belong to its number.
-        seed: Of all of them.
+        settings: How many, and the seed of all of them.
+        codec: Of the model.
     """
 
     stream: bool = True
 
-    def __init__(self, length: int, draw: Callable[[random.Random, int], Trie], seed: int) -> None:
-        self._length, self._draw, self._seed = length, draw, seed
+    def __init__(self, settings: PretrainSettings, codec: ModelCodec) -> None:
+        self._settings, self._codec = settings, codec
 
     def __len__(self) -> int:
-        return self._length
+        return self._settings.steps * self._settings.batch
 
     def example(self, index: int) -> Example:
-        """Draw a document."""
-        return Example((self._draw(random.Random(f"{self._seed}/{index}"), index),))
+        """Draw a document, with random numbers that belong to its number.
+
+        At first many only copy names, which is what everything else needs.
+        """
+        rng = random.Random(f"{self._settings.seed}/{index}")
+        copies = rng.random() < 0.6 * (1 - index / max(1, self._settings.copying))
+        return Example(((_copying if copies else _document)(self._codec, rng),))
 
 
 def pretrain(settings: PretrainSettings) -> bool:
     """Train to the end, or to `stop_at`; see `train`, whose errors it raises. The model is OUT/model."""
     start = settings.out / "start"
-
-    def make_task(codec: ModelCodec) -> Stream:
-        def draw(rng: random.Random, index: int) -> Trie:
-            # Copying is what everything else needs first.
-            if rng.random() < 0.6 * (1 - index / max(1, settings.copying)):
-                return _copying(codec, rng)
-            return _document(codec, rng)
-
-        return Stream(settings.steps * settings.batch, draw, settings.seed)
-
     with only_run(settings.out):
         if is_first():
             write_new_model(settings, start)
-        return train(settings, start, make_task)
+        return train(settings, start, partial(Stream, settings))
 
 
 def _document(codec: ModelCodec, rng: random.Random) -> Trie:
