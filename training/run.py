@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -49,6 +49,33 @@ _FREE = {
 
 _LONGEST_PATH = 255
 """Characters; a longer option names no file."""
+
+
+class _Command(NamedTuple):
+    """What the plan has to know of a command."""
+
+    settings: str
+    """The class of its settings, below `pasta_async`."""
+    result: str
+    """What it makes, in the folder of its step."""
+    into_folder: bool = True
+    """Whether its `out` is that folder, or else the result."""
+
+
+_COMMANDS: dict[str, _Command] = {
+    "pretrain": _Command("training.pretrain:PretrainSettings", "model"),
+    "synthetic": _Command("training.synthetic.records:SyntheticSettings", "records.jsonl", False),
+    "corpus": _Command("training.corpus:CorpusSettings", "records.jsonl", False),
+    "prompts": _Command("training.prompts:PromptSettings", "records.jsonl", False),
+    "answers": _Command("training.answers:AnswerSettings", "records.jsonl", False),
+    "annotate": _Command("training.annotate.settings:AnnotateSettings", "annotated.jsonl"),
+    "finetune": _Command("training.finetune:FinetuneSettings", "model"),
+    "sample": _Command("training.sample:SampleSettings", "samples.jsonl", False),
+    "score": _Command("training.score:ScoreSettings", "scores.jsonl", False),
+    "prefer": _Command("training.prefer:PreferSettings", "model"),
+    "frontier": _Command("evals.frontier:FrontierSettings", "result.json"),
+    "ship": _Command("training.ship:ShipSettings", "adapter_model.safetensors"),
+}
 
 
 class RunSettings(StrictModel):
@@ -109,7 +136,7 @@ class Plan:
         self.start: str = stage2.start if stage2 else next(iter(variants))
         """The variant whose data the baseline is trained on."""
         if not isinstance(base, str):
-            base = self._train("base", "training.pretrain:PretrainSettings", base).result
+            base = self._add("base", "pretrain", base).result
         self._base = Path(base)
         for name in (BASELINE, *variants):
             self._finetune(name)
@@ -119,18 +146,16 @@ class Plan:
                 self._round(stage2, number)
         self._ship()
 
-    def _add(
-        self, name: str, settings: str, options: Options, result: str, processes: int = 1, **own: Any
-    ) -> Step:
+    def _add(self, name: str, command: str, options: Options, **own: Any) -> Step:
         """A step, or the one of that name, if there is one already. It needs those whose folders it names.
 
-        `settings` is the class of its command, below `pasta_async`; `options` are the recipe's, `own` the
-        plan's; `result` is the file or folder that it makes, and where `out` is, unless the plan says it.
+        `options` are the recipe's, `own` the plan's.
         """
         if name in self.steps:
             return self.steps[name]
+        settings, result, into_folder = _COMMANDS[command]
         place = self.out / name / result
-        own = {"out": place, **own}
+        own["out"] = place.parent if into_folder else place
         if twice := [option for option in own if option in options]:
             raise InvalidRequestError(
                 f"{name}: {', '.join(twice)} is set by the plan, and has to go from the recipe"
@@ -139,15 +164,12 @@ class Plan:
         try:
             cast("type[BaseModel]", pkgutil.resolve_name(f"pasta_async.{settings}")).model_validate(given)
         except ValidationError as error:
-            raise InvalidRequestError(f"{name} ({settings}): {explain(error)}") from None
+            raise InvalidRequestError(f"{name} ({command}): {explain(error)}") from None
         named = [f"{word}/" for word in as_arguments(given)]
         needs = [one for one in self.steps.values() if any(f"{self.out / one.name}/" in w for w in named)]
-        package, module, *_ = settings.partition(":")[0].split(".")
-        module = f"pasta_async.{package}.{module}"
+        module = f"pasta_async.{settings.partition('.')[0]}.{command}"
+        processes = self.recipe.processes if result == "model" else 1
         return self.steps.setdefault(name, Step(name, module, given, place, tuple(needs), processes))
-
-    def _train(self, name: str, settings: str, options: Options, **own: Any) -> Step:
-        return self._add(name, settings, options, "model", self.recipe.processes, out=self.out / name, **own)
 
     def _finetune(self, name: str) -> None:
         stage1 = self.recipe.stage1
@@ -158,8 +180,8 @@ class Plan:
                 epochs = TrainerSettings.model_fields["epochs"].default
                 options["epochs"] = 2 * options.get("epochs", epochs)
             options |= {"form": "plain"}
-        own, settings = {"data": [self._annotated(variant)]}, "training.finetune:FinetuneSettings"
-        self.models.append(self._train(f"stage1/{name}", settings, options, model=self._base, **own))
+        own: dict[str, Any] = {"model": self._base, "data": [self._annotated(variant)]}
+        self.models.append(self._add(f"stage1/{name}", "finetune", options, **own))
 
     def _annotated(self, name: str) -> Path:
         variant = self.recipe.stage1.variants[name]
@@ -173,30 +195,25 @@ class Plan:
             options = self.recipe.data.annotator or {}
         elif annotator == "likelihood":
             options = {"by_likelihood": True, "model": self._base}
-        options, settings = {**options, **variant.annotate}, "training.annotate.settings:AnnotateSettings"
         step = f"data/{name if variant.annotate else annotator}"
-        own: dict[str, Any] = {"out": self.out / step, "data": self._plain(), "tokenizer": self._base}
-        return self._add(step, settings, options, "annotated.jsonl", **own).result
+        own: dict[str, Any] = {"data": self._plain(), "tokenizer": self._base}
+        return self._add(step, "annotate", {**options, **variant.annotate}, **own).result
 
     def _plain(self) -> Path:
         """The answers as they come."""
         data = self.recipe.data
         if data.source is not None:
-            settings = "training.corpus:CorpusSettings"
-            return self._add("data/plain", settings, data.source, "records.jsonl").result
+            return self._add("data/plain", "corpus", data.source).result
         if data.prompts is None:
             return self._synthetic("data/plain", "nobody")
-        settings = "training.prompts:PromptSettings"
-        prompts = self._add("data/prompts", settings, data.prompts, "records.jsonl").result
-        settings = "training.answers:AnswerSettings"
+        prompts = self._add("data/prompts", "prompts", data.prompts).result
         own: dict[str, Any] = {"prompts": [prompts], "backend": self._backend(self._base)}
-        return self._add("data/plain", settings, data.answers, "records.jsonl", **own).result
+        return self._add("data/plain", "answers", data.answers, **own).result
 
     def _synthetic(self, name: str, annotator: str, **drawn: Any) -> Path:
         """Examples of the synthetic task; `drawn` replaces what the recipe says of them."""
         options = {**(self.recipe.data.synthetic or {}), **drawn}
-        settings = "training.synthetic.records:SyntheticSettings"
-        return self._add(name, settings, options, "records.jsonl", annotator=annotator).result
+        return self._add(name, "synthetic", options, annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:
         between = {"export_dtype": "float32"} if number < stage.rounds else {}  # halves round deltas away
@@ -206,12 +223,10 @@ class Plan:
             # The first round's samples are of the same model for all weights: they are drawn once.
             where = "round1" if number == 1 else name
             own: dict[str, Any] = {"samples": self._samples(stage, number, before, where)}
-            settings, options = "training.score:ScoreSettings", self._judged(stage.score)
-            scores = self._add(f"scores/{where}", settings, options, "scores.jsonl", **own)
+            scores = self._add(f"scores/{where}", "score", self._judged(stage.score), **own)
             start = self.steps[before].adapter or self.steps[before].result
             own |= {"scores": scores.result, "model": start, "quality_weight": weight}
-            options = {**stage.train, **between}
-            self.models.append(self._train(name, "training.prefer:PreferSettings", options, **own))
+            self.models.append(self._add(name, "prefer", {**stage.train, **between}, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
@@ -225,8 +240,7 @@ class Plan:
             "unseen": [self._annotated(stage.start)],
             "own_plain": stage.train.get("keep_plain", False),
         }
-        settings = "training.sample:SampleSettings"
-        return self._add(f"samples/{where}", settings, stage.sample, "samples.jsonl", **own).result
+        return self._add(f"samples/{where}", "sample", stage.sample, **own).result
 
     def _behind(self, stage: Stage2) -> Path:
         """Prompts for all rounds: those behind stage 1's, or of another seed of the synthetic task."""
@@ -235,22 +249,20 @@ class Plan:
             seed = data.synthetic.get("seed", 0) + 1
             return self._synthetic("prompts/all", "nobody", count=needed, seed=seed)
         if data.prompts is not None:
-            options, part, settings = data.prompts, {"count": needed}, "training.prompts:PromptSettings"
+            command, options, part = "prompts", data.prompts, {"count": needed}
             stage1 = options.get("count", PromptSettings.model_fields["count"].default)
         else:  # rows of a data set twice, for some are repeated or leak
-            options, part = data.source or {}, {"limit": 2 * needed}
-            stage1, settings = options["limit"], "training.corpus:CorpusSettings"
+            command, options, part = "corpus", data.source or {}, {"limit": 2 * needed}
+            stage1 = options["limit"]
         part["skip"] = options.get("skip", 0) + stage1
-        return self._add("prompts/all", settings, {**options, **part}, "records.jsonl").result
+        return self._add("prompts/all", command, {**options, **part}).result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
-        options, settings = self._judged(self.recipe.evaluation), "evals.frontier:FrontierSettings"
-        own: dict[str, Any] = {"sequential": True}
+        options, own = self._judged(self.recipe.evaluation), dict[str, Any](sequential=True)
         for model in self.models:
-            name = f"evaluation/{model.name}"
-            own |= {"out": self.out / name, "backend": self._backend(model.result)}
-            self._add(name, settings, options, "result.json", **own)
+            own["backend"] = self._backend(model.result)
+            self._add(f"evaluation/{model.name}", "frontier", options, **own)
             own = {"baseline": self.out / "evaluation" / self.models[0].name}
 
     def _judged(self, options: Options) -> Options:
@@ -262,9 +274,7 @@ class Plan:
         own: dict[str, Any] = {"base": self._base, "base_name": self._base}
         for model in self.models[1:]:
             if model.adapter:
-                name = f"shipped/{model.name}"
-                own |= {"out": self.out / name, "adapter": model.adapter}
-                self._add(name, "training.ship:ShipSettings", {}, "adapter_model.safetensors", **own)
+                self._add(f"shipped/{model.name}", "ship", {}, adapter=model.adapter, **own)
 
     def _backend(self, model: Path) -> str:
         return f"{SERVED if self.recipe.serving else 'local:'}{model}"
