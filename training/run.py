@@ -356,40 +356,39 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
         KeyboardInterrupt: Ctrl-C or SIGTERM; the step at work was told to leave, and has.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    finished: dict[str, float] = {}
     try:
         for number, step in enumerate(steps, start=1):
             record = out / "steps" / f"{step.name}.json"
             record.parent.mkdir(parents=True, exist_ok=True)
             with record.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                state: dict[str, Any] = {"of": _made_of(step, out), "finished": None, "seconds": 0.0}
+                made_of = _made_of(step, out, finished)
+                state: dict[str, Any] = {"of": made_of, "finished": None, "seconds": 0.0}
                 known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else state
-                if known["of"] != state["of"]:
+                if known["of"] != made_of:
                     shutil.rmtree(out / step.name, ignore_errors=True)
-                elif (state := known)["finished"]:
+                elif (state := known)["finished"] and step.result.exists():
+                    finished[step.name] = state["finished"]
                     continue
                 print(f"[{number}/{len(steps)}] {step.name}", flush=True)
-                _run_step(step, out, record, state, lock.fileno(), serving)
+                finished[step.name] = _run_step(step, out, record, state, lock.fileno(), serving)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _made_of(step: Step, out: Path) -> dict[str, Any]:
-    """What a step's result depends on: its options, and the times of what it reads."""
+def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, Any]:
+    """What a step's result depends on: options, the times of files that they name, of the steps before."""
     arguments = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
-    options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
     files = [Path(argument) for argument in arguments if len(argument) < _LONGEST_PATH]
-    files = [one for one in files if one.exists() and not one.is_relative_to(out)]
-    read = [*files, *(need.result for need in step.needs)]
-    return {
-        "options": options,
-        "read": {str(one).replace(f"{out}/", "OUT/"): one.stat().st_mtime_ns for one in read},
-    }
+    times = {str(one): one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)}
+    options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
+    return {"options": options, "files": times, "steps": {one.name: finished[one.name] for one in step.needs}}
 
 
 def _run_step(
     step: Step, out: Path, record: Path, state: dict[str, Any], lock: int, serving: Serving | None
-) -> None:
+) -> float:
     """Run its command, servers beside it; returns when it has finished."""
     (out / step.name).mkdir(parents=True, exist_ok=True)
     _write(record, state)
@@ -410,6 +409,7 @@ def _run_step(
         if status or not step.result.exists():
             raise TrainingError(f"{step.name} ended with status {status}" + " and no result" * (not status))
         state["finished"] = time.time()
+        return state["finished"]
     finally:
         state["seconds"] = round(state["seconds"] + time.monotonic() - start, 1)
         _write(record, state)

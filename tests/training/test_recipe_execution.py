@@ -63,6 +63,13 @@ def test_what_is_done_is_skipped_also_where_the_run_was_moved(tmp_path: Path, ru
     assert run(here, *plan) == []
 
 
+def test_a_result_that_is_gone_is_made_again_with_what_depends_on_it(tmp_path: Path, run: Run) -> None:
+    plan = ("a:pieces=2", "b:pieces=3:a", "c:pieces=1")
+    assert run(tmp_path, *plan) == ["a", "b", "c"]
+    (tmp_path / "a/result").unlink()
+    assert run(tmp_path, *plan) == ["a", "b"]
+
+
 def test_changed_settings_redo_a_step_and_what_depends_on_it(tmp_path: Path, run: Run) -> None:
     assert run(tmp_path, "a:pieces=4", "b:pieces=1:a", "c:pieces=1") == ["a", "b", "c"]
     assert run(tmp_path, "a:pieces=2", "b:pieces=1:a", "c:pieces=1") == ["a", "b"]
