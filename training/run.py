@@ -259,7 +259,8 @@ class Plan:
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
-        options, own = self._judged(self.recipe.evaluation), dict[str, Any](sequential=True)
+        options = self._judged(self.recipe.evaluation)
+        own: dict[str, Any] = {"sequential": True}
         for model in self.models:
             own["backend"] = self._backend(model.result)
             self._add(f"evaluation/{model.name}", "frontier", options, **own)
