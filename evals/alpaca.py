@@ -1,82 +1,72 @@
 r"""AlpacaEval: how often a judge prefers the parallel answer to the sequential one.
 
-    python -m pasta_async.evals.alpaca --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
+    python -m pasta_async.evals.answers --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
+        --max-tokens 2048 --out results/alpaca/answers.jsonl
+    python -m pasta_async.evals.alpaca results/alpaca/answers.jsonl --prompts alpaca_eval.jsonl \
         --difficulty difficulty.csv --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
-Answers come through `pasta_async.Client`; AlpacaEval's own package makes of the judge's replies what it does.
-Nothing is fetched: prompts and difficulties are files that you name, the judge is a server that you name.
+AlpacaEval's own package makes of the judge's replies what it does. Nothing is fetched: prompts and
+difficulties are files that you name, the judge is a server that you name.
 """
 
 from __future__ import annotations
 
-import asyncio
 import csv
-import json
 from collections import Counter
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy import quantile
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pasta_async import Client, Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import answer_all, of_form, theoretical
+from pasta_async.evals.answers import FORMS, theoretical
 from pasta_async.evals.documents import read_prompts
+from pasta_async.evals.instruments import read_forms
 from pasta_async.evals.judging import BOOTSTRAP_SEED, JudgementSettings, Pair, judge, length_model
-from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.jobs import Journal
+from pasta_async.evals.records import markdown_table, write_result, write_rows
 from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.evals.answers import Answer
-    from pasta_async.evals.documents import Prompt
     from pasta_async.training.statistics import Estimate
 
-__all__ = ["OFFICIAL", "AlpacaSettings", "main", "read_difficulty", "read_questions", "tables"]
+__all__ = ["OFFICIAL", "AlpacaSettings", "main", "read_difficulty", "tables"]
 
 OFFICIAL = "bfe8c45991f635de0b1f94abeeb1335ef665d58eddd87ddf6fa71b7b0c2ce7a5"
 """The SHA-256 of AlpacaEval's 805 prompts in the official order (`_fingerprint`)."""
 
 
 class AlpacaSettings(JudgementSettings):
-    """What is answered, and who judges."""
+    """What is judged, and by whom."""
 
-    backend: str = Field(default="local:", description="as for pasta_async.generate")
-    prompts: Path = Field(description="JSON lines with `instruction` and `dataset`")
+    answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
+    prompts: Path | None = Field(
+        default=None,
+        description="all prompts, in the order of the difficulties: JSON lines with `instruction`",
+    )
     difficulty: Path | None = Field(
         default=None, description="CSV with `instruction_difficulty`, in the order of the prompts"
     )
-    first: int | None = Field(default=None, ge=1, description="only the first so many prompts, to try things")
-    max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
-    together: int = Field(default=4, ge=1, description="answers at the same time")
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.difficulty and not self.prompts:
+            raise ValueError("--difficulty goes by position: name the file of all prompts with --prompts")
+        return self
 
 
-def _fingerprint(questions: Sequence[Prompt]) -> str:
-    return sha256("\0".join(question.text for question in questions).encode()).hexdigest()
+def _fingerprint(questions: Sequence[str]) -> str:
+    return sha256("\0".join(questions).encode()).hexdigest()
 
 
-def read_questions(path: Path) -> list[Prompt]:
-    """Prompts from a file of AlpacaEval's form; their families are the sources they come from.
-
-    Raises:
-        InvalidRequestError: There is none, one has no instruction, or one stands there twice: AlpacaEval
-            tells prompts apart by their text.
-    """
-    questions = read_prompts(path)
-    text, count = Counter(question.text for question in questions).most_common(1)[0]
-    if count > 1:
-        raise InvalidRequestError(f"{path}: a prompt stands there {count} times: {text!r}")
-    return questions
-
-
-def read_difficulty(path: Path, questions: Sequence[Prompt]) -> list[float]:
+def read_difficulty(path: Path, questions: Sequence[str]) -> list[float]:
     """The difficulty of each prompt, from a CSV file with `instruction_difficulty` in the prompts' order.
 
     AlpacaEval joins difficulties to prompts by position, and does not notice another order. Here the rows
@@ -97,7 +87,7 @@ def read_difficulty(path: Path, questions: Sequence[Prompt]) -> list[float]:
     if len(rows) != len(questions):
         raise InvalidRequestError(f"{path} has {len(rows)} rows for {len(questions)} prompts")
     for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
-        expected = {"index": str(number), "instruction": question.text}
+        expected = {"index": str(number), "instruction": question}
         if differ := [name for name, value in expected.items() if row.get(name, value) != value]:
             raise InvalidRequestError(f"{path}: row {number + 1} is of another prompt, by its {differ[0]}")
     if "instruction" not in rows[0] and _fingerprint(questions) != OFFICIAL:
@@ -109,65 +99,54 @@ def read_difficulty(path: Path, questions: Sequence[Prompt]) -> list[float]:
 
 
 def _measure(settings: AlpacaSettings) -> str:
-    if settings.judge and find_spec("alpaca_eval") is None:
+    if find_spec("alpaca_eval") is None:
         raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
-    everything = read_questions(settings.prompts)
-    difficulty = read_difficulty(settings.difficulty, everything) if settings.difficulty else None
-    questions, known = everything[: settings.first], _fingerprint(everything)
-    identity = {
-        "backend": settings.backend,
-        "prompts": {"sha256": known, "official": known == OFFICIAL, "count": len(questions)},
-        "max_tokens": settings.max_tokens,
-    }
-    result: dict[str, Any] = {"benchmark": "alpaca", **identity, "environment": environment()}
-    model, answers = asyncio.run(_answers(settings, questions, identity))
-    if not settings.judge:
-        return ""
-    plain, parallel = of_form(answers, "baseline"), of_form(answers, "parallel")
-    texts = ([one.text for one in each] for each in (questions, parallel, plain))
-    pairs = [Pair(*each) for each in zip(*texts, strict=True)]
-    judged = judge(pairs, settings, difficulty and difficulty[: settings.first])
-    result |= {
-        "model": model,
+    identity, forms = read_forms(settings.answers, FORMS)
+    plain, parallel = forms["baseline"], forms["parallel"]
+    text, count = Counter(one.question for one in plain).most_common(1)[0]
+    if count > 1:  # AlpacaEval tells prompts apart by their text
+        raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
+    difficulty = _difficulties(settings, plain)
+    pairs = [Pair(a.question, a.text, b.text) for a, b in zip(parallel, plain, strict=True)]
+    judged = judge(pairs, settings, difficulty)
+    result = {
+        "benchmark": "alpaca",
+        "answers": identity,
+        "official": _fingerprint([one.question for one in plain]) == OFFICIAL,
         "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
         "length_control": length_model(difficulty),
         "seeds": {"alpaca_eval": settings.seed, "bootstrap": BOOTSTRAP_SEED},
         "versions": judged["versions"],
         "difficulty_sha256": settings.difficulty and sha256(settings.difficulty.read_bytes()).hexdigest(),
-        **_outcome(questions, parallel, plain, judged),
+        **_outcome(parallel, plain, judged),
     }
-    (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    preferences = zip(questions, judged["preferences"], strict=True)
-    rows = [{"instruction": question.text, "preference": preference} for question, preference in preferences]
+    write_result(settings.out, result)
+    preferences = zip(plain, judged["preferences"], strict=True)
+    rows = [{"instruction": one.question, "preference": preference} for one, preference in preferences]
     write_rows(settings.out / "judged.jsonl", rows)
     return "\n\n".join(map(markdown_table, tables(result)))
 
 
-async def _answers(
-    settings: AlpacaSettings, questions: Sequence[Prompt], identity: dict[str, Any]
-) -> tuple[str, list[Answer]]:
-    async with Client(settings.backend) as client:
-        model = (await client.connect()).name
-        with Journal(settings.out / "answers.jsonl", {**identity, "model": model}) as journal:
-            return model, await answer_all(
-                client,
-                [question.text for question in questions],
-                journal,
-                sampling=Sampling(max_tokens=settings.max_tokens),
-                together=settings.together,
-            )
+def _difficulties(settings: AlpacaSettings, answers: Sequence[Answer]) -> list[float] | None:
+    """The difficulty of each prompt that was answered."""
+    if not (settings.difficulty and settings.prompts):
+        return None
+    questions = [one.text for one in read_prompts(settings.prompts)]
+    known = dict(zip(questions, read_difficulty(settings.difficulty, questions), strict=True))
+    if unknown := [one.question for one in answers if one.question not in known]:
+        raise InvalidRequestError(f"{settings.prompts} does not have the prompt {unknown[0]!r:.80}")
+    return [known[one.question] for one in answers]
 
 
-def _outcome(
-    questions: Sequence[Prompt], parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]
-) -> dict[str, Any]:
+def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
     """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up."""
     preferences: list[float | None] = judged["preferences"]
     sources: dict[str, list[float | None]] = {}
-    for question, preference in zip(questions, preferences, strict=True):
-        sources.setdefault(question.family, []).append(preference)
+    for answer, preference in zip(plain, preferences, strict=True):
+        sources.setdefault(answer.family, []).append(preference)
     forms = {"baseline": plain, "parallel": parallel}
     return {
+        "prompts": len(plain),
         "win_rate": _win_rate(preferences),
         "length_controlled_win_rate": _length_controlled(judged),
         "alpaca_eval": {**judged["winrate"], **judged.get("length_controlled", {})},
@@ -180,6 +159,7 @@ def _outcome(
         "empty": {form: sum(not one.text.strip() for one in found) for form, found in forms.items()},
         "same_text": sum(a.text == b.text for a, b in zip(parallel, plain, strict=True)),
         "theoretical_speedup": theoretical(parallel, plain),
+        "cut_by_length": {form: fmean(one.ended_by_length for one in own) for form, own in forms.items()},
         "malformed": fmean(not one.well_formed for one in parallel),
         "with_promises": fmean(one.promises > 0 for one in parallel),
     }
@@ -187,7 +167,7 @@ def _outcome(
 
 def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
     known = [100 * value for value in preferences if value is not None]
-    return estimate(known, fmean, seed=BOOTSTRAP_SEED) if known else None
+    return estimate(known, "arithmetic", seed=BOOTSTRAP_SEED) if known else None
 
 
 def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +183,7 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """The result as rows of two tables: all prompts, and by source."""
     controlled = result["length_controlled_win_rate"]
     whole = {
-        "prompts": result["prompts"]["count"],
+        "prompts": result["prompts"],
         "win rate %": format_estimate(result["win_rate"]),
         "length-controlled %": controlled.get("reason") or format_estimate(controlled),
         "characters, parallel": result["mean_length"]["parallel"],
@@ -219,7 +199,7 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return [[whole], sources]
 
 
-main: Command = command(AlpacaSettings, _measure, "alpaca", __doc__, resumes=True)
+main: Command = command(AlpacaSettings, _measure, "alpaca", __doc__, positional=("answers",), resumes=True)
 
 if __name__ == "__main__":
     main()

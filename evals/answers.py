@@ -1,45 +1,64 @@
-"""Answers and what they took: many at a time to judge them, or one at a time, in turns, to compare speed."""
+r"""Answers and what they took: many at a time to judge them, or one at a time, in turns, to compare speed.
+
+    python -m pasta_async.evals.answers --backend local:pasta-smol --original local:BASE.gguf \
+        --prompts alpaca_eval.jsonl --temperature 0.6 --max-tokens 500 --together 64 --out answers.jsonl
+
+has a model answer prompts plainly and in parallel, and another one plainly (`--original`). The instruments
+(`faults`, `likelihood`, `ifeval`, `judge`, `alpaca`) read the file.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from pydantic import Field
+
+from pasta_async import Client, Limits, Sampling
+from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
-from pasta_async.evals.records import measurements
-from pasta_async.jobs import for_each, progress
+from pasta_async.evals.documents import digest, draw_prompts, read_prompts
+from pasta_async.evals.records import markdown_table, measurements
+from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.training.identity import backend_digest
+from pasta_async.training.sample import answer_seed
 from pasta_async.training.statistics import estimate, format_estimate, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from pasta_async import Client, Generation, Sampling
-    from pasta_async.jobs import Journal
+    from pasta_async import Generation
+    from pasta_async.evals.documents import Prompt
     from pasta_async.training.statistics import Estimate
 
 __all__ = [
     "FORMS",
     "Answer",
+    "AnswerSettings",
     "Comparison",
     "Form",
     "answer_all",
     "compare",
     "describe_costs",
     "describe_speedup",
+    "main",
     "of_form",
     "read_answers",
+    "summarise",
     "take_turns",
     "theoretical",
+    "write_answers",
 ]
 
-Form = Literal["baseline", "parallel"]
-"""The model's answer without tags, or one in PASTA-LANG."""
+Form = Literal["original", "baseline", "parallel"]
+"""Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
 
 Name = TypeVar("Name", bound=str)
@@ -84,6 +103,8 @@ class Answer:
     """What ended it: `length` if that was a limit, and then it says nothing about speed."""
     complaints: dict[str, int] = field(default_factory=dict[str, int])
     """How often each code of `pasta_async.lang.Code` was found in it."""
+    question: str = ""
+    """The text of its prompt."""
 
     @property
     def ended_by_length(self) -> bool:
@@ -121,7 +142,7 @@ class Answer:
 
 async def answer_all(
     client: Client,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     journal: Journal,
     *,
     sampling: Sampling,
@@ -130,35 +151,43 @@ async def answer_all(
 ) -> list[Answer]:
     """Every prompt in each form; see `take_turns`.
 
-    A prompt that the model's context cannot hold has an empty answer in both.
+    A prompt that the model's context cannot hold has an empty answer in all of them.
 
     Args:
         client: What answers.
         prompts: What is asked.
         journal: Where answers are kept.
-        sampling: Of every answer.
+        sampling: Of every answer; each has its own seed, made of this one and the prompt.
         together: Answers at the same time.
-        forms: One form alone, if not both.
+        forms: Some forms alone.
 
     Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
     """
+    seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
     async def ask(index: int, form: Form, _: int) -> Answer:
+        prompt = prompts[index]
+        seed = answer_seed(sampling.seed or 0, prompt.text, 0) if seeded else None
+        known: dict[str, Any] = {"prompt": index, "method": form, "family": prompt.family}
         try:
             generation = await client.generate(
-                prompts[index], sampling=sampling, baseline=form == "baseline", parallel="always"
+                prompt.text,
+                sampling=sampling.model_copy(update={"seed": seed}),
+                baseline=form != "parallel",
+                parallel="always",
+                whole_chunks=True,  # nothing is streamed
             )
-            return Answer.of(generation, index, form)
+            return replace(Answer.of(generation, **known), question=prompt.text)
         except PromptTooLongError:
-            return Answer(index, form, well_formed=False, finish_reason="length")
+            return Answer(**known, well_formed=False, finish_reason="length", question=prompt.text)
 
     return await take_turns(lambda: nullcontext(ask), len(prompts), forms, together=together, journal=journal)
 
 
-def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate:
+def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate | None:
     """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path.
 
-    Prompts at which a limit ended one of the two are left out.
+    Prompts at which a limit ended one of the two are left out; None if there is no other.
     """
     pairs = zip(answers, baseline, strict=True)
     ratios = [
@@ -166,7 +195,7 @@ def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estima
         for own, plain in pairs
         if plain.tokens and own.tokens and not (plain.ended_by_length or own.ended_by_length)
     ]
-    return estimate(ratios or [1.0])
+    return estimate(ratios) if ratios else None
 
 
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
@@ -230,7 +259,7 @@ async def take_turns(
         for first in [(number + prompt) % len(methods)]
         for method in (*methods[first:], *methods[:first], *last)
     ]
-    with progress(len(order), "answers", done=len(found)) as done:
+    with progress(len(order), "answers", done=len(found.keys() & set(order))) as done:
         for number in range(passes):
             due = [one for one in order if one[0] == number and one not in found]
             if not due:
@@ -308,3 +337,88 @@ def describe_costs(rows: Sequence[Answer]) -> dict[str, Any]:
         "prefilled": prefilled,
         "cached": format_share(cached, cached + prefilled),
     }
+
+
+class AnswerSettings(CommandSettings):
+    """What is answered, and by whom."""
+
+    backend: str = Field(default="local:", description="as for pasta_async.generate")
+    original: str = Field(default="", description="another backend, which answers plainly too")
+    prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
+    sample: Count | None = Field(default=None, description="so many of them, of every source and length")
+    out: Path = Field(description="file of answers; a run that was interrupted goes on from what it has")
+    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
+    temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
+    seed: int = Field(default=0, ge=0, description="of the draws: every answer has its own, made of this one")
+    together: Count = Field(default=16, description="answers at the same time")
+
+
+async def write_answers(settings: AnswerSettings) -> list[Answer]:
+    """Have the prompts answered: by the other backend, if there is one, then in both forms.
+
+    Cancelling it cancels the answers under way; those that came are kept.
+
+    Raises:
+        PastaError: The prompts or a backend cannot be used, or the file has other answers.
+    """
+    everything = read_prompts(settings.prompts)
+    prompts = [everything[place] for place in draw_prompts(everything, settings.sample)]
+    asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
+    if settings.original:
+        asked.insert(0, (settings.original, "original"))
+    fields = {"backend", "original", "max_tokens", "temperature", "seed"}
+    identity = {
+        "benchmark": "answers",
+        **settings.model_dump(include=fields),
+        "weights": [backend_digest(one) for one in (settings.backend, settings.original)],
+        "prompts": digest(prompt.text for prompt in prompts),
+        "count": len(prompts),
+        "forms": [form for _, form in asked],
+    }
+    sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed)
+    limits = Limits(client_threads=4 * settings.together, timeout=None)
+    found: list[Answer] = []
+    with Journal(settings.out, identity) as journal:
+        for backend, form in asked:
+            async with Client(backend, limits=limits) as client:
+                found += await answer_all(
+                    client, prompts, journal, sampling=sampling, together=settings.together, forms=(form,)
+                )
+    return found
+
+
+def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
+    """A row for each form: lengths, how many were cut, and what is theoretically gained."""
+    plain = of_form(answers, "baseline")
+    rows: list[dict[str, Any]] = []
+    for form in dict.fromkeys(answer.method for answer in answers):
+        own = [answer for answer in answers if answer.method == form]
+        promised = [(one, other) for one, other in zip(own, plain, strict=True) if one.promises]
+        rows.append(
+            {
+                "": form,
+                "answers": len(own),
+                "cut by length": format_share(sum(one.ended_by_length for one in own), len(own)),
+                "malformed": format_share(sum(not one.well_formed for one in own), len(own)),
+                "tokens": fmean(one.tokens for one in own),
+                "critical path": fmean(one.critical_path for one in own),
+                "with promises": format_share(len(promised), len(own)),
+                "theoretical speed-up": format_estimate(theoretical(own, plain), ".2f"),
+                "where promised": format_estimate(
+                    theoretical([one for one, _ in promised], [other for _, other in promised]), ".2f"
+                ),
+            }
+        )
+    return rows
+
+
+main: Command = command(
+    AnswerSettings,
+    lambda settings: markdown_table(summarise(asyncio.run(write_answers(settings)))),
+    "answers",
+    __doc__,
+    resumes=True,
+)
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_lines, read_records
 from pasta_async.training.synthetic import Example, sample
+from pasta_async.training.synthetic.records import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,18 @@ class Prompt:
     text: str
     family: str
     example: Example | None = None
+
+    @property
+    def id(self) -> str:
+        """Its name, by which the synthetic task's program knows what is right; else its text."""
+        one = self.example
+        return f"{SOURCE}/{one.family}/{one.split}/{one.seed}" if one else self.text
+
+    @property
+    def cluster(self) -> str:
+        """What it shares with others, so that they go together: an unseen template's frame, or nothing."""
+        one = self.example
+        return f"{one.family}/{one.frame}" if one and one.split == "templates" else self.id
 
 
 def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> list[Prompt]:

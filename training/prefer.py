@@ -52,7 +52,10 @@ class PreferSettings(TrainerSettings):
         ge=0, description="lambda: a sample is worth speed-up + lambda * quality; inf: quality alone"
     )
     alpha: float = Field(
-        default=0.998, ge=0, le=1, description="share of the log-likelihood of the best in the loss"
+        default=0.998,
+        ge=0,
+        le=1,
+        description="share of the log-likelihood of the best in the loss; 1: imitation of the best alone",
     )
     beta: float = Field(
         default=0.0,
@@ -94,16 +97,16 @@ class BonBon(Task):
 
     Args:
         pairs: Of answers that the model at the start has drawn.
-        alpha: Share of the first term.
+        alpha: Share of the first term. With 1 the worst answers are not looked at.
         beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
         kept: For each pair an answer that is to stay as likely as it was, or None at all: the loss gets
             the square of its ratio, whatever alpha is.
     """
 
     compared: bool = True
-    reported: tuple[str, ...] = ("margin", "accuracy", "best_ratio", "worst_ratio", "nll")
-    """Log-ratio of the best less that of the worst, how often it is positive, each of them, and the negative
-    log-likelihood of a token of the best; with kept answers their ratio."""
+    reported: tuple[str, ...] = ("best_ratio", "nll")
+    """The log-ratio of the best, and its negative log-likelihood a token; where the worst is compared,
+    `margin`, by how much its `worst_ratio` is less, and `accuracy`, how often it is; and of kept answers."""
 
     def __init__(
         self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] | None = None
@@ -114,6 +117,8 @@ class BonBon(Task):
             tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
             digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
         self.fingerprint: str = digest.hexdigest()[:16]
+        if alpha < 1:
+            self.reported = ("margin", "accuracy", *self.reported, "worst_ratio")
         if kept is not None:
             self.fingerprint += "+kept"
             self.reported = (*self.reported, "kept_ratio")
@@ -124,8 +129,9 @@ class BonBon(Task):
     def example(self, index: int) -> Example:
         """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities."""
         pair = self._pairs[index]
+        worst = (pair.worst.trie,) if self._alpha < 1 else ()
         kept = () if self._kept is None else (self._kept[index],)
-        trees = (pair.best.trie, pair.worst.trie, *kept)
+        trees = (pair.best.trie, *worst, *kept)
         target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
         return Example(trees, (target, *self.reference.get(index, (math.nan,) * len(trees))))
 
@@ -139,18 +145,23 @@ class BonBon(Task):
         """The loss, summed over pairs, and the sums of what is reported.
 
         Args:
-            logprobs: For each pair the log-probabilities of its trees' targets, summed: [2 or 3], float32.
+            logprobs: For each pair the log-probabilities of its trees' targets, summed: [1 to 3], float32.
             examples: The pairs.
         """
         ours = torch.stack(list(logprobs))
         constants = ours.new_tensor([example.constants for example in examples])
         targets = ours.new_tensor([len(example.trees[0].targets) for example in examples])
         ratios = ours - constants[:, 1:]
-        margins, kept = ratios[:, 0] - ratios[:, 1], ratios[:, 2:].sum(1)
-        squares = (margins - constants[:, 0]).square()
-        loss = (-self._alpha * ours[:, 0] + (1 - self._alpha) * squares + kept.square()).sum()
-        values = (margins, margins > 0, ratios[:, 0], ratios[:, 1], -ours[:, 0] / targets, kept)
-        return loss, {name: each.sum() for name, each in zip(self.reported, values, strict=False)}
+        loss = -self._alpha * ours[:, 0]
+        values = {"best_ratio": ratios[:, 0], "nll": -ours[:, 0] / targets}
+        if self._alpha < 1:
+            margins = ratios[:, 0] - ratios[:, 1]
+            loss = loss + (1 - self._alpha) * (margins - constants[:, 0]).square()
+            values |= {"margin": margins, "accuracy": margins > 0, "worst_ratio": ratios[:, 1]}
+        if self._kept is not None:
+            loss = loss + ratios[:, -1].square()
+            values["kept_ratio"] = ratios[:, -1]
+        return loss.sum(), {name: values[name].sum() for name in self.reported}
 
 
 def prefer(settings: PreferSettings) -> bool:

@@ -5,7 +5,7 @@ trained, so that another one needs no new judgement. The judge is the synthetic 
 language model in a folder, which says how likely an answer is (`likelihood`), where counted faults are taken
 off; a judge that was trained on preferences by `pasta_async.training.judge` (`reward`); a model behind an
 OpenAI-compatible endpoint that returns log-probabilities (`http://host:30000/v1`); or your own
-(`package.module:name`, what makes a `pasta_async.training.score.Judge`). A model's verdicts are kept in a
+(`package.module:name`, what makes a `pasta_async.training.judging.Judge`). A model's verdicts are kept in a
 journal, so that the same command resumes an interrupted run.
 """
 
@@ -16,50 +16,30 @@ import hashlib
 import math
 import pkgutil
 import re
-import tomllib
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal, journal_beside
-from pasta_async.training.corpus import Record, write_records
-from pasta_async.training.endpoint import (
-    NAMES,
-    Comparer,
-    Endpoint,
-    EndpointSettings,
-    collect,
-    probability,
-)
+from pasta_async.training.corpus import write_records
+from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 from pasta_async.training.faults import faults_of_sample, soundness
 from pasta_async.training.identity import model_digest
+from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge, TaskJudge
 from pasta_async.training.preference import Score, read_samples, value
-from pasta_async.training.synthetic.families import grade
-from pasta_async.training.synthetic.records import example_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from pasta_async.protocol import Message
     from pasta_async.training.preference import Sample, SampledPrompt
 
-__all__ = [
-    "WEIGHTS",
-    "Judge",
-    "JudgeSettings",
-    "PairwiseJudge",
-    "ScoreSettings",
-    "TaskJudge",
-    "main",
-    "open_judge",
-    "score",
-]
+__all__ = ["WEIGHTS", "JudgeSettings", "ScoreSettings", "main", "open_judge", "score"]
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
@@ -106,7 +86,8 @@ class ScoreSettings(JudgeSettings):
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
     faults: bool = Field(
-        default=False, description="take counted faults off the quality; with likelihood they always are"
+        default=False,
+        description="take counted faults off; with likelihood, which does not see them, always",
     )
 
 
@@ -128,15 +109,20 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             return judge.quality(answers[answer], answer[1])
 
         qualities, failures = await collect(answers, quality, settings.in_flight)
-    faults = settings.faults or settings.judge == "likelihood"
-    scores = [
-        Score(
+    take_off = settings.faults or not judge.sees_faults
+
+    def scored(prompt: SampledPrompt, sample: Sample) -> Score:
+        tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
+        sound = soundness(faults_of_sample(sample)) if take_off else 1.0
+        return Score(
             id=prompt.id,
             number=sample.number,
-            speedup=_tokens(prompt, sample, settings) / sample.critical_path if sample.critical_path else 1.0,
-            quality=qualities[prompt.id, sample.text]
-            * (soundness(faults_of_sample(sample)) if faults else 1.0),
+            speedup=tokens / sample.critical_path if sample.critical_path else 1.0,
+            quality=qualities[prompt.id, sample.text] * sound,
         )
+
+    scores = [
+        scored(prompt, sample)
         for prompt in prompts
         for sample in prompt.samples
         if not sample.error and (prompt.id, sample.text) in qualities
@@ -147,15 +133,6 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         asked = judge.comparer
         summary |= {"requests": asked.requests, "resumed": asked.resumed, "tokens": asked.tokens}
     return summary
-
-
-def _tokens(prompt: SampledPrompt, sample: Sample, settings: JudgeSettings) -> int:
-    """What an answer's critical path is compared with: the baseline's tokens.
-
-    Likelihood cannot see that an answer says less, so there it is the answer's own tokens if they are fewer.
-    """
-    baseline = prompt.baseline.tokens
-    return min(baseline, sample.tokens) if settings.judge == "likelihood" else baseline
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
@@ -182,83 +159,6 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
     }
 
 
-# --- judges
-
-JUDGE_PROMPT: dict[str, str] = tomllib.loads(
-    Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
-)
-"""The `system` and the `user` message that compare two answers."""
-
-
-class Judge(Protocol):
-    """Says how good an answer is. A judge that costs something keeps its verdicts."""
-
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        """The quality of an answer to a prompt, from 0 to 1; the baseline's answer is there to compare with.
-
-        Cancelling it ends its requests.
-
-        Raises:
-            BackendError: This answer could not be judged; others may be.
-            PastaError: No answer can be.
-        """
-        ...
-
-
-class TaskJudge:
-    """The program of the synthetic task: the share of an answer that is right."""
-
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        """See `pasta_async.training.synthetic.grade`. It waits for nothing.
-
-        Raises:
-            InvalidRequestError: The prompt is not of the synthetic task.
-        """
-        try:
-            example = example_of(Record(id=prompt.id, messages=prompt.messages, written=""))
-        except ValueError as error:
-            raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
-        return grade(example, text)
-
-
-class PairwiseJudge:
-    """A model that compares an answer with the baseline's, as in the paper (section 4).
-
-    It is asked in both orders, since judges prefer a position, and its certainty is read from the
-    log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
-    probability that the answer wins: 0.5 for one as good as the baseline's.
-    """
-
-    def __init__(self, comparer: Comparer) -> None:
-        self.comparer: Comparer = comparer
-
-    async def quality(self, prompt: SampledPrompt, text: str) -> float:
-        """The probability that an answer is better than the baseline's; a half if they are the same.
-
-        Cancelling it ends its request; verdicts that arrived are kept.
-
-        Raises:
-            BackendError: The endpoint failed, or its replies have no verdict.
-        """
-        baseline = prompt.baseline.text
-        if text == baseline:
-            return 0.5
-        ahead = await self.comparer.logprobs(_comparison(prompt.messages, text, baseline))
-        behind = await self.comparer.logprobs(_comparison(prompt.messages, baseline, text))
-        return (probability(ahead) + 1.0 - probability(behind)) / 2
-
-
-def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
-    """The judge's prompt for two answers."""
-    turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
-    prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
-    first_name, second_name = NAMES
-    request = JUDGE_PROMPT["user"].format(
-        prompt=prompt, first_name=first_name, second_name=second_name, first=first, second=second
-    )
-    return [{"role": "system", "content": JUDGE_PROMPT["system"]}, {"role": "user", "content": request}]
-
-
 async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitStack) -> Judge:
     """The judge that the settings name; what it opens is closed by the stack.
 
@@ -268,7 +168,11 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     if settings.judge == "task":
         return TaskJudge()
     if settings.judge == "likelihood":
-        return _likelihood_judge(Path(settings.judge_model), journal, stack)
+        from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
+
+        model = LanguageModel(settings.judge_model)
+        identity = {"judge": "likelihood", "model": model_digest(settings.judge_model)}
+        return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
     if settings.judge == "reward":
         from pasta_async.training.judge.reward import RewardJudge, StoredJudge  # needs torch
 
@@ -276,23 +180,18 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
         return RewardJudge(stored, stack.enter_context(Journal(journal, stored.identity)))
     if not settings.remote:
         try:
-            return pkgutil.resolve_name(settings.judge)()
+            own = pkgutil.resolve_name(settings.judge)()
         except (ImportError, AttributeError) as error:
             raise InvalidRequestError(f"--judge {settings.judge}: {error}") from error
+        if not isinstance(own, Judge):
+            raise InvalidRequestError(f"--judge {settings.judge} makes no pasta_async.training.judging.Judge")
+        return own
     form = hashlib.sha256("".join(JUDGE_PROMPT.values()).encode()).hexdigest()[:16]
     identity = {"judge": settings.judge, "model": settings.judge_model, "form": form}
     kept = stack.enter_context(Journal(journal, identity))
     fields = {"temperature": 0.0, "max_tokens": 1, "logprobs": True, "top_logprobs": 5}
     endpoint = Endpoint(settings.judge, settings.judge_model, settings, **fields)
     return PairwiseJudge(Comparer(await stack.enter_async_context(endpoint), kept))
-
-
-def _likelihood_judge(folder: Path, journal: Path, stack: AsyncExitStack) -> Judge:
-    from pasta_async.training.likelihood import LanguageModel, LikelihoodJudge  # needs torch
-
-    model = LanguageModel(folder)
-    identity = {"judge": "likelihood", "model": model_digest(folder)}
-    return LikelihoodJudge(model, stack.enter_context(Journal(journal, identity)))
 
 
 main: Command = command(ScoreSettings, score, "pasta_async.training.score", __doc__, resumes=True)

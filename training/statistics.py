@@ -2,109 +2,156 @@
 
 # scipy has no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Hashable, Sequence
 
-__all__ = ["Estimate", "estimate", "format_estimate", "format_share", "ratio", "share"]
+__all__ = [
+    "MIN_SAMPLE",
+    "Estimate",
+    "Gain",
+    "estimate",
+    "format_estimate",
+    "format_gain",
+    "format_share",
+    "gain",
+    "ratio",
+    "share",
+]
+
+MIN_SAMPLE = 10
+"""Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""
 
 _RESAMPLES = 2000
 
 
 class Estimate(TypedDict):
-    """An estimate and its 95% interval, as it stands in a result file."""
+    """An estimate and its 95% interval, as they stand in a result file; None with too few values."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+
+class Gain(Estimate):
+    """A mean difference."""
+
+    bound: float | None
+    """With 95% confidence, one-sided, it is not less."""
 
 
 def estimate(
     values: Sequence[float],
-    statistic: Callable[[Sequence[float]], float] = geometric_mean,
+    mean: Literal["geometric", "arithmetic"] = "geometric",
     *,
+    clusters: Sequence[Hashable] = (),
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """A statistic of values with its percentile bootstrap interval.
+    """A mean of values with its percentile bootstrap interval.
 
     Args:
-        values: Independent observations, one for each prompt.
-        statistic: What is estimated.
+        values: Observations, one for each prompt.
+        mean: Which one.
+        clusters: What each value belongs to, such as the frame of its prompt, where values of one cluster
+            go together: then clusters are drawn, not values. Without them, values are independent.
         seed: The same seed gives the same interval.
         confidence: Of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
 
+    Returns:
+        Without an interval if there are fewer than `MIN_SAMPLE` values, or clusters.
+
     Raises:
-        ValueError: There is no value.
+        ValueError: There is no value, or none above 0 for a geometric mean.
     """
-    value = statistic(values)
-    if len(values) == 1:
-        return {"value": value, "low": value, "high": value}
-    return _bootstrap(
-        value,
-        (values,),
-        lambda resample: statistic(resample.tolist()),
-        seed,
-        vectorized=False,
-        confidence_level=confidence,
-    )
+    geometric = mean == "geometric"
+    value = geometric_mean(values) if geometric else fmean(values)
+    groups: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for place, one in enumerate(values):
+        groups[clusters[place] if clusters else place].append(math.log(one) if geometric else one)
+    if len(groups) < MIN_SAMPLE:
+        return {"value": value, "low": None, "high": None}
+    low, high = _bootstrap([*map(sum, groups.values())], [*map(len, groups.values())], seed, confidence)
+    if geometric:
+        low, high = math.exp(low), math.exp(high)
+    return {"value": value, "low": low, "high": high}
+
+
+def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
+    """The mean of differences; see `estimate`."""
+    bound = estimate(values, "arithmetic", clusters=clusters, confidence=0.9)["low"]
+    return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}
 
 
 def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Estimate | None:
     """The sum of the parts to that of the wholes, in percent, with its 95% percentile bootstrap interval.
 
     Args:
-        parts: One for each prompt, such as its instructions that were followed.
-        wholes: One for each, such as all its instructions; prompts are drawn, not instructions.
+        parts: One for each prompt, such as its promises that have a fault.
+        wholes: One for each, such as all its promises; prompts are drawn, not promises.
         seed: The same seed gives the same interval.
 
     Returns:
         None if the wholes are nothing. Where all or none have it, every draw is alike: the interval is then
         that of `share` over the prompts.
     """
-    from numpy import maximum
-
     if not sum(wholes):
         return None
     value = 100 * sum(parts) / sum(wholes)
     if not any(parts) or list(parts) == list(wholes):
         return share([value > 0] * sum(whole > 0 for whole in wholes))
-    return _bootstrap(
-        value,
-        (parts, wholes),
-        lambda some, all_, axis: 100 * some.sum(axis=axis) / maximum(1, all_.sum(axis=axis)),
-        seed,
-        paired=True,
-    )
+    if len(parts) < MIN_SAMPLE:
+        return {"value": value, "low": None, "high": None}
+    low, high = _bootstrap(parts, wholes, seed, 0.95)
+    return {"value": value, "low": 100 * low, "high": 100 * high}
 
 
 def _bootstrap(
-    value: float, data: tuple[Sequence[float], ...], statistic: Callable[..., Any], seed: int, **options: Any
-) -> Estimate:
-    """A value with its percentile bootstrap interval; the options are `scipy.stats.bootstrap`'s."""
+    parts: Sequence[float], wholes: Sequence[float], seed: int, confidence: float
+) -> tuple[float, float]:
+    """The percentile interval of the sum of the parts to that of the wholes, both drawn together."""
+    from numpy import maximum
     from scipy.stats import bootstrap
 
-    given: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "rng": seed, **options}
-    found: Any = bootstrap(data, statistic, **given).confidence_interval
-    return {"value": value, "low": float(found.low), "high": float(found.high)}
+    def statistic(some: Any, all_: Any, axis: int) -> Any:
+        return some.sum(axis=axis) / maximum(1, all_.sum(axis=axis))
+
+    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": seed}
+    found: Any = bootstrap((parts, wholes), statistic, confidence_level=confidence, **options)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def format_estimate(found: Estimate | None, form: str = ".1f") -> str:
-    """An estimate for a table: `51.2 (47.9 to 54.4)`."""
+    """An estimate for a table: `51.2 (47.9 to 54.4)`; `51.2` without an interval."""
     if found is None:
         return "-"
-    return f"{found['value']:{form}} ({found['low']:{form}} to {found['high']:{form}})"
+    value = f"{found['value']:{form}}"
+    if found["low"] is None or found["high"] is None:
+        return value
+    return f"{value} ({found['low']:{form}} to {found['high']:{form}})"
 
 
-def share(verdicts: Sequence[bool]) -> Estimate:
-    """How many of the verdicts hold, in percent, with Wilson's 95% interval (1927)."""
+def format_gain(found: Gain | None, form: str = ".1f") -> str:
+    """A difference for a table: `+1.2 (-0.4 to +2.9), at least -0.1`."""
+    shown = format_estimate(found, f"+{form}")
+    return f"{shown}, at least {found['bound']:+{form}}" if found and found["bound"] is not None else shown
+
+
+def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
+    """How many of the verdicts hold, in percent, with Wilson's 95% interval (1927).
+
+    With clusters (`estimate`), unless all verdicts are the same, it is the bootstrap's.
+    """
     from scipy.stats import binomtest
 
+    if clusters and len({*verdicts}) > 1:
+        return estimate([100.0 * one for one in verdicts], "arithmetic", clusters=clusters)
     found: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
     return {"value": 100 * fmean(verdicts), "low": 100 * float(found.low), "high": 100 * float(found.high)}
 

@@ -1,25 +1,22 @@
-"""All plots of the reports, with matplotlib; `report.mplstyle` has their look."""
+"""The plots of the report, with matplotlib; `report.mplstyle` has their look."""
 
 # matplotlib leaves many of its types open.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from pasta_async.evals.answers import Comparison
     from pasta_async.evals.load import Figures
     from pasta_async.training.statistics import Estimate
 
@@ -30,8 +27,7 @@ __all__ = [
     "exactly",
     "load_curves",
     "quality_by_speed",
-    "realised",
-    "render",
+    "save",
 ]
 
 _STYLE = Path(__file__).with_name("report.mplstyle")
@@ -71,12 +67,9 @@ length-controlled win rate in percent. What lies between them is not at hand."""
 
 
 @mpl.rc_context(fname=_STYLE)
-def render(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """A plot as an image; the same plot gives the same bytes."""
-    file = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    figure.savefig(file, format=kind, dpi=160, metadata=metadata)
-    return file.getvalue()
+def save(figure: Figure, path: Path) -> None:
+    """Write a plot as PNG; the same plot gives the same bytes."""
+    figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
 def best_points(found: Sequence[Point]) -> list[Point]:
@@ -119,7 +112,9 @@ def quality_by_speed(
     for number, (group, own) in enumerate(groups.items()):
         _points(axes, own, f"C{number % 8}", "o-", group if own[0].group else None)
     if baseline:
-        axes.axhspan(baseline["low"], baseline["high"], color=_SOFT, alpha=0.12, lw=0)
+        below, above = _reach(baseline)
+        middle = baseline["value"]
+        axes.axhspan(middle - below, middle + above, color=_SOFT, alpha=0.12, lw=0)
         axes.axhline(baseline["value"], color=_SOFT, lw=1, ls=":")
     _points(axes, plain, _INK, "s")
     _points(axes, published, _SOFT, "D:", "published: other model, judge, machine")
@@ -131,34 +126,23 @@ def quality_by_speed(
     return figure
 
 
+def _reach(found: Estimate) -> tuple[float, float]:
+    """How far an interval reaches below and above its value; nowhere if there is none."""
+    if found["low"] is None or found["high"] is None:
+        return 0.0, 0.0
+    return found["value"] - found["low"], found["high"] - found["value"]
+
+
 def _points(axes: Axes, points: Sequence[Point], colour: str, form: str, label: str | None = None) -> None:
     """Points with their intervals, and a line through them if the form has one and they have a label."""
     if label and points:
         axes.plot(*zip(*(p.place for p in points), strict=True), form[1:], color=colour, lw=1.4, label=label)
     for point in points:
-        x, y = ([[e["value"] - e["low"]], [e["high"] - e["value"]]] for e in (point.speedup, point.quality))
+        x, y = ([[end] for end in _reach(one)] for one in (point.speedup, point.quality))
         axes.errorbar(*point.place, xerr=x, yerr=y, color=colour, lw=1.6, alpha=0.55)
         fill = colour if point.measured else _CARD
         axes.plot(*point.place, form[0], ms=9, color=fill, mec=colour, mew=1.8, zorder=3)
         axes.annotate(point.label, point.place, (9, 7), textcoords="offset points", fontsize=9.5)
-
-
-@mpl.rc_context(fname=_STYLE)
-def realised(found: Mapping[str, Sequence[Comparison]]) -> Figure:
-    """Realised against theoretical speed-up: a dot for each prompt, a ring for each geometric mean."""
-    figure = Figure(figsize=(6.2, 5.2))
-    axes = figure.subplots()
-    axes.set(xlabel="theoretical speed-up", ylabel="realised speed-up (wall clock)", aspect="equal")
-    axes.axline((1, 1), slope=1, color=_SOFT, lw=1, ls=":")
-    axes.xaxis.set_major_formatter(_TIMES)
-    axes.yaxis.set_major_formatter(_TIMES)
-    for number, (label, pairs) in enumerate(found.items()):
-        x, y, colour = [p.theoretical for p in pairs], [p.speedup for p in pairs], f"C{number % 8}"
-        axes.scatter(x, y, s=16, color=colour, alpha=0.35, lw=0)
-        middle = geometric_mean(x), geometric_mean(y)
-        axes.plot(*middle, "o", ms=11, color=colour, mec=_CARD, mew=2, zorder=3, label=label)
-    axes.legend(loc="upper left", handletextpad=0.3)
-    return figure
 
 
 @mpl.rc_context(fname=_STYLE)

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare
 from pasta_async.evals.load import Block
-from pasta_async.evals.report.plots import Point
+from pasta_async.training.statistics import estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from pasta_async.evals.answers import Comparison
     from pasta_async.training.statistics import Estimate
 
-__all__ = ["Model", "Results", "best", "dominated_by", "read_results", "read_run", "timed"]
+__all__ = ["Model", "Results", "best", "read_results", "read_run"]
+
+_INSTRUMENTS = ("faults", "likelihood", "ifeval", "judge")
+_UNITS = {"speed": ("prompt", "number"), "load": ("mode", "level", "round")}
+"""What every method has to be measured at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,45 +46,16 @@ class Model:
         """Of all prompts together."""
         return self.result["all"]
 
-    @property
-    def place(self) -> tuple[float, float]:
-        """Theoretical speed-up, and score in percent."""
-        return self.figures["theoretical_speedup"]["value"], self.figures["score"]["value"]
 
-    def speedup(self, kind: str, clocks: Mapping[str, Estimate]) -> Estimate | None:
-        """One of its speed-ups, if it was measured.
+def best(found: Sequence[Model], margin: float) -> Model | None:
+    """The candidate with the highest theoretical speed-up among those that are not worse than the baseline.
 
-        Args:
-            kind: Which one; `wall_clock` is what was timed under its label, or else with its answers.
-            clocks: What was timed, by label.
-        """
-        timed = clocks.get(self.label) or self.result.get("wall_clock", {}).get("speedup")
-        return timed if kind == "wall_clock" else self.figures[kind]
-
-    def point(self, kind: str, clocks: Mapping[str, Estimate]) -> Point | None:
-        """Its place in a plot; None if this speed-up was not measured."""
-        found = self.speedup(kind, clocks)
-        return found and Point(self.label, found, self.figures["score"], group=self.group)
-
-
-def best(found: Sequence[Model]) -> Model | None:
-    """The candidate with the highest speed-up among those whose score is not below the baseline's.
-
-    Not below it beyond the 95% interval of the difference; if there is none, the one with the highest score.
+    That is: with 95% confidence, one-sided, its score is less than `margin` points below the baseline's. None
+    if there is none.
     """
-    candidates = [model for model in found if model.candidate]
-    as_good = [model for model in candidates if model.figures["difference"]["high"] >= 0]
-    if as_good:
-        return max(as_good, key=lambda model: model.place[0])
-    return max(candidates, key=lambda model: model.place[1], default=None)
-
-
-def dominated_by(model: Model, found: Sequence[Model]) -> list[Model]:
-    """Those that are at least as good and as fast as a model, and better in one of both."""
-    fast, good = model.place
-    return [
-        one for one in found if one.place[0] >= fast and one.place[1] >= good and one.place != model.place
-    ]
+    bounds = [(model, model.figures["difference"]["bound"]) for model in found if model.candidate]
+    as_good = [model for model, bound in bounds if bound is not None and bound >= -margin]
+    return max(as_good, key=lambda one: one.figures["theoretical_speedup"]["value"], default=None)
 
 
 @dataclass(slots=True)
@@ -91,12 +65,58 @@ class Results:
     title: str = "Parallel decoding, measured"
     models: list[Model] = field(default_factory=list[Model])
     """Of `frontier`."""
-    of: defaultdict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    """By kind and label: results of `alpaca`, runs of `speed`, rows of `methods`, blocks of `load`."""
+    clocks: dict[str, Estimate] = field(default_factory=dict[str, "Estimate"])
+    """The speed-up by wall clock, by label: of `speed`."""
+    alpaca: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Results of `alpaca`, by label."""
+    instruments: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Results of the other instruments, by label and kind."""
+    loads: dict[str, list[Block]] = field(default_factory=dict[str, list[Block]])
+    """Blocks of `load`, by label."""
     sources: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """A row of a table for each file: what was measured where and when (last, if it was gone on with)."""
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Of a run: a row for each kind of step."""
+
+    def clock(self, model: Model) -> Estimate | None:
+        """A model's speed-up by wall clock: of what was timed under its label, or else with its answers."""
+        return self.clocks.get(model.label) or model.result.get("wall_clock", {}).get("speedup")
+
+    def add(self, label: str, path: Path, head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+        """Add what a file holds.
+
+        Raises:
+            InvalidRequestError: It is no result that is reported on, or is broken off.
+        """
+        kind = str(head.get("benchmark"))
+        if kind == "frontier":
+            self.models.append(Model(label, head))
+        elif kind == "alpaca":
+            self.alpaca[label] = head
+        elif kind in _INSTRUMENTS:
+            self.instruments[f"{label}, {kind}"] = head
+        elif kind not in _UNITS:
+            raise InvalidRequestError(f"{path} is no result that is reported on: its benchmark is {kind!r}")
+        else:
+            self._add_rows(label, path, kind, [row for row in rows if "environment" not in row])
+        environments = [row["environment"] for row in (head, *rows) if "environment" in row]
+        self.sources.append({"label": label, "file": path.name, "what": kind, **_origin(head, environments)})
+
+    def _add_rows(self, label: str, path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> None:
+        methods = defaultdict[tuple[Any, ...], set[str]](set)
+        try:
+            for row in rows:
+                methods[tuple(row.get(key, 0) for key in _UNITS[kind])].add(row["method"])
+            if len({*map(frozenset, methods.values())}) > 1:
+                raise ValueError("not every method was measured everywhere")
+            if kind == "load":
+                self.loads[label] = [Block(**row) for row in rows]
+            elif pairs := compare([Answer(**row) for row in rows]):
+                self.clocks[label] = estimate([one.speedup for one in pairs])
+        except (TypeError, KeyError, ValueError) as error:
+            raise InvalidRequestError(
+                f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
+            ) from error
 
 
 def read_results(names: Sequence[str]) -> Results:
@@ -111,18 +131,12 @@ def read_results(names: Sequence[str]) -> Results:
         path = Path(given)
         label = label or (path.parent.name if path.stem == "result" else "") or path.stem
         head, *rows = _rows(path)
-        kind = str(head.get("benchmark"))
-        if (kind, label) in taken:
-            raise InvalidRequestError(f"two results of {kind} are called {label!r}: name them by LABEL=PATH")
-        taken.add((kind, label))
-        if kind == "frontier":
-            results.models.append(Model(label, head))
-        else:
-            results.of[kind][label] = head if kind == "alpaca" else _measured(path, kind, rows)
-        environments = [row["environment"] for row in [head, *rows] if "environment" in row]
-        results.sources.append(
-            {"label": label, "file": path.name, "what": kind, **_origin(head, environments)}
-        )
+        if (known := (str(head.get("benchmark")), label)) in taken:
+            raise InvalidRequestError(
+                f"two results of {known[0]} are called {label!r}: name them by LABEL=PATH"
+            )
+        taken.add(known)
+        results.add(label, path, head, rows)
     return results
 
 
@@ -142,27 +156,6 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise InvalidRequestError(f"{path} holds no results")
     return rows
-
-
-def _measured(path: Path, kind: str, rows: Sequence[dict[str, Any]]) -> list[Any]:
-    if kind not in ("speed", "methods", "load"):
-        raise InvalidRequestError(f"{path} is no result of alpaca, frontier, speed, methods or load")
-    make, unit = (Block, ("mode", "level", "round")) if kind == "load" else (Answer, ("prompt", "number"))
-    rows = [row for row in rows if "environment" not in row]
-    methods = defaultdict[tuple[Any, ...], set[str]](set)
-    try:
-        for row in rows:
-            methods[tuple(row.get(key, 0) for key in unit)].add(row["method"])
-        found: list[Any] = [make(**row) for row in rows]
-        if kind == "speed":
-            compare(found)
-        if len({*map(frozenset, methods.values())}) > 1:
-            raise ValueError("not every method was measured everywhere")
-    except (TypeError, KeyError, ValueError) as error:
-        raise InvalidRequestError(
-            f"{path} is not whole ({error}): give the command that made it once more, and it goes on"
-        ) from error
-    return found
 
 
 def read_run(run: Path) -> Results:
@@ -200,13 +193,3 @@ def _model(name: str, result: dict[str, Any], start: str) -> Model:
     weight = short.removeprefix("lambda").replace("inf", "\N{INFINITY}")
     label = f"\N{GREEK SMALL LETTER LAMDA} = {weight}"
     return Model(label, result, f"round {stage.removeprefix('round')}", candidate=True)
-
-
-def timed(results: Results) -> dict[str, list[Comparison]]:
-    """What was timed, by label: every model under `speed`, every method under `methods`."""
-    found = {label: compare(rows) for label, rows in results.of["speed"].items()}
-    for label, rows in results.of["methods"].items():
-        where = f" ({label})" if len(results.of["methods"]) > 1 else ""
-        for name in dict.fromkeys(row.method for row in rows if row.method != "sequential"):
-            found[f"{name}{where}"] = compare(rows, name, "sequential")
-    return found

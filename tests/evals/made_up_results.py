@@ -29,7 +29,8 @@ def alpaca(win_rate: float, speedup: float) -> dict[str, Any]:
     return {
         "benchmark": "alpaca",
         "backend": "http://127.0.0.1:30000",
-        "prompts": {"sha256": "0", "official": False, "count": 60},
+        "prompts": 60,
+        "official": False,
         "judge": {"model": "made-up judge"},
         "length_control": "length_controlled_noreg",
         "versions": {"alpaca_eval": "0.6.6"},
@@ -57,6 +58,16 @@ def frontier() -> dict[str, Any]:
     return {**head, **outcome(prompts, parallel, grades, (baseline, [1.0] * len(prompts)))}
 
 
+def ifeval() -> dict[str, Any]:
+    gain = {**estimate(10, 5), "bound": 6.0}
+    return {
+        "benchmark": "ifeval",
+        "environment": ENVIRONMENT,
+        "methods": {form: {"prompts": 20, "strict": estimate(40, 9)} for form in ("baseline", "parallel")},
+        "differences": {"parallel - baseline": {"strict": gain}},
+    }
+
+
 def runs() -> Iterable[Answer]:
     draw = random.Random(0)
     for prompt in range(40):
@@ -80,21 +91,6 @@ def runs() -> Iterable[Answer]:
             )
 
 
-def played() -> Iterable[Answer]:
-    draw = random.Random(1)
-    methods = {
-        "sequential": (1.0, 1.0),
-        "pasta": (0.55, 0.9),
-        "skeleton": (0.62, 0.8),
-        "no join": (0.6, 0.92),
-    }
-    for prompt in range(20):
-        length = draw.randrange(200, 500)
-        for name, (share, realised) in methods.items():
-            path = round(length * share * draw.uniform(0.9, 1.1)) if share < 1 else length
-            yield Answer(prompt, name, 0, path / 100 / realised, 0.02, length, path, 4, 200, 60)
-
-
 def blocks() -> Iterable[Block]:
     draw = random.Random(2)
     loads: dict[Mode, tuple[float, ...]] = {"closed": (1, 4, 16, 64), "open": (0.5, 1, 2)}
@@ -112,7 +108,7 @@ def blocks() -> Iterable[Block]:
 
 def write_results(folder: Path) -> dict[str, Path]:
     """A file of each kind, and their paths by kind."""
-    rows = {"speed": runs(), "methods": played(), "load": blocks()}
+    rows = {"speed": runs(), "load": blocks()}
     written = {name: folder / f"{name}.jsonl" for name in rows}
     for name, path in written.items():
         head = [{"benchmark": name, "backend": "local:"}, {"environment": ENVIRONMENT}]
@@ -122,6 +118,7 @@ def write_results(folder: Path) -> dict[str, Path]:
         "fast": alpaca(47, 1.8),
         "slow": alpaca(46, 1.2),
         "frontier": frontier(),
+        "ifeval": ifeval(),
     }
     for name, content in objects.items():
         written[name] = folder / name / "result.json"

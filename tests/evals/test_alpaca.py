@@ -23,8 +23,9 @@ from judge_server import (
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError
-from pasta_async.evals.alpaca import main, read_difficulty, read_questions
-from pasta_async.evals.documents import Prompt
+from pasta_async.evals import answers as answering
+from pasta_async.evals.alpaca import main, read_difficulty
+from pasta_async.evals.documents import Prompt, read_prompts
 from pasta_async.evals.judging import JudgeFailedError, JudgementSettings, Pair, judge
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def written(path: Path, questions: list[Prompt]) -> Path:
     return path
 
 
-def test_the_command_answers_once_and_judges_what_it_answered(
+def test_the_command_judges_answers_that_another_one_wrote(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = [
@@ -146,47 +147,40 @@ def test_the_command_answers_once_and_judges_what_it_answered(
     ]
     questions = [Prompt(prompt, "made up") for prompt in prompts]
     out = tmp_path / "out"
-    command = [
-        "--prompts",
-        str(written(tmp_path / "p.jsonl", questions)),
-        "--out",
-        str(out),
-        "--max-tokens",
-        "60",
-    ]
-    run(main, "", *command)
-    assert not (out / "result.json").exists()
-    rows = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()[1:]]
+    file = written(tmp_path / "p.jsonl", questions)
+    answered = tmp_path / "answers.jsonl"
+    run(answering.main, "--max-tokens 60 --prompts", file, "--out", answered)
+    rows = [json.loads(line) for line in answered.read_text().splitlines()[1:]]
     texts = {(row["prompt"], row["method"]): row["text"] for row in rows}
     assert len(texts) == 6
 
     with judging(prefers({texts[n, "parallel"] for n in range(3)})) as (judge_, url):
-        run(main, "", *command, "--judge", url, "--judge-model", "kind")
+        run(main, "--judge-model kind --judge", url, answered, "--out", out)
     draws = sum(texts[n, "parallel"] == texts[n, "baseline"] for n in range(3))
     result = json.loads((out / "result.json").read_text())
     assert result["win_rate"]["value"] == pytest.approx(100 - 50 * draws / 3)
     assert judge_.asked.total() == 3 - draws
     assert (result["same_text"], result["missing"]) == (draws, 0)
-    assert (result["prompts"]["count"], result["prompts"]["official"]) == (3, False)
+    assert (result["prompts"], result["official"]) == (3, False)
     assert result["length_control"] == "length_controlled_minimal"
     assert "five prompts" in result["length_controlled_win_rate"]["reason"]
     assert result["versions"]["alpaca_eval"].startswith("0.6.")
-    assert result["theoretical_speedup"]["value"] > 0
     assert [row["dataset"] for row in result["by_dataset"]] == ["made up"]
-    assert len((out / "answers.jsonl").read_text().splitlines()) == 7  # nothing was answered again
     assert "| made up | 3 |" in capsys.readouterr().out
-
-    assert "max_tokens: 60 there, 61 now" in refused(main, "", *command[:-1], "61")
+    assert "max_tokens: 60 there, 61 now" in refused(
+        answering.main, "--max-tokens 61 --prompts", file, "--out", answered
+    )
 
 
 def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(tmp_path: Path) -> None:
     questions = [Prompt("Again and again. " * 2000, "long"), Prompt("Follow the steps.", "short")]
-    prompts = written(tmp_path / "p.jsonl", questions)
-    run(main, "--backend local:pasta-tiny --max-tokens 5 --prompts", prompts, "--out", tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()[1:]]
+    prompts, out = written(tmp_path / "p.jsonl", questions), tmp_path / "answers.jsonl"
+    run(answering.main, "--backend local:pasta-tiny --max-tokens 5 --prompts", prompts, "--out", out)
+    rows = [json.loads(line) for line in out.read_text().splitlines()[1:]]
     assert {(row["prompt"], row["method"], bool(row["tokens"])) for row in rows} == {
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")
     }
+    assert {row["finish_reason"] for row in rows} == {"length"}
 
 
 def difficulties(path: Path, *rows: str) -> Path:
@@ -195,7 +189,7 @@ def difficulties(path: Path, *rows: str) -> Path:
 
 
 def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) -> None:
-    questions = [Prompt("One?", ""), Prompt("Two?", "")]
+    questions = ["One?", "Two?"]
     head = "index,instruction_difficulty,instruction"
     good = difficulties(tmp_path / "good.csv", head, "0,0.5,One?", "1,-1,Two?")
     assert read_difficulty(good, questions) == [0.5, -1]
@@ -216,18 +210,16 @@ def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) ->
 )
 def test_difficulties_that_may_be_of_other_prompts_are_refused(tmp_path: Path, rows: list[str]) -> None:
     with pytest.raises(InvalidRequestError):
-        read_difficulty(difficulties(tmp_path / "d.csv", *rows), [Prompt("One?", ""), Prompt("Two?", "")])
+        read_difficulty(difficulties(tmp_path / "d.csv", *rows), ["One?", "Two?"])
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"dataset": "a"}', '{"instruction": "One?"}\n{"instruction": "One?"}', "One?"]
-)
+@pytest.mark.parametrize("text", ["", '{"dataset": "a"}', "One?"])
 def test_prompts_that_cannot_be_used_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
     with pytest.raises(InvalidRequestError, match=r"p\.jsonl"):
-        read_questions(tmp_path / "p.jsonl")
+        read_prompts(tmp_path / "p.jsonl")
 
 
 def test_prompts_may_be_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text('[{"instruction": "One?", "dataset": "koala", "output": "1"}]')
-    assert read_questions(tmp_path / "p.json") == [Prompt("One?", "koala")]
+    assert read_prompts(tmp_path / "p.json") == [Prompt("One?", "koala")]

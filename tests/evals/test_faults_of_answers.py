@@ -35,24 +35,20 @@ def answers_file(path: Path) -> Path:
 
 
 def test_shares_of_answers_and_of_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "new" / "faults.json"
+    out = tmp_path / "new"
     run(main, f"{answers_file(tmp_path / 'answers.jsonl')} --out {out}")
-    result = json.loads(out.read_text())
+    result = json.loads((out / "result.json").read_text())
     assert result["answers"] == {"benchmark": "made up"}
     parallel, baseline = result["methods"]["parallel"], result["methods"]["baseline"]
-    assert (parallel["prompts"], parallel["promises"], baseline["promises"]) == (3, 6, 0)
     for name in ("repeat", "cut", "off_topic"):
-        assert parallel["faults"][name]["answers"]["value"] == pytest.approx(100 / 3)
-        assert parallel["faults"][name]["promises"]["value"] == pytest.approx(100 / 6)
-        assert baseline["faults"][name]["promises"] is None
-    assert parallel["faults"]["empty"]["promises"]["high"] > 0, "none of three is not never"
+        assert parallel[name]["value"] == pytest.approx(100 / 3)
+        assert result["promises"]["parallel"][name]["value"] == pytest.approx(100 / 6)
+        assert result["promises"]["baseline"][name] is None
+    assert result["promises"]["parallel"]["empty"]["high"] > 0, "none of three is not never"
     assert parallel["any"]["value"] == pytest.approx(200 / 3)
-    assert (
-        baseline["faults"]["malformed"]["answers"]["value"]
-        == baseline["any"]["value"]
-        == pytest.approx(100 / 3)
-    )
-    assert "| repeat | 33.3 " in capsys.readouterr().out
+    assert baseline["malformed"]["value"] == baseline["any"]["value"] == pytest.approx(100 / 3)
+    assert result["differences"]["parallel - baseline"]["any"]["value"] == pytest.approx(100 / 3)
+    assert "| parallel | 3 | " in capsys.readouterr().out
 
 
 def test_answers_are_read_in_order_of_the_prompts(tmp_path: Path) -> None:
@@ -61,8 +57,9 @@ def test_answers_are_read_in_order_of_the_prompts(tmp_path: Path) -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    refused(main, str(tmp_path / "missing.jsonl"))
+    out = f"--out {tmp_path}"
+    refused(main, f"{out} {tmp_path / 'missing.jsonl'}")
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
-    refused(main, str(tmp_path / "other.jsonl"))
+    refused(main, f"{out} {tmp_path / 'other.jsonl'}")
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
-    refused(main, str(tmp_path / "other.jsonl"))
+    refused(main, f"{out} {tmp_path / 'other.jsonl'}")

@@ -28,10 +28,9 @@ async def answered(
 ) -> dict[str, Any]:
     clock = VirtualClock()
     backend = ScriptedBackend(scripts, clock=clock, latency=0.01)
-    texts = [prompt.text for prompt in prompts]
     async with Client(backend, clock=clock) as client:
         with Journal(path, {"made": "up", **changed}) as journal:
-            answers = await answer_all(client, texts, journal, sampling=Sampling(), together=3)
+            answers = await answer_all(client, prompts, journal, sampling=Sampling(), together=3)
     parallel, baseline = of_form(answers, "parallel"), of_form(answers, "baseline")
     own, plain = (
         [grade(p.example, one.text) for p, one in zip(prompts, found, strict=True) if p.example]
@@ -41,19 +40,21 @@ async def answered(
 
 
 async def test_the_score_is_that_of_the_task(tmp_path: Path) -> None:
-    prompts = held_out(["describe", "chain"], 4)
+    prompts = held_out(["describe", "chain"], 12)
     scripts = {prompt.text: right(prompt) for prompt in prompts} | {prompts[0].text: "I do not know."}
     found = await answered(prompts, scripts, tmp_path / "a.jsonl")
-    assert found["all"]["right"]["value"] == 87.5
+    assert found["all"]["right"]["value"] == pytest.approx(2300 / 24)
     assert found["by_family"]["chain"]["right"]["value"] == 100
-    assert found["all"]["difference"] == {"value": 0, "low": 0, "high": 0}
+    assert found["all"]["difference"] == {"value": 0, "low": 0, "high": 0, "bound": 0}
     assert found["by_family"]["describe"]["theoretical_speedup"]["value"] > 1
     low, high = (found["all"]["right"][end] for end in ("low", "high"))
-    assert 50 < low < 87.5 < high < 100
+    assert 75 < low < 2300 / 24 < high <= 100
     groups = ["describe", "chain", "unseen names", "unseen templates", "all"]
     assert [row[""] for row in table(found)] == [*groups, *(f"{name}, baseline" for name in groups)]
     assert found["by_split"]["unseen templates"]["all"]["right"]["value"] == 100
-    assert found["by_split"]["unseen names"]["by_family"]["describe"]["right"]["value"] == 50
+    assert found["by_split"]["unseen names"]["by_family"]["describe"]["right"]["value"] == pytest.approx(
+        500 / 6
+    )
 
 
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:

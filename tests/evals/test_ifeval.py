@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands_run import refused, run
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import read_answers
+from pasta_async.evals import answers as answering
+from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.documents import read_prompts
-from pasta_async.evals.ifeval import accuracy, difference, main
-from pasta_async.evals.instructions import Question, Verdict, check, read_questions
+from pasta_async.evals.ifeval import Question, Verdict, accuracy, check, main, read_questions
 from pasta_async.evals.records import write_rows
 
 if TYPE_CHECKING:
@@ -94,25 +95,37 @@ def test_a_run_checks_what_three_answered_and_goes_on_where_it_was_interrupted(
     questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    out = tmp_path / "out"
-    command = f"--backend {TINY} --original {TINY} --prompts {questions} --max-tokens 40 --out {out}"
-    run(main, command)
+    out, file = tmp_path / "out", tmp_path / "answers.jsonl"
+    ask = f"--backend {TINY} --original {TINY} --prompts {questions} --max-tokens 40 --out {file}"
+    run(answering.main, ask)
+    assert "| parallel | 2 | " in capsys.readouterr().out
+    run(main, f"{file} --prompts {questions} --out {out}")
     first = capsys.readouterr().out
     result = json.loads((out / "result.json").read_text())
-    assert [*result["methods"]] == ["baseline", "parallel", "original"]
+    assert {*result["methods"]} == {"original", "baseline", "parallel"}
+    strict = "strict, % of instructions"
     assert result["methods"]["baseline"] == result["methods"]["original"], "the same model"
-    assert result["differences"]["baseline - original"]["prompts"]["loose"]["bound"] == 0
-    assert result["methods"]["parallel"]["instructions"]["strict"]["value"] < 100, "no zebra"
+    assert result["differences"]["baseline - original"][strict]["value"] == 0
+    assert result["methods"]["parallel"][strict]["value"] < 100, "no zebra"
     rows = [json.loads(line) for line in (out / "checked.jsonl").read_text().splitlines()]
-    assert [len(row["strict"]) for row in rows] == [1, 2] * 3
-    kept = (out / "answers.jsonl").read_text().splitlines(keepends=True)
-    (out / "answers.jsonl").write_text("".join(kept[:3]))
-    run(main, command)
+    assert sorted(len(row["strict"]) for row in rows) == [1, 1, 1, 2, 2, 2]
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(kept[:3]))
+    refused(main, f"{file} --prompts {questions} --out {out}")
+    run(answering.main, ask)
+    capsys.readouterr()
+    run(main, f"{file} --prompts {questions} --out {out}")
     assert capsys.readouterr().out == first
-    _, answers = read_answers(out / "answers.jsonl")
+    _, answers = read_answers(file)
     texts = {(one.prompt, one.method): one.text for one in answers}
     (verdict,) = (row for row in rows if (row["prompt"], row["method"]) == (0, "parallel"))
     assert verdict["strict"] == ["," not in texts[0, "parallel"]]
+
+
+def test_answers_to_other_prompts_are_refused(questions: Path, tmp_path: Path) -> None:
+    file = tmp_path / "answers.jsonl"
+    write_rows(file, [{"made": "up"}, asdict(Answer(0, "baseline", question="What else?"))])
+    refused(main, f"{file} --prompts {questions} --out {tmp_path}/out")
 
 
 def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
@@ -120,7 +133,8 @@ def test_prompts_without_a_checker_are_refused(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [row, row | {"kwargs": []}, {"prompt": "Do it."}]
     for wrong in rows:
         write_rows(tmp_path / "wrong.jsonl", [wrong])
-        refused(main, f"--backend {TINY} --prompts {tmp_path}/wrong.jsonl --out {tmp_path}/out")
+        with pytest.raises(InvalidRequestError):
+            read_questions(tmp_path / "wrong.jsonl")
     (tmp_path / "wrong.jsonl").write_text("")
     with pytest.raises(InvalidRequestError):
         read_questions(tmp_path / "wrong.jsonl")
@@ -130,17 +144,27 @@ def test_other_benchmarks_can_ask_its_prompts(questions: Path) -> None:
     assert [one.text for one in read_prompts(questions)] == [one["prompt"] for one in QUESTIONS]
 
 
+def accuracies(**verdicts: list[Verdict]) -> dict[str, Any]:
+    forms = {
+        form: [Answer(place, form, promises=place % 2) for place in range(len(own))]
+        for form, own in verdicts.items()
+    }
+    return accuracy(forms, verdicts)
+
+
 def test_accuracy_counts_prompts_and_instructions() -> None:
     verdicts = [Verdict([True, False], [True, True]), Verdict([True], [True])] * 10
-    found = accuracy(verdicts)
-    assert found["prompts"]["strict"]["value"] == 50
-    assert found["prompts"]["loose"]["value"] == 100
-    assert found["instructions"]["strict"]["value"] == pytest.approx(200 / 3)
+    found = accuracies(baseline=verdicts)["methods"]["baseline"]
+    assert found["strict, % of prompts"]["value"] == 50
+    assert found["loose, % of prompts"]["value"] == 100
+    assert found["strict, % of instructions"]["value"] == pytest.approx(200 / 3)
 
 
 def test_a_difference_is_taken_prompt_by_prompt_and_has_a_one_sided_bound() -> None:
     yes, no = Verdict([True], [True]), Verdict([False], [False])
     better, worse = [yes] * 60 + [no] * 40, [yes] * 50 + [no] * 50
-    found = difference(better, worse)["prompts"]["loose"]
+    differences = accuracies(parallel=better, baseline=worse)["differences"]
+    found = differences["parallel - baseline"]["loose, % of prompts"]
     assert found["value"] == pytest.approx(10)
     assert 0 < found["low"] <= found["bound"] < 10 < found["high"]
+    assert differences["where promised"]["loose, % of prompts"]["value"] == pytest.approx(10)

@@ -6,62 +6,46 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import pytest
 from commands_run import refused, run
 
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.documents import digest
-from pasta_async.evals.likelihood import figures, main
+from pasta_async.evals.likelihood import main
 from pasta_async.evals.records import write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROMPTS = ["Tell me of tea.", "Tell me of coffee."]
+    import pytest
+
 TINY = "pasta_async/models/pasta-tiny"
+ANSWERS = [
+    Answer(0, "baseline", text="Tea is old.", question="Tell me of tea."),
+    Answer(0, "parallel", text="Tea is old.", question="Tell me of tea."),
+    Answer(1, "baseline", text="Coffee is older.", question="Tell me of coffee."),
+    Answer(1, "parallel", text="", promises=1, question="Tell me of coffee."),
+]
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """Answers and their prompts; the first prompt has the same answer twice."""
-    answers = [
-        Answer(0, "baseline", text="Tea is old."),
-        Answer(0, "parallel", text="Tea is old."),
-        Answer(1, "baseline", text="Coffee is older."),
-        Answer(1, "parallel", text="", promises=1),
-    ]
-    write_rows(tmp_path / "answers.jsonl", [{"prompts": digest(PROMPTS)}, *map(asdict, answers)])
-    write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in PROMPTS])
-    return tmp_path
-
-
-def test_an_interrupted_run_goes_on_with_what_it_has(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = f"--answers {files}/answers.jsonl --prompts {files}/prompts.jsonl --model {TINY} --out {files}/out"
+def test_an_interrupted_run_goes_on_with_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, ANSWERS)])
+    told = f"{tmp_path}/answers.jsonl --model {TINY} --out {tmp_path}/out"
     run(main, told)
-    first, kept = capsys.readouterr().out, files / "out" / "bits.jsonl"
+    first, kept = capsys.readouterr().out, tmp_path / "out" / "bits.jsonl"
     lines = kept.read_text().splitlines()
     assert len(lines) == 1 + 3, "the same answer to the same prompt is computed once"
     kept.write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
     run(main, told)
     assert capsys.readouterr().out == first
-    methods = json.loads((files / "out" / "result.json").read_text())["methods"]
-    assert methods["baseline"]["bits"]["value"] > 0
-    assert methods["parallel"]["difference"]["value"] == 0
-    assert (methods["parallel"]["prompts"], methods["parallel"]["left_out"]) == (1, 1)
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["methods"]["baseline"]["bits a token"]["value"] > 0
+    assert result["differences"]["parallel - baseline"]["bits a token"]["value"] == 0
+    assert result["differences"]["where promised"]["bits a token"] is None, "one answer without text"
     run(main, told)
 
 
-def test_other_prompts_are_refused(files: Path) -> None:
-    (files / "other.txt").write_text("Tell me of tea.\nTell me of milk.\n")
-    told = f"--answers {files}/answers.jsonl --model {TINY} --out {files}/out"
-    assert "other prompts" in refused(main, f"{told} --prompts {files}/other.txt")
-    refused(main, f"{told} --prompts {files}/missing.txt")
-
-
-def test_differences_are_taken_prompt_by_prompt() -> None:
-    answers = [Answer(place, form, promises=place) for place in range(2) for form in ("baseline", "parallel")]
-    found = figures(answers, [1.0, 1.5, 2.0, 2.25])
-    assert found["parallel"]["difference"]["value"] == pytest.approx(0.375)
-    assert found["parallel"]["with_promises"]["value"] == pytest.approx(0.25)
-    assert found["parallel"]["dearer"]["value"] == 100
-    assert "difference" not in found["baseline"]
+def test_answers_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, ANSWERS[:3])])
+    refused(main, f"{tmp_path}/answers.jsonl --model {TINY} --out {tmp_path}/out")
+    refused(main, f"{tmp_path}/missing.jsonl --model {TINY} --out {tmp_path}/out")

@@ -17,7 +17,7 @@ from command_runs import run
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import UnsupportedModelError
-from pasta_async.training.judge.command import RewardSettings, main, train
+from pasta_async.training.judge.__main__ import RewardSettings, main, train
 from pasta_async.training.judge.head import fit_head, length_effects, length_terms
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
 from pasta_async.training.preference import Plain, SampledPrompt

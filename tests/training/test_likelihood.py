@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import write_records
+from pasta_async.training.judging import Judge
 from pasta_async.training.likelihood import LanguageModel, bits_per_token
 from pasta_async.training.preference import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
@@ -126,7 +127,7 @@ def test_faults_are_taken_off_another_judges_quality(tmp_path: Path) -> None:
     assert [*found.values()] == [0.5, 0.25]
 
 
-class Half:
+class Half(Judge):
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         return 0.5
 

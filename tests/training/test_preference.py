@@ -134,6 +134,20 @@ def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, 
     assert task.fingerprint != keeping.fingerprint
 
 
+def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
+    _, codec = ready(tmp_path)
+    samples = prompt_of(codec, "p", ANSWERS).samples
+    task = BonBon([Pair("a", samples[0], samples[2], 4)], 1.0, kept=[samples[1].trie])
+    task.reference = {0: (-150.0, -80.0)}
+    example = task.example(0)
+    assert example.trees == (samples[0].trie, samples[1].trie)
+    loss, reported = task.loss([torch.tensor([-120.0, -77.0])], [example])
+    assert loss.item() == pytest.approx(120 + 3**2)
+    assert {name: value.item() for name, value in reported.items()} == pytest.approx(
+        {"best_ratio": 30, "nll": 120 / len(samples[0].targets), "kept_ratio": 3}
+    )
+
+
 def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path, keep_plain=True, steps=40, batch=5, alpha=0.0, lr=5e-4))

@@ -62,7 +62,7 @@ def test_smoke_runs_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None
     assert before == {path: path.stat().st_mtime_ns for path in before}
     for model in models:
         assert measured(tmp_path, model)["all"]["prompts"] == 5
-    report = (tmp_path / "report/tables.md").read_text()
+    report = (tmp_path / "report/report.md").read_text()
     assert "| stage 1: noisy |" in report
     assert "| round 1, λ = 4 |" in report
 

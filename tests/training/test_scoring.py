@@ -24,6 +24,7 @@ from judge_server import (
 
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
+from pasta_async.training import judging as judges
 from pasta_async.training.corpus import write_records
 from pasta_async.training.preference import (
     Plain,
@@ -224,7 +225,7 @@ def test_prompts_of_another_kind_are_refused(tmp_path: Path) -> None:
         scored(tmp_path, "task", in_flight=1)
 
 
-class ByLength:
+class ByLength(judges.Judge):
     """Somebody's own judge."""
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
@@ -234,8 +235,9 @@ class ByLength:
 def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
     _, qualities = scored(tmp_path, f"{__name__}:ByLength")
     assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
-    with pytest.raises(InvalidRequestError, match=r"--judge nowhere\.to:find"):
-        scored(tmp_path, "nowhere.to:find")
+    for name in ("nowhere.to:find", "builtins:object"):
+        with pytest.raises(InvalidRequestError, match=f"--judge {name}"):
+            scored(tmp_path, name)
 
 
 # Scores --------------------------------------------------------------------------------------------------

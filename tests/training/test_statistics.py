@@ -5,7 +5,15 @@ from statistics import NormalDist, mean, stdev
 
 import pytest
 
-from pasta_async.training.statistics import estimate, format_estimate, ratio, share
+from pasta_async.training.statistics import (
+    MIN_SAMPLE,
+    Estimate,
+    estimate,
+    format_estimate,
+    gain,
+    ratio,
+    share,
+)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, -2.0]])
@@ -14,19 +22,42 @@ def test_ratios_without_a_geometric_mean_are_refused(values: list[float]):
         estimate(values)
 
 
-def test_equal_values_and_a_single_one_have_an_interval_without_width():
-    for values in ([2.0] * 10, [2.0]):
-        assert [*estimate(values).values()] == pytest.approx([2, 2, 2])
+def test_equal_values_have_an_interval_without_width_and_few_have_none():
+    assert [*estimate([2.0] * MIN_SAMPLE).values()] == pytest.approx([2, 2, 2])
+    for few in ([2.0], [1.0, 4.0] * 4):
+        found = estimate(few)
+        assert found == {"value": pytest.approx(2), "low": None, "high": None}
+        assert format_estimate(found) == "2.0"
+        assert gain(few)["bound"] is None
+    assert ratio([1.0, 0.0], [2.0, 1.0]) == {"value": pytest.approx(100 / 3), "low": None, "high": None}
+
+
+def width(found: Estimate) -> float:
+    low, high = found["low"], found["high"]
+    assert low is not None
+    assert high is not None
+    return high - low
+
+
+def test_values_that_go_together_are_drawn_together():
+    values = [float(number // 8) for number in range(160)]
+    clusters = [number // 8 for number in range(160)]
+    alone, together = estimate(values, "arithmetic"), estimate(values, "arithmetic", clusters=clusters)
+    assert width(together) / width(alone) == pytest.approx(8**0.5, rel=0.15)
+    assert estimate(values, "arithmetic", clusters=[*range(160)]) == alone
+    assert estimate(values, "arithmetic", clusters=[number // 20 for number in range(160)])["low"] is None
+    right = [value > 4 for value in values]
+    assert width(share(right, clusters=clusters)) > 2 * width(share(right))
 
 
 def test_a_bootstrap_of_a_mean_agrees_with_the_normal_interval_and_repeats():
     rng = random.Random(1)
     values = [rng.gauss(10, 2) for _ in range(200)]
     half = NormalDist().inv_cdf(0.975) * stdev(values) / 200**0.5
-    found = estimate(values, mean)
+    found = estimate(values, "arithmetic")
     assert found["low"] == pytest.approx(mean(values) - half, abs=half * 0.2)
     assert found["high"] == pytest.approx(mean(values) + half, abs=half * 0.2)
-    assert found == estimate(values, mean)
+    assert found == estimate(values, "arithmetic")
 
 
 def test_wilsons_interval_of_a_share():
@@ -40,12 +71,13 @@ def test_a_ratio_draws_prompts_not_their_parts():
     found = ratio(parts, wholes)
     assert found and found["value"] == pytest.approx(75)
     alone = share([True] * 120 + [False] * 40)
-    assert found["high"] - found["low"] > 0.8 * (alone["high"] - alone["low"])
+    assert width(found) > 0.8 * width(alone)
     assert ratio([0.0] * 8, [2.0] * 8) == share([False] * 8), "no draw has one, which says little"
     assert ratio([0.0], [0.0]) is None
 
 
 def test_both_ends_of_nine_tenths_are_one_sided_bounds():
     values = [float(number % 7) for number in range(100)]
-    wide, narrow = estimate(values, mean), estimate(values, mean, confidence=0.9)
-    assert wide["low"] < narrow["low"] < mean(values) < narrow["high"] < wide["high"]
+    wide, narrow = estimate(values, "arithmetic"), estimate(values, "arithmetic", confidence=0.9)
+    assert width(narrow) < width(wide)
+    assert gain(values)["bound"] == narrow["low"]

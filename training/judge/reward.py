@@ -1,35 +1,103 @@
-"""A trained judge: its folder, and how it says how good an answer is."""
+"""A trained judge: what it sees of an answer, its folder, and how it says how good an answer is.
 
-# safetensors leaves some of its types open.
-# pyright: reportUnknownVariableType=false
+It sees the mean of a language model's hidden states over the answer's tokens.
+"""
+
+# torch, transformers and safetensors leave some of their types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from pydantic import ValidationError
+import torch
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from transformers import AutoModel
 
+from pasta_async.backends.local.checkpoint import CheckpointFolder
+from pasta_async.backends.local.linear import fast_bfloat16
+from pasta_async.backends.local.memory import keep_freed_memory
+from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import StrictModel, digest, explain
+from pasta_async.training.corpus import StrictModel, explain
 from pasta_async.training.identity import model_digest
-from pasta_async.training.judge.features import AnswerReader, FeatureSettings
 from pasta_async.training.judge.head import Head
+from pasta_async.training.judging import ModelJudge
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["RewardJudge", "StoredJudge"]
+__all__ = ["REFUSAL", "AnswerReader", "FeatureSettings", "RewardJudge", "StoredJudge"]
+
+REFUSAL = "a judge cannot read with it"
+
+
+class FeatureSettings(StrictModel):
+    """What is read of an answer, and by which model."""
+
+    model: Path = Field(description="base of the judge: a checkpoint folder of a Llama, Qwen2 or Qwen3")
+    prompt_tokens: int = Field(
+        default=512, ge=16, description="tokens of a prompt that are read; of a longer one, both ends"
+    )
+    answer_tokens: int = Field(default=512, ge=1, description="tokens of an answer that are read, its first")
+
+
+class AnswerReader:
+    """Reads answers with a frozen model, in bfloat16 where that is fast.
+
+    Args:
+        settings: What to read.
+
+    Raises:
+        UnsupportedModelError: The folder cannot be used.
+    """
+
+    def __init__(self, settings: FeatureSettings) -> None:
+        CheckpointFolder(settings.model, REFUSAL)
+        self._codec = TextCodec.from_folder(settings.model)
+        self._settings = settings
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        keep_freed_memory()
+        model: Any = AutoModel.from_pretrained(
+            settings.model, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+        self._model = model.to(device, dtype).eval()
+        self._device = device
+
+    @torch.inference_mode()
+    def read(self, messages: Sequence[Message], text: str) -> NDArray[Any]:
+        """The features of an answer: [hidden], float32.
+
+        Raises:
+            InvalidRequestError: The prompt does not fit the chat template.
+        """
+        prompt, answer = self._encode(messages, text)
+        ids = torch.tensor([prompt + answer], device=self._device)
+        states = self._model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) :]
+        return states.float().mean(0).cpu().numpy()
+
+    def _encode(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
+        """The ids of a prompt and of an answer; one that is read whole ends with the end-of-text."""
+        prompt = self._codec.encode_chat(messages, {})
+        limit, room = self._settings.answer_tokens, self._settings.prompt_tokens
+        if len(prompt) > room:
+            prompt = prompt[: room // 2] + prompt[len(prompt) - room // 2 :]
+        answer = self._codec.encode(text)
+        return prompt, answer[:limit] if len(answer) > limit else [*answer, *self._codec.end_ids[:1]]
 
 
 class _Description(StrictModel):
@@ -90,8 +158,8 @@ class StoredJudge:
         return {"judge": "reward", "digest": hashed.hexdigest()[:16]}
 
 
-class RewardJudge:
-    """A trained judge as a `pasta_async.training.score.Judge`: how likely an answer beats the baseline's.
+class RewardJudge(ModelJudge):
+    """A trained judge: how likely an answer beats the baseline's.
 
     What preferences owe to length alone is left out, as if both were of the same length.
 
@@ -101,15 +169,18 @@ class RewardJudge:
     """
 
     def __init__(self, stored: StoredJudge, journal: Journal) -> None:
-        self._stored, self._journal = stored, journal
-        self._known: dict[str, float] = {row["key"]: row["reward"] for row in journal.rows}
-        self._turn = asyncio.Lock()
+        super().__init__(journal)
+        self._stored = stored
+
+    def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> list[float]:
+        """The rewards of some answers."""
+        return [self._stored.head.reward(self._reader.read(messages, text), text) for text in texts]
 
     async def quality(self, prompt: SampledPrompt, text: str) -> float:
         """The probability that an answer is better than the baseline's: a half if they are the same.
 
-        An answer without text is worse than any other. A cancelled call leaves at once; what is computed
-        then is finished in its thread, and dropped.
+        An answer without text is worse than any other. Cancelling it leaves what is under way to end by
+        itself, unused.
 
         Raises:
             InvalidRequestError: The prompt does not fit the chat template of the judge's base.
@@ -118,19 +189,8 @@ class RewardJudge:
         other = prompt.baseline.text
         if text == other or not (text.strip() and other.strip()):
             return 0.5 + 0.5 * (bool(text.strip()) - bool(other.strip()))
-        odds = await self._reward(prompt.messages, text) - await self._reward(prompt.messages, other)
-        return 0.5 + 0.5 * math.tanh(odds / 2)
-
-    async def _reward(self, messages: tuple[Message, ...], text: str) -> float:
-        key = digest(messages, text)
-        async with self._turn:
-            if key not in self._known:
-                self._known[key] = await asyncio.to_thread(self._compute, messages, text)
-                self._journal.append({"key": key, "reward": self._known[key]})
-        return self._known[key]
-
-    def _compute(self, messages: tuple[Message, ...], text: str) -> float:
-        return self._stored.head.reward(self._reader.read(messages, text), text)
+        found = await self.figures(prompt, (text, other))
+        return 0.5 + 0.5 * math.tanh(((found[text] or 0.0) - (found[other] or 0.0)) / 2)
 
     @cached_property
     def _reader(self) -> AnswerReader:

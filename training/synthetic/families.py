@@ -71,6 +71,8 @@ class Example:
     """For each sentence of the answer that states facts: the words that it must contain, in order."""
     names: tuple[str, ...]
     """Every invented name in the prompt."""
+    frame: str = ""
+    """How the request is worded, of which the facts are no part (`Template.frame`)."""
 
 
 class Template(NamedTuple):
@@ -126,7 +128,7 @@ def sample(
     separator = "\n- " if template.as_list else _TASK["families"][family]["separator"]
     document, facts = _answer(family, content, separator, count_tokens or _rough_count)
     prompt = template.fill(content.items, content.slots)
-    return Example(family, split, seed, prompt, document, facts, tuple(content.names))
+    return Example(family, split, seed, prompt, document, facts, tuple(content.names), template.frame)
 
 
 def _with_small_talk(rng: random.Random, frame: str) -> str:

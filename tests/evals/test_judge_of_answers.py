@@ -1,0 +1,59 @@
+"""The command that asks a judge about answers, and writing them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from commands_run import refused, run
+
+from pasta_async.evals import answers as answering
+from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.judge import main
+from pasta_async.evals.records import write_rows
+from pasta_async.training.judging import Judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from pasta_async.training.preference import SampledPrompt
+
+
+class Longer(Judge):
+    """Finds the longer answer better."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        other = prompt.baseline.text
+        return 0.5 + 0.5 * ((len(text) > len(other)) - (len(text) < len(other)))
+
+
+def test_each_form_is_compared_with_the_plain_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old.", "original": "Tea."}
+    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, rows)])
+    run(main, f"{tmp_path}/answers.jsonl --judge {__name__}:Longer --out {tmp_path}/out")
+    assert "| parallel | 12 | 100.0" in capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    found = {form: own["quality %"]["value"] for form, own in result["methods"].items()}
+    assert found == {"baseline": 50, "parallel": 100, "original": 0}
+    assert result["differences"]["parallel - baseline"]["quality %"]["bound"] == 50
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, asdict(rows[1])])
+    refused(main, f"{tmp_path}/answers.jsonl --judge {__name__}:Longer --out {tmp_path}/out")
+
+
+def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Tell me of tea.\nTell me of coffee.\nTell me of milk.\n")
+    ask = f"--backend local:pasta-tiny --prompts {tmp_path}/p.txt --temperature 1 --max-tokens 12"
+    found = {
+        name: run(answering.main, f"{ask} --out {tmp_path}/{name}.jsonl {more}")
+        or [(one.method, one.question, one.text) for one in read_answers(tmp_path / f"{name}.jsonl")[1]]
+        for name, more in {"a": "", "b": "--together 1", "c": "--seed 2", "d": "--sample 2"}.items()
+    }
+    assert found["a"] == found["b"] != found["c"]
+    assert len(found["d"]) == 4
+    assert {*found["d"]} < {*found["a"]}

@@ -1,0 +1,134 @@
+"""Judges of answers: what one is, and those that need no model here."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pasta_async.errors import InvalidRequestError
+from pasta_async.training.corpus import Record, digest
+from pasta_async.training.endpoint import NAMES, Comparer, probability
+from pasta_async.training.synthetic.families import grade
+from pasta_async.training.synthetic.records import example_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pasta_async.jobs import Journal
+    from pasta_async.protocol import Message
+    from pasta_async.training.preference import SampledPrompt
+
+__all__ = ["JUDGE_PROMPT", "Judge", "ModelJudge", "PairwiseJudge", "TaskJudge"]
+
+JUDGE_PROMPT: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
+)
+"""The `system` and the `user` message that compare two answers."""
+
+
+class Judge(ABC):
+    """Says how good an answer is. A judge that costs something keeps its verdicts."""
+
+    sees_length: ClassVar[bool] = True
+    """Whether an answer that says less is worse for it; else being short must not make it faster."""
+    sees_faults: ClassVar[bool] = True
+    """Whether an answer is worse for the faults that a program counts; else they are taken off."""
+
+    @abstractmethod
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """The quality of an answer to a prompt, from 0 to 1; the baseline's answer is there to compare with.
+
+        Cancelling it ends its requests.
+
+        Raises:
+            BackendError: This answer could not be judged; others may be.
+            PastaError: No answer can be.
+        """
+
+
+class ModelJudge(Judge):
+    """A judge that computes a figure of each answer with a model, one computation at a time.
+
+    Args:
+        journal: Keeps the figures; what is in it is not computed again.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._known: dict[str, float | None] = {row["key"]: row["figure"] for row in journal.rows}
+        self._turn = asyncio.Lock()
+
+    @abstractmethod
+    def compute(self, messages: Sequence[Message], texts: Sequence[str]) -> Sequence[float | None]:
+        """The figures of some answers to one prompt; None of one that has none. It is called in a thread."""
+
+    async def figures(self, prompt: SampledPrompt, texts: Iterable[str]) -> dict[str, float | None]:
+        """The figures of some answers to a prompt, by their text.
+
+        Cancelling it leaves what is under way to end by itself, unused.
+        """
+        keys = {text: digest(prompt.messages, text) for text in texts}
+        async with self._turn:
+            new = [text for text, key in keys.items() if key not in self._known]
+            found = await asyncio.to_thread(self.compute, prompt.messages, new) if new else []
+            for text, figure in zip(new, found, strict=True):
+                self._known[keys[text]] = figure
+                self._journal.append({"key": keys[text], "figure": figure})
+        return {text: self._known[key] for text, key in keys.items()}
+
+
+class TaskJudge(Judge):
+    """The program of the synthetic task: the share of an answer that is right."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """See `pasta_async.training.synthetic.grade`. It waits for nothing.
+
+        Raises:
+            InvalidRequestError: The prompt is not of the synthetic task.
+        """
+        try:
+            example = example_of(Record(id=prompt.id, messages=prompt.messages, written=""))
+        except ValueError as error:
+            raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
+        return grade(example, text)
+
+
+class PairwiseJudge(Judge):
+    """A model that compares an answer with the baseline's, as in the paper (section 4).
+
+    It is asked in both orders, since judges prefer a position, and its certainty is read from the
+    log-probabilities of its verdict, as AlpacaEval's weighted judge does. The mean of both orders is the
+    probability that the answer wins: 0.5 for one as good as the baseline's.
+    """
+
+    def __init__(self, comparer: Comparer) -> None:
+        self.comparer: Comparer = comparer
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        """The probability that an answer is better than the baseline's; a half if they are the same.
+
+        Cancelling it ends its request; verdicts that arrived are kept.
+
+        Raises:
+            BackendError: The endpoint failed, or its replies have no verdict.
+        """
+        baseline = prompt.baseline.text
+        if text == baseline:
+            return 0.5
+        ahead = await self.comparer.logprobs(_comparison(prompt.messages, text, baseline))
+        behind = await self.comparer.logprobs(_comparison(prompt.messages, baseline, text))
+        return (probability(ahead) + 1.0 - probability(behind)) / 2
+
+
+def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[Message]:
+    """The judge's prompt for two answers."""
+    turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
+    prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
+    first_name, second_name = NAMES
+    request = JUDGE_PROMPT["user"].format(
+        prompt=prompt, first_name=first_name, second_name=second_name, first=first, second=second
+    )
+    return [{"role": "system", "content": JUDGE_PROMPT["system"]}, {"role": "user", "content": request}]
