@@ -75,21 +75,16 @@ class Faults(NamedTuple):
     off_topic: int = 0
 
 
-OF_ANSWERS: tuple[str, ...] = ("malformed", "loop", "runaway")
-"""The faults that an answer has as a whole."""
-OF_PROMISES: tuple[str, ...] = ("same_topic", "empty", "cut", "repeat", "off_topic")
-"""The faults that each of its promises may have."""
-
-_WEIGHTS = {
-    "malformed": 0.5,
-    "loop": 0.5,
-    "runaway": 0.5,
+OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5}
+"""The faults that an answer has as a whole, and what each takes off its soundness."""
+OF_PROMISES: dict[str, float] = {
     "same_topic": 0.25,
     "empty": 0.5,
     "cut": 0.5,
     "repeat": 0.5,
     "off_topic": 0.25,
 }
+"""The faults that each of its promises may have, and what they take off if all have it."""
 
 
 def count_faults(document: Document, *, well_formed: bool = True, cut: Collection[int] = ()) -> Faults:
@@ -127,13 +122,10 @@ def faults_of_sample(sample: Sample) -> Faults:
 
 
 def soundness(faults: Faults) -> float:
-    """1 without faults, down to 0: each takes off its weight, one of promises for the share that has it.
-
-    A half: malformed, loop, runaway, empty, cut, repeat; a quarter: same_topic, off_topic.
-    """
+    """1 without faults, down to 0: each takes off its weight, one of promises for the share that has it."""
     found = faults._asdict()
-    whole = sum(_WEIGHTS[name] * found[name] for name in OF_ANSWERS)
-    parts = sum(_WEIGHTS[name] * found[name] for name in OF_PROMISES) / max(1, faults.promises)
+    whole = sum(weight * found[name] for name, weight in OF_ANSWERS.items())
+    parts = sum(weight * found[name] for name, weight in OF_PROMISES.items()) / max(1, faults.promises)
     return max(0.0, 1.0 - whole - parts)
 
 
