@@ -73,7 +73,7 @@ class ModelJudge(Judge):
         keys = {text: digest(prompt.messages, text) for text in texts}
         async with self._turn:
             new = [text for text, key in keys.items() if key not in self._known]
-            found = await asyncio.to_thread(self.compute, prompt.messages, new) if new else []
+            found = await asyncio.to_thread(self.compute, prompt.messages, new) if new else ()
             for text, figure in zip(new, found, strict=True):
                 self._known[keys[text]] = figure
                 self._journal.append({"key": keys[text], "figure": figure})
