@@ -7,8 +7,16 @@ docs/serving.md has the rest.
 
 from __future__ import annotations
 
-from pasta_async.server.app import create_app
+from pasta_async.server.app import create_app, uvicorn_server
+from pasta_async.server.connections import http_protocol
 from pasta_async.server.settings import ServerSettings
 from pasta_async.server.streaming import AnswerResponse, event_fields
 
-__all__ = ["AnswerResponse", "ServerSettings", "create_app", "event_fields"]
+__all__ = [
+    "AnswerResponse",
+    "ServerSettings",
+    "create_app",
+    "event_fields",
+    "http_protocol",
+    "uvicorn_server",
+]

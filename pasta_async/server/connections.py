@@ -21,7 +21,12 @@ __all__ = ["HttpProtocol", "http_protocol"]
 
 
 def http_protocol(settings: ServerSettings) -> Any:
-    """What uvicorn makes a connection with (`http=` of its `Config`)."""
+    """What uvicorn is to make connections with, so that `body_timeout` and `stall_timeout` hold.
+
+        uvicorn.run(create_app(backend, settings), http=http_protocol(settings))
+
+    `uvicorn_server` and `pasta-async serve` do that by themselves.
+    """
     return partial(HttpProtocol, settings=settings)
 
 

@@ -16,8 +16,7 @@ import httpx
 import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
-from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.connections import http_protocol
+from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
 

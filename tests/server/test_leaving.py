@@ -17,8 +17,7 @@ import pytest
 from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
 
 from pasta_async.backends.local import LocalBackend
-from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.connections import http_protocol
+from pasta_async.server import ServerSettings, create_app, http_protocol
 
 if TYPE_CHECKING:
     from pathlib import Path

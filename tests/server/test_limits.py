@@ -13,8 +13,7 @@ import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
 
 from pasta_async import BackendConnectError, InvalidRequestError
-from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.app import uvicorn_server
+from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:

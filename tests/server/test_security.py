@@ -14,8 +14,7 @@ from live_server import MESSAGES, PATIENCE, LiveServer, http_request, running, s
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import TAG_TOKENS
-from pasta_async.server import ServerSettings, create_app
-from pasta_async.server.connections import http_protocol
+from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
