@@ -139,3 +139,9 @@ class ThreadFailedError(PastaError):
 
 class TrainingError(PastaError):
     """A training run cannot go on; its last checkpoint is whole."""
+
+
+def missing_extra(what: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """An import that failed, told as what needs it and which extra of the package brings it."""
+    text = f"{what} needs {error.name}, which is not installed; pip install 'pasta_async[{extra}]' brings it"
+    return ModuleNotFoundError(text, name=error.name)

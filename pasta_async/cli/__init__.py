@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from pasta_async.errors import missing_extra
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,11 +32,7 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
     except ModuleNotFoundError as error:
         if error.name != "typer":  # which brings rich
             raise
-        sys.stderr.write(
-            "pasta-async: the command line needs typer, which is not installed; "
-            "pip install 'pasta_async[cli]' brings it\n"
-        )
-        sys.exit(1)
+        sys.exit(f"pasta-async: {missing_extra('the command line', 'cli', error)}")
     except KeyboardInterrupt:
         sys.exit(130)
     app(args=None if args is None else list(args), prog_name="pasta-async", obj=backend)

@@ -12,6 +12,7 @@ import typer
 from pasta_async.cli.command import as_command, read_text, reported_errors
 from pasta_async.cli.generate import GenerateOptions, run
 from pasta_async.cli.models import ExportOptions, PullOptions, export, pull
+from pasta_async.errors import missing_extra
 
 __all__ = ["app"]
 
@@ -110,10 +111,7 @@ def serve(context: typer.Context) -> None:
         try:
             from pasta_async.cli.serve import ServeOptions, run
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"the server needs {error.name}, which is not installed; "
-                "pip install 'pasta_async[server]' brings it"
-            ) from error
+            raise missing_extra("the server", "server", error) from error
     command = as_command(ServeOptions, run, reported_errors, flags=_FLAGS, omitted=["api_keys"])
     nested = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     nested.command(help=serve.__doc__)(command)

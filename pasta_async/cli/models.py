@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pasta_async.backends.local.bases import BASE_FILE, BaseSource, find_model
 from pasta_async.cli.command import CommandSettings
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, missing_extra
 
 if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint
@@ -78,9 +78,7 @@ def _opened(path: Path, base: Path | None = None) -> Checkpoint:
 
         return open_checkpoint(path, base)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"models need {error.name}, which is not installed; pip install 'pasta_async[local]' brings it"
-        ) from error
+        raise missing_extra("this", "local", error) from error
 
 
 def _say(text: str) -> None:

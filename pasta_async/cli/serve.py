@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from pasta_async.options import Limits
-from pasta_async.server.app import create_app, uvicorn_server
+from pasta_async.server import create_app, uvicorn_server
 from pasta_async.server.settings import Names, ServerSettings
 
 if TYPE_CHECKING:

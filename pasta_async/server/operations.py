@@ -21,6 +21,7 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from uvicorn.logging import DefaultFormatter
 
+from pasta_async.errors import missing_extra
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.telemetry.metrics import Metrics
 
@@ -79,10 +80,7 @@ class Operations:
 
             self._provider = _open_provider()
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"traces need {error.name}; pip install 'pasta_async[server,otel]' brings it",
-                name=error.name,
-            ) from error
+            raise missing_extra("--otel", "server,otel", error) from error
         self.observers.append(Tracing(self._provider, text=text))
         self._traced = [
             Middleware(

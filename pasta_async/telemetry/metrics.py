@@ -10,15 +10,13 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from pasta_async.errors import missing_extra
 from pasta_async.observers import AnswerObserver, error_type, outcome
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-except ModuleNotFoundError as _missing:
-    raise ModuleNotFoundError(
-        f"metrics need {_missing.name}, which is not installed; pip install 'pasta_async[metrics]' brings it",
-        name=_missing.name,
-    ) from _missing
+except ModuleNotFoundError as _error:
+    raise missing_extra("telemetry.metrics", "metrics", _error) from _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

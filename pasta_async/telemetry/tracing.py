@@ -11,15 +11,13 @@ import json
 from time import time_ns
 from typing import TYPE_CHECKING
 
+from pasta_async.errors import missing_extra
 from pasta_async.observers import AnswerObserver, error_type, outcome
 
 try:
     from opentelemetry import context, propagate, trace
-except ModuleNotFoundError as _missing:
-    raise ModuleNotFoundError(
-        "traces need opentelemetry, which is not installed; pip install 'pasta_async[otel]' brings it",
-        name=_missing.name,
-    ) from _missing
+except ModuleNotFoundError as _error:
+    raise missing_extra("telemetry.tracing", "otel", _error) from _error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
