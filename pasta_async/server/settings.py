@@ -7,11 +7,11 @@ import os
 from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.options import Parallel  # noqa: TC001 - the same
+from pasta_async.options import Options, Parallel
 
 __all__ = ["Names", "ServerSettings"]
 
@@ -27,7 +27,7 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 _Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
-class ServerSettings(BaseSettings):
+class ServerSettings(Options, BaseSettings):
     """What holds for every request of a server; each field is also read from `PASTA_SERVER_<NAME>`.
 
     Limits of a single answer's threads are the `Client`'s.
@@ -36,16 +36,9 @@ class ServerSettings(BaseSettings):
         InvalidRequestError: A value is out of range, or a field unknown.
     """
 
-    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix="PASTA_SERVER_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(  # pyright: ignore[reportIncompatibleVariableOverride]
+        env_prefix="PASTA_SERVER_", frozen=True
     )
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False))
-            raise InvalidRequestError(f"settings of the server: {'; '.join(wrong)}") from None
 
     host: str = "127.0.0.1"
     """Address to listen at. Any but a loopback address needs a key."""
