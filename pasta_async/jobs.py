@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from pasta_async.errors import InvalidRequestError, PastaError
 
@@ -143,16 +143,12 @@ def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-class Advance:
+class Advance(Protocol):
     """Moves the progress bar that `progress` shows; does nothing where there is none."""
-
-    def __init__(self, move: Callable[..., None] | None = None) -> None:
-        self._move = move
 
     def __call__(self, steps: int = 1, note: str | None = None) -> None:
         """So many more steps are done; `note` is shown behind the bar (the loss, for instance)."""
-        if self._move:
-            self._move(steps, note)
+        ...
 
 
 @contextmanager
@@ -166,7 +162,7 @@ def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Ge
         shown: Whether to show anything: of several processes only one should.
     """
     if not shown or find_spec("rich") is None:
-        yield Advance()
+        yield lambda steps=1, note=None: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -182,9 +178,9 @@ def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Ge
     with drawn as bar:
         task = bar.add_task(label, total=total, completed=done, note="")
 
-        def move(steps: int, note: str | None) -> None:
+        def advance(steps: int = 1, note: str | None = None) -> None:
             if note is not None:
                 bar.update(task, note=note)
             bar.advance(task, steps)
 
-        yield Advance(move)
+        yield advance

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pasta_async import Client
-from pasta_async.jobs import Advance, Journal
+from pasta_async.jobs import Journal
 from pasta_async.training.corpus import plain_record
 from pasta_async.training.sample import Drawing, Recording, SampleSettings
 
@@ -68,7 +68,7 @@ def draw(
         with Journal(journal, {"made": "up"}, held=False) as kept:
             drawing = Drawing(settings, client, recording, baseline, kept)
             wanted = prompts or records()
-            await drawing.run(wanted, Advance(lambda *_: after_each(drawing)))
+            await drawing.run(wanted, lambda steps=1, note=None: after_each(drawing))
             return [*drawing.prompts(wanted)], drawing
 
     return asyncio.run(run())
