@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from examples.fastapi_app import app
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = {"agent_loop": "local:pasta-tiny", "litellm_provider": "local:"}
+PROGRAMS = {"litellm_provider": "local:"}
 """With what answers: LiteLLM takes the noise of a tiny model for a loop."""
 SERVED = ["agent_frameworks", "fastapi_app"]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
