@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
 from pasta_async.backends.single_flight import SingleFlight
@@ -45,22 +45,24 @@ from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from pasta_async.backends import BackendOptions
     from pasta_async.clock import Clock
+    from pasta_async.events import Emit
     from pasta_async.interpreter import Dialect, Share
     from pasta_async.observers import Observer
     from pasta_async.options import AnswerOptions
     from pasta_async.prompting import Prompt
     from pasta_async.protocol import Message, ModelInfo
-    from pasta_async.streaming import Emit, Watch
+    from pasta_async.streaming import Watch
 
 __all__ = ["Client", "generate", "stream"]
 
-_FORMS = 64
-"""Values of the chat template that are remembered with how its prompts end."""
+_T = TypeVar("_T")
 
+_FORMS = 64
+"""So much is remembered of the chat template, for different values that it is given."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -114,9 +116,7 @@ class Client:
         self._connecting = SingleFlight["ModelInfo"]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
-        self._thinking: dict[tuple[str, str], bool] = {}
-        self._systems: dict[str, str] = {}
-        self._switches: dict[str, bool] = {}
+        self._template: dict[tuple[str, str], Any] = {}  # what was learnt of it
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -232,7 +232,9 @@ class Client:
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            raise _cancelled_itself() from error
+            itself = BackendProtocolError("the backend cancelled a call by itself; nobody had asked for that")
+            itself.partial = Generation.empty()
+            raise itself from error
 
     async def _decode(
         self, start: AnswerStart, observation: Observation, emit: Emit | None, watch: Watch | None
@@ -284,7 +286,7 @@ class Client:
         dialect, notes = _dialect(info, start, can_instruct=not ids), _notes(info, start.sampling)
         check_ids(ids, info.vocab_size)
         if dialect != "plain" and (crowd := await share.crowded()):
-            if messages and await self._has_plain_form(dialect, start):
+            if messages and (dialect == "text" or await self._has_switch(start)):
                 dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
         if share.trouble:
             notes = (*notes, share.trouble)
@@ -292,21 +294,27 @@ class Client:
             return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
         return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
 
-    async def _has_plain_form(self, dialect: Dialect, start: AnswerStart) -> bool:
-        """Whether the model can be told to answer without tags: its chat template has the switch."""
-        if dialect == "text":
-            return True  # it is not told about them then
-        key = json.dumps(start.chat_template_kwargs, sort_keys=True)
-        if key not in self._switches:
-            if len(self._switches) >= _FORMS:
-                self._switches.clear()
+    async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
+        """Something about the chat template that is the same for every prompt: it is found out once."""
+        key = what, json.dumps(kwargs, sort_keys=True)
+        if key not in self._template:
+            if len(self._template) >= _FORMS:  # callers choose what the template is given
+                self._template.clear()
+            self._template[key] = await find()
+        return self._template[key]
+
+    async def _has_switch(self, start: AnswerStart) -> bool:
+        """Whether the model can be told to answer without tags, by a switch in its chat template."""
+
+        async def find() -> bool:
             probe: list[Message] = [{"role": "user", "content": USER_PROBE}]
             plain, own = [
                 await self._encode_chat(probe, {**switch, **start.chat_template_kwargs}, start)
                 for switch in (_PLAIN, {})
             ]
-            self._switches[key] = plain != own
-        return self._switches[key]
+            return plain != own
+
+        return await self._learn("switch", start.chat_template_kwargs, find)
 
     @asynccontextmanager
     async def _time_limit(self, limits: Limits) -> AsyncGenerator[None]:
@@ -330,12 +338,8 @@ class Client:
             own = messages[0]["role"] != "system"
             messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
         ids = await self._encode_chat(messages, kwargs, start)
-        key = (json.dumps(kwargs, sort_keys=True), messages[-1]["role"])
-        if key not in self._thinking:  # the template's end is the same for every prompt
-            if len(self._thinking) >= _FORMS:  # callers choose what the template is given
-                self._thinking.clear()
-            self._thinking[key] = await self._ends_in_thinking(ids, start)
-        return ids, self._thinking[key]
+        end = f"end behind {messages[-1]['role']}"
+        return ids, await self._learn(end, kwargs, lambda: self._ends_in_thinking(ids, start))
 
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
@@ -349,10 +353,8 @@ class Client:
 
     async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:
         """What the chat template puts into the system message of a chat that has none."""
-        key = json.dumps(kwargs, sort_keys=True)
-        if key not in self._systems:
-            if len(self._systems) >= _FORMS:
-                self._systems.clear()
+
+        async def find() -> str:
             chat: list[Message] = [
                 {"role": "system", "content": SYSTEM_PROBE},
                 {"role": "user", "content": USER_PROBE},
@@ -361,8 +363,9 @@ class Client:
                 await self._detokenize(await self._encode_chat(part, kwargs, start), start)
                 for part in (chat, chat[1:])
             ]
-            self._systems[key] = default_system(without, given)
-        return self._systems[key]
+            return default_system(without, given)
+
+        return await self._learn("system", kwargs, find)
 
     async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
         return (await self._detokenize(ids[-8:], start)).rstrip().endswith(THINK_OPEN)
@@ -393,12 +396,6 @@ def _open(
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "max_connections": limits.client_threads, **options}
     return open_backend(urls if len(urls) > 1 else urls[0], **options), True
-
-
-def _cancelled_itself() -> BackendProtocolError:
-    error = BackendProtocolError("the backend cancelled a call by itself; nobody had asked for that")
-    error.partial = Generation.empty()
-    return error
 
 
 def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dialect:

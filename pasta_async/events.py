@@ -6,6 +6,7 @@ began.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -171,3 +172,6 @@ Event = Annotated[
 ]
 """Every event of an answer; match on the class or on `type`. Immutable, and `pydantic.TypeAdapter(Event)`
 makes JSON of it and reads it again."""
+
+Emit = Callable[[list[Event]], Awaitable[None] | None]
+"""Hands events on, at once; what it returns is to be awaited before more is decoded."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
@@ -23,13 +24,22 @@ from pasta_async.prompting import Prompt  # noqa: TC001
 from pasta_async.protocol import ModelInfo  # noqa: TC001
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from pasta_async.protocol import DecodeRequest, FinishReason
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["AnswerObserver", "AnswerStart", "Observation", "Observer", "Turn", "error_type", "outcome"]
+__all__ = [
+    "AnswerObserver",
+    "AnswerStart",
+    "Observation",
+    "Observer",
+    "Turn",
+    "error_type",
+    "observed_request",
+    "outcome",
+]
 
 Turn = Literal["waiting", "decoding", "over"]
 """A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""
@@ -161,6 +171,34 @@ class Observation(AnswerObserver):
         for observer in reversed(self._answers or ()):
             with _logged(observer):
                 observer.ended(generation, error)
+
+
+async def observed_request(
+    observer: AnswerObserver,
+    request: DecodeRequest,
+    decode: Callable[[DecodeRequest], Awaitable[FinishReason]],
+    record: Callable[[FinishReason], RequestRecord],
+) -> None:
+    """Decode a request, and tell an observer of it.
+
+    Args:
+        observer: Told before and after; the headers that it gives are sent along.
+        request: What is to be decoded.
+        decode: Does it, and says why it ended.
+        record: Makes the record of a request that ended so, also by an error ("error") or a cancellation
+            ("abort"), which go on.
+    """
+    if headers := observer.request_started(request):
+        request = replace(request, headers=headers)
+    finish_reason: FinishReason = "abort"
+    problem = None
+    try:
+        finish_reason = await decode(request)
+    except Exception as error:
+        finish_reason, problem = "error", error
+        raise
+    finally:
+        observer.request_ended(request, record(finish_reason), problem)
 
 
 def error_type(error: BaseException) -> str:

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Self
 from anyio import CancelScope
 
 from pasta_async.errors import InvalidStateError, PastaError
-from pasta_async.events import AnswerDone, TextDelta
+from pasta_async.events import TextDelta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from types import TracebackType
 
-    from pasta_async.events import Event
+    from pasta_async.events import Emit, Event
     from pasta_async.results import Generation
 
-    Emit = Callable[[list[Event]], Awaitable[None]]
     Watch = Callable[[Callable[[], Generation]], None]
 
 __all__ = ["AnswerStream"]
@@ -71,10 +70,7 @@ class AnswerStream:
         """
         if not self._events:
             await self._more()
-        event = self._events.popleft()
-        if isinstance(event, AnswerDone):
-            self._generation = event.generation
-        return event
+        return self._events.popleft()
 
     async def text_deltas(self) -> AsyncIterator[str]:
         """The visible text in document order, piece by piece. Other events are passed over."""
@@ -101,10 +97,13 @@ class AnswerStream:
     def _watch(self, partial: Callable[[], Generation]) -> None:
         self._partial = partial
 
-    async def _emit(self, events: list[Event]) -> None:
-        """Hand events over, then wait while too many are unread. They are kept even if that is cancelled."""
+    def _emit(self, events: list[Event]) -> Awaitable[None] | None:
         self._events += events
         self._news.set()
+        return self._has_room() if len(self._events) > _BUFFER else None
+
+    async def _has_room(self) -> None:
+        """Wait while too many are unread."""
         while len(self._events) > _BUFFER:
             self._room.clear()
             await self._room.wait()

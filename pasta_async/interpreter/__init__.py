@@ -9,8 +9,7 @@ from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN, Dialect
 from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner, thread_seed
-from pasta_async.interpreter.semaphore import PrioritySemaphore
-from pasta_async.interpreter.width import Share, WidthControl
+from pasta_async.interpreter.width import PrioritySemaphore, Share, WidthControl
 
 __all__ = [
     "THINK_OPEN",

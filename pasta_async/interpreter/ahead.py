@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pasta_async.observers import observed_request
 from pasta_async.protocol import DecodeRequest
 from pasta_async.results import RequestRecord
 
@@ -54,21 +54,23 @@ class AheadSender:
         self._backend, self._machine, self._observer = backend, machine, observer
         self._context, self._group = context, group
         self._wanted = machine.info.prefill_ahead and machine.start.parallel != "never"
-        self._waiting = False
+        self.waiting: bool = False
+        """Whether main waits, and the backend wants to know what for."""
+        self._done = 0  # chunks of the round, from the first on, that are done
+        self._done_tokens: int | None = None  # of these, but for the first's; None: there is no first yet
         self._sent = 0  # tokens of chunks that were sent since main waits
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Main waits at a sync."""
-        self._waiting, self._sent = True, 0
+        self.waiting = self._wanted
+        self._done, self._done_tokens, self._sent = 0, None, 0
         self.advance()
 
     def advance(self) -> None:
         """Chunks may have grown: send the next request, if it is worth one and none is under way."""
-        if not (self._wanted and self._waiting):
-            return
         busy = self._task and not self._task.done()
-        if not busy and self._due():
+        if self.waiting and not busy and self._certain_tokens() >= self._sent + MIN_TOKENS:
             self._task = self._group.create_task(self._send_all(), name="pasta prefill ahead")
 
     async def end(self) -> None:
@@ -76,45 +78,53 @@ class AheadSender:
 
         Cancelling it leaves the request to the task group.
         """
-        self._waiting = False
+        self.waiting = False
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    def _due(self) -> bool:
-        return self._machine.certain_tokens() >= self._sent + MIN_TOKENS
+    def _certain_tokens(self) -> int:
+        """Tokens of chunks in what is certain, those of the first aside, which its own thread cached."""
+        chunks = self._machine.round
+        while self._done < len(chunks) and (chunk := chunks[self._done]).state == "done":
+            self._done += 1
+            if not chunk.superseded:
+                self._done_tokens = 0 if self._done_tokens is None else self._done_tokens + chunk.kept
+        if self._done_tokens is None or self._done == len(chunks):
+            return 0
+        return self._done_tokens + chunks[self._done].recorded.settled
 
     async def _send_all(self) -> None:
         try:
-            while self._due():
-                self._sent = self._machine.certain_tokens()
+            while (tokens := self._certain_tokens()) >= self._sent + MIN_TOKENS:
+                self._sent = tokens
                 ids = await self._context(self._machine.certain())
                 if len(ids) >= self._machine.info.context_length:
-                    self._wanted = False
+                    self._wanted = self.waiting = False
                     break
                 await self._exchange(ids)
         except Exception:
-            self._wanted = False
+            self._wanted = self.waiting = False
 
     async def _exchange(self, ids: tuple[int, ...]) -> None:
-        machine, sampling = self._machine, self._machine.start.sampling
-        request = DecodeRequest(machine.start.answer, 0, ids, max_tokens=0, sampling=sampling)
-        if headers := self._observer.request_started(request):
-            request = replace(request, headers=headers)
+        start = self._machine.start
         cached: int | None = None
-        finish_reason: FinishReason = "abort"
-        problem = None
-        try:
+
+        async def prefill(request: DecodeRequest) -> FinishReason:
+            nonlocal cached
+            finish_reason: FinishReason = "abort"
             async with aclosing(self._backend.decode(request)) as pieces:
                 async for piece in pieces:
                     cached = piece.cached_tokens if cached is None else cached
                     finish_reason = piece.finish_reason or finish_reason
-        except Exception as error:
-            finish_reason, problem = "error", error
-            raise
-        finally:
-            record = RequestRecord(
+            return finish_reason
+
+        def record(finish_reason: FinishReason) -> RequestRecord:
+            found = RequestRecord(
                 prompt_tokens=len(ids), cached_tokens=cached, completion_tokens=0, finish_reason=finish_reason
             )
-            machine.answer.prefills.append(record)
-            self._observer.request_ended(request, record, problem)
+            self._machine.answer.prefills.append(found)
+            return found
+
+        request = DecodeRequest(start.answer, 0, ids, max_tokens=0, sampling=start.sampling)
+        await observed_request(self._observer, request, prefill, record)

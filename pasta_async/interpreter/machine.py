@@ -106,9 +106,17 @@ class Machine:
         """Tokens that a thread may still generate, as far as is known now."""
         return self._budget.allowance(self.threads[number])
 
+    def takes(self, number: int, piece: Piece) -> bool:
+        """Whether a piece can be fed as it is: it is within all limits, and no tag ends amid its tokens."""
+        thread, tokens = self.threads[number], len(piece.ids)
+        if tokens > 1 and self.dialect == "text":
+            return False
+        return thread.state != "open" or self._budget.allows(thread, tokens)
+
     def allows(self, number: int, tokens: int) -> bool:
-        """Whether a thread may generate so many more tokens, as far as is known now."""
-        return self._budget.allows(self.threads[number], tokens)
+        """Whether a thread may generate so many more tokens, as far as is known now, or is over anyway."""
+        thread = self.threads[number]
+        return thread.state != "open" or self._budget.allows(thread, tokens)
 
     def stops(self, number: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Ids, and texts, at which the next request of this thread ends.
@@ -170,14 +178,15 @@ class Machine:
         if thread.state != "open":
             self.discard(number, len(piece.ids))
             return True
+        ids, text = piece.ids, piece.text
         thread.note(piece, now)
-        self._budget.generated += len(piece.ids)
-        ids = piece.ids
+        self._budget.generated += len(ids)
         ended = bool(ids) and ids[-1] in self.info.end_ids
         if ended:
             ids = ids[:-1]
-        if ids or piece.text:
-            self._read(thread, ids, piece.text, now)
+        if ids or text:
+            thread.recorded.add(ids, text)
+            self._act(thread, thread.reader.read(ids, text), now)
         if thread.state == "open":
             self._check_end(thread, piece, now, ended=ended)
         self._settle_budget(now)
@@ -204,18 +213,10 @@ class Machine:
         """Threads that main has to wait for."""
         return [thread.number for thread in self._budget.round if thread.state == "open"]
 
-    def certain_tokens(self) -> int:
-        """Tokens of chunks that `certain` holds while main has to wait, but for the first.
-
-        Those of the first are in the prefix cache anyway: it has the same context in the written form.
-        """
-        counts: list[int] = []
-        for thread in self._budget.round:
-            if thread.state != "done":
-                return sum([*counts, thread.recorded.settled][1:])
-            if not thread.superseded:
-                counts.append(thread.kept)
-        return 0
+    @property
+    def round(self) -> list[Thread]:
+        """The threads of the promises since the last join."""
+        return self._budget.round
 
     def certain(self) -> list[Part]:
         """The beginning of main's next context, up to what is still written; main waits at a sync."""
@@ -266,10 +267,6 @@ class Machine:
 
     # Reading ----------------------------------------------------------------------------------------------
 
-    def _read(self, thread: Thread, ids: tuple[int, ...], text: str, now: float) -> None:
-        thread.recorded.add(ids, text)
-        self._act(thread, thread.reader.read(ids, text), now)
-
     def _act(self, thread: Thread, readings: Sequence[Reading | ReasoningRead], now: float) -> None:
         found = thread.reader.parser.diagnostics
         if self._listen and len(found) > thread.reported:
@@ -283,7 +280,7 @@ class Machine:
             elif thread is self.main:
                 self._act_on_main(reading, now)
             elif isinstance(reading, ChunkEnded):
-                thread.recorded.end(thread.reader.characters - reading.end)
+                thread.recorded.end(thread.reader.parser.offset - reading.end)
                 self._close(thread, "stop", reading.closed_by, now)
 
     def _act_on_main(self, reading: Reading, now: float) -> None:
@@ -292,11 +289,11 @@ class Machine:
             return
         self._release()
         if isinstance(reading, PromiseRead):
-            self._open(reading.promise, self.main.reader.characters - reading.end, now)
+            self._open(reading.promise, self.main.reader.parser.offset - reading.end, now)
         elif isinstance(reading, ChunkEnded):
             self._end_inline(now)
         elif isinstance(reading, SyncRead):
-            self.main.recorded.end(self.main.reader.characters - reading.end)
+            self.main.recorded.end(self.main.reader.parser.offset - reading.end)
             self.main.state = "joining"
             self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
 
@@ -376,7 +373,7 @@ class Machine:
         elif not self._budget.allows(thread, 1):
             self._close(thread, "length", "budget", now)
         elif piece.finish_reason == "length":
-            if thread is not self.main or not self._budget.undecided or thread.latest is None:
+            if thread is not self.main or not self._budget.undecided or thread.tokens == thread.before:
                 self._close(thread, "length", "budget", now)
         elif piece.finish_reason == "stop":
             if not thread.stopped_where_asked():
@@ -391,7 +388,8 @@ class Machine:
             for thread in [thread for thread in over if thread.state != "done"]:
                 self._close(thread, "length", "budget", now)
                 self.dropped.append(thread.number)
-        self._show(self._visible.take())
+        if self._visible.ready:
+            self._show(self._visible.take())
 
     def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:
         """End a thread; what its parser held back is text after all."""

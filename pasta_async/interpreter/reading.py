@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pasta_async.lang import Parser
+from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from pasta_async.lang import Reading
     from pasta_async.protocol import TagIds
@@ -36,7 +36,7 @@ class ThinkingFilter:
         self.inside: bool = inside
         self._held: str = ""  # may yet turn out to be a marker
         self.passed: bool = False
-        """Whether no block can come any more, so that the filter can be left out."""
+        """Whether no block can come any more: the filter is to be left out."""
 
     def split(self, text: str) -> tuple[str, str]:
         """The part of the text that is thinking, and the part behind it.
@@ -102,29 +102,23 @@ class Reader:
 
     def __init__(self, dialect: Dialect, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
         self._arguments = (dialect, tags, main, thinking)
-        self._dialect: Dialect = dialect
-        self._tags = tags if dialect == "ids" else None
+        self._tags: Collection[int] = tags if tags and dialect == "ids" else ()
         self.parser: Parser = Parser(inside_chunk=not main, halt_at_sync=main)
+        self._parse = self.parser.feed if dialect == "text" else self.parser.feed_text
         self._thinking = ThinkingFilter(inside=thinking) if main else None
         self._units: list[_Unit] = []
-        self._in_attributes = False  # between the tag ids of a promise
-        self.tokens: int = 0
-        """Tokens read, end-of-text not counted."""
-        self.text_tokens: int = 0
-        """Of these, tokens of text or thinking; all of them for a prompted model, whose tags are text."""
-        self.characters: int = 0
-        """Characters its parser was given."""
+        self._tokens = 0  # read, end-of-text not counted
         self.reasoning: list[str] = []
         """What stood in a thinking block."""
 
     def read(self, ids: tuple[int, ...], text: str) -> Sequence[Reading | ReasoningRead]:
         """Read newly decoded tokens; a tag id comes alone."""
-        is_tag = self._tags is not None and len(ids) == 1 and ids[0] in self._tags
-        return self._read((self.tokens + len(ids), text, is_tag))
+        is_tag = len(ids) == 1 and ids[0] in self._tags
+        return self._read((self._tokens + len(ids), text, is_tag))
 
     def close(self, *, cut: bool = False) -> list[Reading | ReasoningRead]:
         """The thread is over: what was held back comes out, but half a tag if it was broken off (`cut`)."""
-        held = self._divide(*self._thinking.flush()) if self._thinking and not self._thinking.passed else []
+        held = self._divide(*self._thinking.flush()) if self._thinking else []
         return [*held, *self.parser.close(cut=cut)]
 
     def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
@@ -148,37 +142,42 @@ class Reader:
         again.close(cut=True)
         return again
 
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of text or thinking; all of them for a prompted model, whose tags are text."""
+        count = before = 0
+        in_promise = False  # what stands between its tag ids is no text
+        for upto, text, is_tag in self._units:
+            if is_tag:
+                in_promise = text in (PROMISE_OPEN, PROMISE_TOKENS)
+            elif not in_promise:
+                count += upto - before
+            before = upto
+        return count
+
     def known(self, tokens: int) -> int:
         """The largest number of tokens, up to `tokens`, whose text is known to be complete."""
         return max((upto for upto, text, _ in self._units if text and upto <= tokens), default=0)
 
     def _read(self, unit: _Unit) -> Sequence[Reading | ReasoningRead]:
         self._units.append(unit)
-        tokens, text, is_tag = unit
-        new, self.tokens = tokens - self.tokens, tokens
-        if is_tag and self._tags:
-            self._in_attributes = text in (self._tags.written(i) for i in self._tags[:2])
-        elif not self._in_attributes:
-            self.text_tokens += new
-        if not self._thinking or self._thinking.passed:
-            return self._parse(text, is_tag=is_tag)
-        if is_tag and not self._thinking.inside:  # a tag begins no block: what was held back is text
-            _, held = self._thinking.flush()
-            self._thinking.passed = True
-            return [*self._parse(held, is_tag=False), *self._parse(text, is_tag=True)]
-        return self._divide(*self._thinking.split(text))
+        self._tokens, text, is_tag = unit
+        thinking = self._thinking
+        if not thinking:
+            return self.parser.feed_tag(text) if is_tag else self._parse(text)
+        if is_tag and not thinking.inside:  # a tag begins no block: what was held back is text
+            self._thinking = None
+            return [*self._parse(thinking.flush()[1]), *self.parser.feed_tag(text)]
+        parts = thinking.split(text)
+        if thinking.passed:
+            self._thinking = None
+        return self._divide(*parts)
 
     def _divide(self, reasoning: str, text: str) -> list[Reading | ReasoningRead]:
         if reasoning:
             self.reasoning.append(reasoning)
         thought = [ReasoningRead(reasoning)] if reasoning else []
-        return [*thought, *self._parse(text, is_tag=False)]
-
-    def _parse(self, text: str, *, is_tag: bool) -> list[Reading]:
-        self.characters += len(text)
-        if self._dialect == "text":
-            return self.parser.feed(text)
-        return self.parser.feed_tag(text) if is_tag else self.parser.feed_text(text)
+        return [*thought, *self._parse(text)]
 
 
 @dataclass(slots=True)

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pasta_async.clock import Clock
-    from pasta_async.events import Event
+    from pasta_async.events import Emit, Event
     from pasta_async.results import Generation
-
-    Emit = Callable[[list[Event]], Awaitable[None]]
 
 __all__ = ["retry_delay", "run_restarting", "with_retries"]
 
@@ -112,38 +110,38 @@ class _Screen:
     def __init__(self, emit: Emit | None) -> None:
         self._emit = emit
         self._held: list[Event] = []
-        self._started = False
         self.begun = False
         """Whether something was shown that cannot be taken back."""
 
-    async def show(self, events: list[Event]) -> None:
+    def show(self, events: list[Event]) -> Awaitable[None] | None:
         if not self.begun:
-            events = self._shown(events)
-        if events and self._emit:
-            await self._emit(events)
-
-    def _shown(self, events: list[Event]) -> list[Event]:
-        """What may be shown of these and of what was held back."""
-        quiet = (ThreadStarted, ThreadFailed, ThreadDone)
-        self.begun = not all(isinstance(event, quiet) for event in events)
-        if self.begun:
+            self.begun = not all(isinstance(event, _QUIET) for event in events)
             held, self._held = self._held, []
-            return [*held, *events]
-        self._held += [event for event in events if _is_end(event)]
-        repeated = (ThreadStarted,) if self._started else ()
-        self._started = True
-        return [event for event in events if not _is_end(event) and not isinstance(event, repeated)]
+            if self.begun:
+                events = [*held, *events]
+            else:
+                self._held = [*held, *filter(_is_end, events)]
+                events = [event for event in events if not _is_end(event)]
+        return self._emit(events) if events and self._emit else None
 
     async def restart(self) -> None:
         failures = [event for event in self._held if isinstance(event, ThreadFailed)]
         self._held = []
-        await self.show([ThreadFailed(event.thread, event.error, "restart") for event in failures])
+        await _handed(self.show([ThreadFailed(event.thread, event.error, "restart") for event in failures]))
 
     async def end(self) -> None:
         self.begun = True
         events, self._held = self._held, []
-        await self.show(events)
+        await _handed(self.show(events))
+
+
+_QUIET = (ThreadStarted, ThreadFailed, ThreadDone)
 
 
 def _is_end(event: Event) -> bool:
     return isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail")
+
+
+async def _handed(wait: Awaitable[None] | None) -> None:
+    if wait is not None:
+        await wait

@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import re
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
@@ -25,20 +24,20 @@ from pasta_async.errors import (
 from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.lang import PROMISE_OPEN
+from pasta_async.observers import observed_request
 from pasta_async.protocol import DecodeRequest, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     from pasta_async.clock import Clock
+    from pasta_async.events import Emit
     from pasta_async.interpreter.machine import Machine
     from pasta_async.interpreter.reading import Part
-    from pasta_async.interpreter.retry import Emit
-    from pasta_async.interpreter.semaphore import PrioritySemaphore
-    from pasta_async.interpreter.width import Share
+    from pasta_async.interpreter.width import PrioritySemaphore, Share
     from pasta_async.observers import AnswerObserver
     from pasta_async.protocol import Backend, FinishReason
-    from pasta_async.results import Generation
+    from pasta_async.results import Generation, RequestRecord
 
 __all__ = ["Runner", "thread_seed"]
 
@@ -255,20 +254,13 @@ class Runner:
     async def _exchange(self, request: DecodeRequest) -> None:
         """Send a request, decode what comes, and keep the record of it."""
         number, machine, began = request.thread, self.machine, self._now()
-        finish_reason: FinishReason = "abort"
-        problem = None
+
+        def record(finish_reason: FinishReason) -> RequestRecord:
+            return machine.end_request(number, began, self._now(), finish_reason)
+
         machine.begin_request(number, len(request.ids), began)
         await self._flush()
-        if headers := self._observer.request_started(request):
-            request = replace(request, headers=headers)
-        try:
-            finish_reason = await self._decode(request)
-        except Exception as error:
-            finish_reason, problem = "error", error
-            raise
-        finally:
-            record = machine.end_request(number, began, self._now(), finish_reason)
-            self._observer.request_ended(request, record, problem)
+        await observed_request(self._observer, request, self._decode, record)
 
     async def _request(self, number: int) -> DecodeRequest | None:
         """The request that decodes a thread on; None when there is no room for one more."""
@@ -312,6 +304,7 @@ class Runner:
 
     async def _decode(self, request: DecodeRequest) -> FinishReason:
         """Feed the machine until it, or the request, ends; why the request did."""
+        machine, number = self.machine, request.thread
         finished = None
         try:
             async with aclosing(self._backend.decode(request)) as pieces:
@@ -319,7 +312,17 @@ class Runner:
                     if piece.finish_reason == "abort":
                         raise BackendProtocolError("the backend aborted the request unasked")
                     finished = piece.finish_reason
-                    if await self._take(request.thread, piece) or finished:
+                    if machine.takes(number, piece):
+                        over = machine.feed(number, piece, self._clock.time() - self._began)
+                    else:
+                        over = await self._feed_apart(number, piece)
+                    if machine.dropped or machine.spawned:
+                        self._drop_and_spawn()
+                    if self._ahead.waiting:
+                        self._ahead.advance()
+                    if machine.events and (wait := self._hand_on()):
+                        await wait
+                    if over or finished:
                         break
                 else:
                     raise BackendProtocolError("the backend's stream ended without saying why")
@@ -329,27 +332,19 @@ class Runner:
             raise BackendProtocolError("the backend cancelled the request by itself") from error
         return finished or "abort"
 
-    async def _take(self, number: int, piece: Piece) -> bool:
-        """Feed the machine a piece; whether the request has to end with it."""
-        machine, stop = self.machine, False
-        whole = machine.dialect != "text" or len(piece.ids) < 2
-        for part in [piece] if whole else await self._apart(number, piece):
-            if stop:
+    async def _feed_apart(self, number: int, piece: Piece) -> bool:
+        """Feed the machine a piece in parts; whether the request has to end with one of them."""
+        machine, over = self.machine, False
+        for part in await self._apart(number, piece) if machine.dialect == "text" else [piece]:
+            if over:
                 machine.discard(number, len(part.ids))
                 continue
-            if machine.wants(number) and not machine.allows(number, len(part.ids)):
+            if not machine.allows(number, len(part.ids)):
                 part, rest = await self._divided(number, part, max(0, machine.allowance(number)))
                 part = part._replace(finish_reason="length")
                 machine.discard(number, len(rest.ids))
-            stop = machine.feed(number, part, self._now())
-            if machine.dropped:
-                self._drop()
-            if machine.spawned:
-                self._spawn()
-        self._ahead.advance()
-        if machine.events:
-            await self._flush()
-        return stop
+            over = machine.feed(number, part, self._now())
+        return over
 
     # Tokens and their text --------------------------------------------------------------------------------
 
@@ -402,23 +397,26 @@ class Runner:
             ids, known = self.machine.answer.cut_ids(cut)
             self.machine.truncate(cut, await self._text_behind(ids, known) if known < len(ids) else "")
 
-    def _spawn(self) -> None:
-        numbers, self.machine.spawned = self.machine.spawned, []
-        for number in numbers:
-            self._begin(number)
-
-    def _drop(self) -> None:
-        numbers, self.machine.dropped = self.machine.dropped, []
-        for number in numbers:
+    def _drop_and_spawn(self) -> None:
+        """End the requests that the machine does not want any more, begin its new threads."""
+        machine = self.machine
+        dropped, machine.dropped = machine.dropped, []
+        spawned, machine.spawned = machine.spawned, []
+        for number in dropped:
             task = self._tasks.get(number)
             if task and task is not asyncio.current_task():  # that one ends by itself
                 task.cancel()
+        for number in spawned:
+            self._begin(number)
+
+    def _hand_on(self) -> Awaitable[None] | None:
+        """Hand the events on; what is returned is to be awaited before more is decoded."""
+        events, self.machine.events = self.machine.events, []
+        return self._emit(events) if self._emit else None
 
     async def _flush(self) -> None:
-        """Hand the events on."""
-        if self._emit and self.machine.events:
-            batch, self.machine.events = self.machine.events, []
-            await self._emit(batch)
+        if self.machine.events and (wait := self._hand_on()):
+            await wait
 
 
 def _common(one: str, other: str) -> int:

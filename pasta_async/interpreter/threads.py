@@ -39,7 +39,7 @@ class Thread:
     recorded: RecordedTokens = field(default_factory=RecordedTokens)
     """What it wrote since its context began."""
     cap: int = 0
-    """Tokens a chunk may have."""
+    """Tokens it may have."""
     origin: int = 0
     """Main's tokens up to the promise."""
     behind: int = 0
@@ -63,8 +63,6 @@ class Thread:
     """Ids and texts that it stops at."""
     tail: str = ""
     """The end of what it has written, in which a stop text is looked for."""
-    latest: int | None = None
-    """Its latest id."""
 
     @property
     def superseded(self) -> bool:
@@ -74,7 +72,7 @@ class Thread:
     def begin_request(self, prompt_tokens: int, now: float) -> None:
         """A request with this context is about to be sent."""
         self.started = now if self.started is None else self.started
-        self.before, self.cached, self.tail, self.latest = self.tokens, None, "", None
+        self.before, self.cached, self.tail = self.tokens, None, ""
         self.requests.append(
             RequestRecord(prompt_tokens=prompt_tokens, cached_tokens=None, completion_tokens=0)
         )
@@ -95,7 +93,6 @@ class Thread:
         if self.stops[1]:
             self.tail = (self.tail + piece.text)[-_TAIL:]
         if piece.ids:
-            self.latest = piece.ids[-1]
             self.first_token = now if self.first_token is None else self.first_token
             self.tokens += len(piece.ids)
             self.kept += len(piece.ids)
@@ -105,7 +102,8 @@ class Thread:
     def stopped_where_asked(self) -> bool:
         """Whether the request under way has come to one of the ids or texts it stops at."""
         ids, texts = self.stops
-        return self.latest in ids or any(text in self.tail for text in texts)
+        latest = self.recorded.raw[-1] if self.tokens > self.before else None
+        return latest in ids or any(text in self.tail for text in texts)
 
     def record(self, text: str) -> ThreadRecord:
         """The thread as users see it."""
@@ -154,6 +152,7 @@ class TokenBudget:
         self.generated: int = 0
         """Tokens of all threads, kept or not."""
         self._main, self._max_tokens, self._limits = main, max_tokens, limits
+        main.cap = max_tokens
         self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
         self._joined = 0  # tokens of chunks that are joined
         self._round_start = 0  # main's tokens when the round began
@@ -192,7 +191,7 @@ class TokenBudget:
 
     def allows(self, thread: Thread, tokens: int) -> bool:
         """Whether a thread may generate so many more tokens, as far as is known now."""
-        if thread.number and thread.kept + tokens > thread.cap:
+        if thread.kept + tokens > thread.cap:
             return False
         return self.generated + tokens <= self._bound or tokens <= max(0, self.allowance(thread))
 

@@ -61,6 +61,12 @@ class Visible:
         self._lanes += (lane, self.tail)
         return lane
 
+    @property
+    def ready(self) -> bool:
+        """Whether there may be something to take."""
+        front = self._lanes[0]
+        return not front.held and (front.done or bool(front.pending))
+
     def take(self) -> str:
         """What can be shown now, and has not been."""
         text = ""

@@ -1,16 +1,19 @@
 """How parallel the answers of a client may be: full width while there is room, less as the engine fills.
 
-`pasta_async.load` says what there is room for; here answers and threads are counted, and wait. An answer may
-always decode one thread, whatever the load: main, or while main waits the first chunk that waits. So no
-answer starves, and no main waits for chunks that wait for room. What there is room for beyond that goes to
-whoever asked first, which is document order within an answer.
+A thread that decodes holds a slot of its client (`PrioritySemaphore`) and a share of its engine's room,
+which `pasta_async.load` says. Here answers and threads are counted, and wait. An answer may always decode one
+thread, whatever the load: main, or while main waits the first chunk that waits. So no answer starves, and no
+main waits for chunks that wait for room. What there is room for beyond that goes to whoever asked first,
+which is document order within an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import BackendError
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Backend
     from pasta_async.results import Generation
 
-__all__ = ["Share", "WidthControl"]
+__all__ = ["PrioritySemaphore", "Share", "WidthControl"]
 
 _Turn = asyncio.Future[None]
 
@@ -37,7 +40,7 @@ class WidthControl:
     """
 
     def __init__(self, backend: Backend, slots: int) -> None:
-        self._backend = backend
+        self._reporting = backend if isinstance(backend, LoadReporting) else None
         self._engines: dict[str, _Engine] = {}
         self._payoff = Payoff()
         self._slots = room(EngineLoad(slots), self._payoff)
@@ -62,11 +65,11 @@ class WidthControl:
 
         Cancelling it is safe.
         """
-        if not share.limited or not isinstance(self._backend, LoadReporting):
+        if not share.limited or self._reporting is None:
             return
         before = share.engine.held
         try:
-            load = await self._backend.load(share.answer)
+            load = await self._reporting.load(share.answer)
         except BackendError as error:
             share.trouble = f"the engine's load is not known: {error}"
             return
@@ -235,3 +238,52 @@ class _Engine:
         self.held += 1
         self.extra += share.held > 0
         share.held += 1
+
+
+class PrioritySemaphore:
+    """A semaphore whose waiters are served by priority, then by arrival.
+
+    Threads of answers that have begun go before new answers: else mains that hold every slot and wait for
+    their chunks would starve them. Cancelling a waiter takes it out of the queue.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._order = count()
+        self._waiting: list[tuple[int, int, _Turn]] = []
+
+    @property
+    def busy(self) -> int:
+        """Slots in use."""
+        return self._total - self._free
+
+    @asynccontextmanager
+    async def slot(self, priority: int = 0) -> AsyncGenerator[None]:
+        """Hold a slot; the lowest `priority` goes first."""
+        await self._acquire(priority)
+        try:
+            yield
+        finally:
+            self._release()
+
+    async def _acquire(self, priority: int) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._order), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was handed a slot in the same moment
+                self._release()
+            turn.cancel()
+            raise
+
+    def _release(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

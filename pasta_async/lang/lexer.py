@@ -182,8 +182,6 @@ def split_marker(text: str) -> tuple[str, str]:
 
     What stands before that part is in no such part of a longer text: each beginning of one is one.
     """
-    if text[-1:].isalpha():
-        return text, ""
     found = _MARKER.search(text, max(0, len(text) - _LONGEST_MARKER))
     at = found.start() if found else len(text)
     return text[:at], text[at:]

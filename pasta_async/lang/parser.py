@@ -133,11 +133,15 @@ class Parser:
         self._gap = False  # whether nothing but white space came since the last promise
         self._place = Place(0, 1, 1)  # of that promise
         self._open = False  # whether a promise was made since the last sync
-        self._plain = not inside_chunk  # whether text simply goes on: no gap, nothing held back
         self._ignored: dict[str, Ignored] = {}
         self._text: list[str] = []  # since the last node
         self._values: list[str] | None = None  # of the promise whose tag ids are coming in
         self._values_place = self._place
+
+    @property
+    def offset(self) -> int:
+        """Characters fed so far."""
+        return self._lexer.offset
 
     @property
     def held(self) -> str:
@@ -217,9 +221,6 @@ class Parser:
             self._values[-1] += piece
             if len(promise_source(self._values)) > MAX_TAG:
                 self._break_tag(events)
-        elif self._plain:
-            self._add_text(piece)
-            events.append(TextRead(piece))
         else:
             self._on_text(piece, events)
         return events
@@ -325,7 +326,7 @@ class Parser:
                 self._add_text(text)
                 return
             self._end_gap(events)
-        if self._inside:
+        if self._inside and (self._marker or not text[-1].isalpha()):
             text, self._marker = split_marker(self._marker + text)
         if text:
             self._add_text(text)
@@ -339,7 +340,7 @@ class Parser:
             self._marker = ""
         if not self._gap:
             return
-        self._gap, self._plain = False, True
+        self._gap = False
         if self._whole:
             self._report(Code.PROMISE_OPEN, self._place)
         if text := "".join(self._text):
@@ -374,7 +375,7 @@ class Parser:
             self._report(code, tag.place)
         self._append(promise)
         self._open = self._gap = True
-        self._place, self._plain = tag.place, False
+        self._place = tag.place
         events.append(PromiseRead(promise, tag.end))
         return None
 
@@ -391,7 +392,7 @@ class Parser:
             self._report(Code.ASYNC_APART, tag.place)
         if tag.source != ASYNC_OPEN:
             self._report(Code.TAG_FORM, tag.place)
-        self._gap, self._plain = False, True
+        self._gap = False
         self._in_chunk, self._target = True, []
         events.append(ChunkBegun(tag.end, self._opened_gap))
         return None

@@ -138,7 +138,7 @@ async def test_a_watched_answer_without_text_starts_again_unnoticed_but_for_an_e
     kinds = [event.type for event in events]
     assert kinds[:2] == ["thread.started", "thread.failed"]
     assert [event.action for event in events if isinstance(event, ThreadFailed)] == ["restart"]
-    assert kinds.count("thread.started") == 3
+    assert kinds.count("thread.started") == 4
     assert kinds.count("thread.done") == 3
     assert kinds[-1] == "answer.done"
     await routed.aclose()
