@@ -129,9 +129,9 @@ class Share:
             return None
         await self._control.read(self)
         await asyncio.sleep(0)  # what begins in the same moment counts too
-        for room, at_once in self.engine.rooms:
-            if not room.takes(at_once):
-                return f"{at_once} answers at once, and parallel decoding pays up to {room.answers:.0f} here"
+        for has, at_once in self.engine.rooms:
+            if not has.takes(at_once):
+                return f"{at_once} answers at once, and parallel decoding pays up to {has.answers:.0f} here"
         return None
 
     @asynccontextmanager

@@ -40,6 +40,9 @@ class ServerSettings(Options, BaseSettings):
         env_prefix="PASTA_SERVER_", frozen=True
     )
 
+    def __init__(self, **values: Any) -> None:  # lists may be given as texts, secrets too
+        super().__init__(**values)
+
     host: str = "127.0.0.1"
     """Address to listen at. Any but a loopback address needs a key."""
     port: int = Field(default=8000, ge=0, le=65535)
