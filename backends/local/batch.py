@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-__all__ = ["Batch", "BatchMaker", "Block", "Entry", "OwnPart"]
+__all__ = ["Batch", "BatchMaker", "Block", "Entry", "FewRows", "OwnPart"]
 
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
+_FEW_NEW = 32  # tokens of an entry up to which the compiled step, which looks at keys row by row, is faster
 _MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
 _LARGE = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
@@ -95,6 +96,35 @@ class Batch:
         return self.ids.shape[0]
 
 
+class FewRows(NamedTuple):
+    """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
+
+    ids: Ints
+    positions: Ints
+    """A row sees so many slots, and its own."""
+    slots: Ints
+    """Where the keys and values of each row go."""
+    last: Ints
+    """The row of each entry's last token."""
+    seen: Ints
+    """The slots of all entries, one behind the other."""
+    starts: Ints
+    """Where in `seen` those of each row begin."""
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> FewRows:
+        """The batch of these entries, in order."""
+        counts, lengths = [entry.count for entry in entries], [len(entry.slots) for entry in entries]
+        return cls(
+            ids=np.concatenate([e.ids[e.start : len(e.slots)] for e in entries]),
+            positions=np.concatenate([np.arange(e.start, len(e.slots)) for e in entries]),
+            slots=np.concatenate([e.slots[e.start :] for e in entries]),
+            last=np.cumsum(counts) - 1,
+            seen=np.concatenate([entry.slots for entry in entries]),
+            starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - np.array(lengths), counts),
+        )
+
+
 class _Group(NamedTuple):
     """A group's attention before padding."""
 
@@ -123,15 +153,20 @@ class BatchMaker:
         slots: Size of the slot pool.
         device: Of the model.
         dtype: Of keys and values; masks are added to scores of this type.
+        compiled: The model has a compiled step.
     """
 
-    def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, slots: int, device: torch.device, dtype: torch.dtype, *, compiled: bool = False
+    ) -> None:
         pages = -(-slots // PAGE)
         self._column = np.empty(pages * PAGE, np.int64)  # of a slot among the keys of its group
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._compiled = device, dtype, compiled
 
-    def make(self, entries: Sequence[Entry]) -> Batch:
+    def make(self, entries: Sequence[Entry]) -> Batch | FewRows:
         """The batch of these entries, in order."""
+        if self._compiled and max(entry.count for entry in entries) <= _FEW_NEW:
+            return FewRows.of(entries)
         ends = np.cumsum([entry.count for entry in entries])
         members: dict[Hashable, list[tuple[Entry, int]]] = {}
         for entry, end in zip(entries, ends.tolist(), strict=True):

@@ -98,7 +98,7 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(
             slots, self._options.max_running, self._options.max_prefill_tokens
         )
-        self._batches = BatchMaker(slots, self._device, self._kv_dtype)
+        self._batches = BatchMaker(slots, self._device, self._kv_dtype, compiled=self._model.compiled)
         self._cache = KVCache(config, slots, device=self._device, dtype=self._kv_dtype)
 
     def add(self, job: Job) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 
+from pasta_async.backends.local.quantised import blocks, quantised
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
+
+    from pasta_async.backends.local.compiled import Team
+    from pasta_async.backends.local.quantised import Basis
 
 __all__ = [
     "DType",
-    "Basis",
     "Embedding",
     "Linear",
     "choose_dtype",
@@ -33,7 +35,6 @@ DType = Literal["float32", "bfloat16", "float16", "int8"]
 _LOG = logging.getLogger(__name__)
 _LARGE = 50_000_000  # weights; smaller models are computed exactly, for they are fast anyway
 _FEW_ROWS = 8  # the row count that the packed layout is chosen for
-_BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
 
 class Linear(Protocol):
@@ -110,6 +111,7 @@ def linear(
     dtype: DType,
     scale: torch.Tensor | None = None,
     basis: Basis | None = None,
+    team: Team | None = None,
 ) -> Linear:
     """The product with matrices that have the same input, in a number format.
 
@@ -119,10 +121,15 @@ def linear(
         dtype: The number format.
         scale: `[in]`, multiplied into the columns.
         basis: That the input is in.
+        team: Threads for our own kernels (`compiled`), where int8 takes them.
     """
     bias = torch.cat(tuple(biases)) if biases else None
     if dtype == "int8":
-        return _Int8Linear(matrices, bias, scale, basis)
+        if team is None:
+            return _Int8Linear(matrices, bias, scale, basis)
+        from pasta_async.backends.local.compiled import CompiledLinear
+
+        return CompiledLinear(team, matrices, bias, scale, basis)
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)
@@ -137,49 +144,13 @@ def pad_rows(rows: int, dtype: DType) -> int:
     return -(-rows // step) * step
 
 
-class Basis:
-    """Another basis for the hidden state, in which no component is far larger than the others.
-
-    A few components of a language model's hidden state are many times larger than the rest, which leaves
-    few of 8 bits to those. Layers do not care about the basis, so the matrices that read and write the state
-    are multiplied by an orthogonal one as they are loaded, and a step does no more than before (QuaRot, arXiv
-    2404.00456). The matrix is the Kronecker product of a discrete cosine transform and a Hadamard matrix of
-    at most 64.
-
-    Args:
-        hidden: Size of the hidden state.
-    """
-
-    def __init__(self, hidden: int) -> None:
-        fine = math.gcd(hidden, 64)
-        self._hadamard = torch.ones(1, 1)
-        while len(self._hadamard) < fine:
-            self._hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), self._hadamard)
-        self._hadamard /= math.sqrt(fine)
-        coarse = hidden // fine
-        place = torch.arange(coarse, dtype=torch.float64)
-        self._cosine = torch.cos(math.pi / coarse * (place + 0.5) * place[:, None]) * math.sqrt(2 / coarse)
-        self._cosine[0] /= math.sqrt(2)
-        self._cosine = self._cosine.float()
-
-    def inputs(self, rows: torch.Tensor) -> torch.Tensor:
-        """A matrix `[out, hidden]`, or a table of hidden states, for states in this basis; float32."""
-        shaped = rows.float().view(len(rows), len(self._cosine), len(self._hadamard))
-        return (self._cosine.T @ (shaped @ self._hadamard)).view(rows.shape)
-
-    def outputs(self, matrix: torch.Tensor) -> torch.Tensor:
-        """A matrix `[hidden, in]`, or a bias `[hidden]`, that writes into this basis; float32."""
-        rows = matrix.view(len(matrix), -1).float().T.contiguous()
-        return self.inputs(rows).T.reshape(matrix.shape)
-
-
 class Embedding:
     """Rows of a table `[vocabulary, hidden]`, kept in 8 bits with a scale for each row if `dtype` is int8."""
 
     def __init__(self, table: torch.Tensor, dtype: DType, basis: Basis | None = None) -> None:
         self._scale: torch.Tensor | None = None
         if dtype == "int8":
-            self._table, self._scale = _quantised([table], None, basis)
+            self._table, self._scale = quantised([table], None, basis)
         else:
             self._table = table.to(storage_dtype(dtype))
 
@@ -231,13 +202,13 @@ class _Int8Linear:
         scale: torch.Tensor | None,
         basis: Basis | None,
     ) -> None:
-        rounded, scales = _quantised(matrices, scale, basis)
+        rounded, scales = quantised(matrices, scale, basis)
         zeros, untyped = torch.zeros(len(scales), dtype=torch.int64), cast("Any", torch)
         with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
             warnings.simplefilter("ignore", UserWarning)
-            quantised = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
+            exact = untyped._make_per_channel_quantized_tensor(rounded, scales[:, 0].double(), zeros, 0)
         self._bias = None if bias is None else bias.float()
-        self._packed = _pack(quantised)
+        self._packed = _pack(exact)
         # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
         self._product: Any = getattr(torch.ops.quantized.linear_dynamic.default, "_op", None)
         self._product = self._product or torch.ops.quantized.linear_dynamic.default
@@ -252,19 +223,6 @@ class _Int8Linear:
         return y if self._bias is None else y.add_(self._bias)
 
 
-def _blocks(
-    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None
-) -> Generator[tuple[slice, torch.Tensor]]:
-    """The matrices below each other, a few rows at a time in float32, and which rows they are."""
-    start = 0
-    for matrix in matrices:
-        count = max(_BLOCK // matrix.shape[1], 1)
-        for first in range(0, len(matrix), count):
-            rows = matrix[first : first + count].float()
-            yield slice(start, start + len(rows)), rows if scale is None else rows * scale
-            start += len(rows)
-
-
 def _converted(
     matrices: Sequence[torch.Tensor], dtype: torch.dtype, scale: torch.Tensor | None
 ) -> torch.Tensor:
@@ -272,22 +230,9 @@ def _converted(
     if scale is None and len(matrices) == 1:
         return matrices[0].to(dtype)
     result = matrices[0].new_empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=dtype)
-    for rows, exact in _blocks(matrices, scale):
+    for rows, exact in blocks(matrices, scale):
         result[rows] = exact
     return result
-
-
-def _quantised(
-    matrices: Sequence[torch.Tensor], scale: torch.Tensor | None, basis: Basis | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrices as one, int8 `[sum of out, in]`, and what each row's step is worth, `[sum of out, 1]`."""
-    rounded = torch.empty(sum(map(len, matrices)), matrices[0].shape[1], dtype=torch.int8)
-    steps = torch.empty(len(rounded), 1)
-    for rows, part in _blocks(matrices, scale):
-        exact = part if basis is None else basis.inputs(part)
-        steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
-        rounded[rows] = (exact / steps[rows]).round_()
-    return rounded, steps
 
 
 def _pack(quantised: torch.Tensor) -> Any:

@@ -10,13 +10,15 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 
+from pasta_async.backends.local.batch import FewRows
 from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.linear import Basis, Embedding, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.linear import Embedding, kv_dtype, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.quantised import Basis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
-    from pasta_async.backends.local.linear import DType
+    from pasta_async.backends.local.compiled import CompiledLinear, CompiledStep, Team
+    from pasta_async.backends.local.linear import DType, Linear
 
     Read = Callable[[str], torch.Tensor]
     KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -50,23 +53,35 @@ class CausalLM:
         self.config = config
         self._dtype: DType = dtype
         basis = Basis(config.hidden) if dtype == "int8" else None
+        team = _team(config) if dtype == "int8" else None
         self._layers = [
-            _Layer(config, read, f"model.layers.{i}.", dtype, basis) for i in range(config.layers)
+            _Layer(config, read, f"model.layers.{i}.", dtype, basis, team) for i in range(config.layers)
         ]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
-        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")), basis)
+        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")), basis, team)
         self._embedding = Embedding(table, dtype, basis)
         self._rotation = _rotations(config, positions, table.device)
         self._epsilon = _epsilon(config, table.device)
+        self._compiled: CompiledStep | None = None
+        if team is not None:
+            self._compiled = self._compiled_step(team)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it takes batches of `FewRows`."""
+        return self._compiled is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch | FewRows, cache: KVCache) -> torch.Tensor:
         """Compute keys and values of the batch's tokens.
 
         Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
         belongs to the i-th of `batch.last`, a row of the batch.
         """
+        if isinstance(batch, FewRows):
+            assert self._compiled is not None
+            return self._compiled(self._embedding(torch.as_tensor(batch.ids)), batch, cache)
         ids, positions = batch.ids, batch.positions
         if (padded := pad_rows(batch.rows, self._dtype)) > batch.rows:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
@@ -78,12 +93,42 @@ class CausalLM:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
 
+    def _compiled_step(self, team: Team) -> CompiledStep:
+        from pasta_async.backends.local.compiled import CompiledStep
+
+        products: Any = [layer.products for layer in self._layers]
+        norms = [layer.qk_norm for layer in self._layers if layer.qk_norm is not None]
+        none = torch.empty(self.config.layers, 0, self.config.head_dim)
+        return CompiledStep(
+            self.config,
+            team,
+            products,
+            torch.stack(norms) if norms else none,
+            cast("CompiledLinear", self._head),
+            self._rotation,
+            self._epsilon.item(),
+            half=kv_dtype(self._dtype, self._epsilon.device) == torch.bfloat16,
+        )
+
+
+def _team(config: ModelConfig) -> Team | None:
+    """Threads for our own kernels, where they can compute the model."""
+    from pasta_async.backends.local.compiled import Team, compilable
+
+    return Team(torch.get_num_threads()) if compilable(config) else None
+
 
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
     def __init__(
-        self, config: ModelConfig, read: Read, prefix: str, dtype: DType, basis: Basis | None
+        self,
+        config: ModelConfig,
+        read: Read,
+        prefix: str,
+        dtype: DType,
+        basis: Basis | None,
+        team: Team | None,
     ) -> None:
         c = self.config = config
         norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
@@ -93,19 +138,24 @@ class _Layer:
         biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
         for parts in (qkv, biases):
             parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
-        self._qkv = linear(qkv, biases, dtype, norm1, basis)
+        self._qkv = linear(qkv, biases, dtype, norm1, basis, team)
         gate_up = _taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
-        self._gate_up = linear(*gate_up, dtype, norm2, basis)
+        self._gate_up = linear(*gate_up, dtype, norm2, basis, team)
 
         def write(name: str) -> torch.Tensor:
             return basis.outputs(read(name)) if basis else read(name)
 
-        self._out = linear(*_taken(write, [attention + "o_proj"], c.out_bias), dtype)
-        self._down = linear(*_taken(write, [mlp + "down_proj"], c.mlp_bias), dtype)
-        self._qk_norm: torch.Tensor | None = None
+        self._out = linear(*_taken(write, [attention + "o_proj"], c.out_bias), dtype, team=team)
+        self._down = linear(*_taken(write, [mlp + "down_proj"], c.mlp_bias), dtype, team=team)
+        self.qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
             q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
-            self._qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
+            self.qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
+
+    @property
+    def products(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """Queries, keys and values; out; gate and up; down."""
+        return self._qkv, self._out, self._gate_up, self._down
 
     def forward(
         self,
@@ -126,8 +176,8 @@ class _Layer:
         c, rows, padded = self.config, batch.rows, x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
-        if self._qk_norm is not None:
-            qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self._qk_norm)
+        if self.qk_norm is not None:
+            qk.copy_(F.rms_norm(qk, (c.head_dim,), None, c.norm_eps) * self.qk_norm)
         _rotate(qk, rotation)
         computed = qkv.to(kv.dtype)
         kv.index_copy_(1, batch.slots, computed[:rows, c.heads :].transpose(0, 1))

@@ -16,7 +16,8 @@ from transformers import LlamaForCausalLM
 
 from pasta_async.backends.local.cache import RUN
 from pasta_async.backends.local.engine import Engine, EngineOptions
-from pasta_async.backends.local.linear import Basis, choose_dtype, linear
+from pasta_async.backends.local.linear import choose_dtype, linear
+from pasta_async.backends.local.quantised import Basis
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.errors import InvalidRequestError

@@ -1,0 +1,229 @@
+"""The model's 8-bit products, and whole steps of it, through the kernels that numba compiles (`kernels`)."""
+
+# torch leaves some of its types open.
+# pyright: reportUnknownMemberType=false
+from __future__ import annotations
+
+import importlib.util
+import queue
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pasta_async.backends.local.quantised import quantised
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from pasta_async.backends.local.batch import FewRows
+    from pasta_async.backends.local.cache import KVCache
+    from pasta_async.backends.local.checkpoint import ModelConfig
+    from pasta_async.backends.local.quantised import Basis
+
+    Task = tuple[Any, tuple[Any, ...]]
+
+__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
+
+_GROUP = 64  # `kernels.GROUP`, which is not imported before it is needed
+_LANES = 16  # numbers that one instruction takes
+
+
+def compilable(config: ModelConfig) -> bool:
+    """Whether the kernels can compute this model here: a CPU with AVX512-VNNI, numba, and sizes that fit."""
+    vnni: Any = getattr(torch.cpu, "_is_vnni_supported", None)
+    sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
+    fits = all(size % _GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
+    return fits and bool(vnni and vnni()) and importlib.util.find_spec("numba") is not None
+
+
+class Team:
+    """Threads that run a kernel together: the caller's own, and workers that sleep between calls.
+
+    Args:
+        size: How many threads, the caller's counted.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
+        for tasks in self._queues:
+            threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
+        weakref.finalize(self, _dismiss, self._queues)
+
+    def run(self, kernel: Any, *args: Any) -> None:
+        """Call ``kernel(thread, threads, sync, *args)`` in each thread; returns when all are through.
+
+        `sync` is the address of a zero, with which threads wait for each other. A kernel ends with a wait
+        of all threads.
+        """
+        sync = np.zeros(1, np.int64)
+        for number, tasks in enumerate(self._queues, 1):
+            tasks.put((kernel, (number, self.size, sync.ctypes.data, *args)))
+        kernel(0, self.size, sync.ctypes.data, *args)
+
+
+def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while (task := tasks.get()) is not None:
+        kernel, args = task
+        kernel(*args)
+        del task, args  # they may be all that keeps the model
+
+
+def _dismiss(queues: list[queue.SimpleQueue[Task | None]]) -> None:
+    for tasks in queues:
+        tasks.put(None)
+
+
+class CompiledLinear:
+    """8-bit weights with a scale for each output; activations are quantised row by row as they come.
+
+    Args:
+        team: Threads that compute.
+        matrices: `[out, in]` each, of any floating type; the results stand side by side.
+        bias: `[sum of out]`, or None.
+        scale: `[in]`, multiplied into the columns.
+        basis: That the input is in.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        matrices: Sequence[torch.Tensor],
+        bias: torch.Tensor | None,
+        scale: torch.Tensor | None,
+        basis: Basis | None,
+    ) -> None:
+        from pasta_async.backends.local.kernels import product
+
+        rounded, scales = quantised(matrices, scale, basis)
+        self._team, self._product, self._outputs = team, product, len(rounded)
+        weights = _padded(rounded.numpy(), np.int8)
+        packed = weights.reshape(-1, _GROUP // _LANES, _LANES, weights.shape[1] // 4, 4).transpose(
+            0, 3, 1, 2, 4
+        )
+        self._arrays: tuple[NDArray[Any], ...] = (
+            _aligned(packed),
+            _padded(scales[:, 0].numpy(), np.float32),
+            weights.sum(1, dtype=np.int32),
+            _padded(np.zeros(0) if bias is None else bias.float().numpy(), np.float32, len(weights)),
+        )
+        self.padded: int = len(weights)
+        """Outputs, rounded up to whole groups."""
+        self.kernel_arguments: NDArray[np.int64] = np.array(
+            [*(array.ctypes.data for array in self._arrays), weights.shape[1] // 4]
+        )
+        """Addresses of the weights, scales, sums and biases, and how many steps of 4 inputs there are."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """From float32 `[rows, in]` to `[rows, out]`."""
+        y = np.empty((len(x), self.padded), np.float32)
+        scratch = np.empty(x.shape, np.uint8), np.empty(len(x), np.float32), np.empty(len(x), np.int32)
+        self._team.run(self._product, x.contiguous().numpy(), self.kernel_arguments, y, *scratch)
+        return torch.from_numpy(y)[:, : self._outputs]
+
+
+class CompiledStep:
+    """All layers and the head over few rows, in one call.
+
+    Args:
+        config: The model's shape.
+        team: Threads that compute.
+        layers: The four products of each layer: queries, keys and values; out; gate and up; down.
+        qk_norms: `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without them.
+        head: The last product.
+        rotations: `exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`.
+        epsilon: The norm's, as a length.
+        half: Keys and values are bfloat16, else float32.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        team: Team,
+        layers: Sequence[Sequence[CompiledLinear]],
+        qk_norms: torch.Tensor,
+        head: CompiledLinear,
+        rotations: torch.Tensor,
+        epsilon: float,
+        *,
+        half: bool,
+    ) -> None:
+        from pasta_async.backends.local.kernels import step_kernel
+
+        self._config, self._team, self._head, self._half = config, team, head, half
+        self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
+        self._layers = layers  # the table has the addresses of their arrays
+        self._qk_norms = qk_norms.float().numpy()
+        self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
+        self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
+        self._kernel = step_kernel(config.heads, config.kv_heads, config.head_dim, half)
+        self._most = 0  # rows that there is scratch for
+        self._scratch: tuple[NDArray[Any], ...] = ()
+
+    def __call__(self, x: torch.Tensor, batch: FewRows, cache: KVCache) -> torch.Tensor:
+        """Logits, float32 `[len(batch.last), vocabulary]`.
+
+        Args:
+            x: Embedded tokens, float32 `[rows, hidden]`; they are changed.
+            batch: What they are.
+            cache: Gets their keys and values.
+        """
+        c, rows, outputs = self._config, len(x), len(batch.last)
+        kv = cache.whole.view(torch.int16).numpy().view(np.uint16) if self._half else cache.whole.numpy()
+        widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
+        logits = np.empty((outputs, self._head.padded), np.float32)
+        self._team.run(
+            self._kernel,
+            self._table,
+            x.numpy(),
+            self._rotations[batch.positions],
+            batch.slots,
+            batch.seen,
+            batch.starts,
+            batch.positions + 1,
+            kv,
+            self._qk_norms,
+            *self._epsilons,
+            *(np.empty((rows, width), np.float32) for width in widths),
+            *self._private(rows),
+            batch.last,
+            np.empty((outputs, c.hidden), np.float32),
+            self._head.kernel_arguments,
+            logits,
+        )
+        return torch.from_numpy(logits)[:, : c.vocab_size]
+
+    def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
+        """What each thread has for itself: quantised rows, their sizes and zeros, scores of a row's heads."""
+        if rows > self._most:
+            c, threads = self._config, self._team.size
+            widest = max(c.hidden, c.heads * c.head_dim, c.intermediate)
+            self._most = rows
+            self._scratch = (
+                np.empty((threads, rows, widest), np.uint8),
+                np.empty((threads, rows), np.float32),
+                np.empty((threads, rows), np.int32),
+                np.empty((threads, c.heads // c.kv_heads, len(self._rotations)), np.float32),
+            )
+        return self._scratch
+
+
+def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray[Any]:
+    """A copy with zeros behind it, up to whole groups."""
+    result = np.zeros((-(-(size or len(array)) // _GROUP) * _GROUP, *array.shape[1:]), dtype)
+    result[: len(array)] = array
+    return result
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy that begins at a multiple of 64 bytes, a line of the processor's cache."""
+    memory = np.empty(array.size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    result = memory[start : start + array.size].view(np.int8).reshape(array.shape)
+    result[...] = array
+    return result

@@ -1,0 +1,374 @@
+"""Kernels for CPUs with AVX512-VNNI, compiled by numba as a model is first loaded (and kept on disk).
+
+At the size of a small model most operators take longer to begin than to compute. So a step of few rows is
+one call: it goes through all layers, on several threads that wait for each other only where they must
+(`step_kernel`). `product` is an 8-bit product alone, for prompts.
+
+Activations are quantised row by row, and each row attends by itself: its result does not depend on what else
+is in the batch, nor on the number of threads. Arrays are contiguous; `thread` of `threads` says whose call
+it is.
+"""
+
+# numba has no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from pasta_async.backends.local.vectors import (
+    add_atomically,
+    as_float,
+    as_int,
+    attention_scores,
+    attention_sum,
+    give_way,
+    load_atomically,
+    tile,
+)
+
+__all__ = ["GROUP", "product", "step_kernel"]
+
+GROUP = 64
+"""Outputs whose weights stand together, and are computed by one thread."""
+
+Floats: TypeAlias = NDArray[np.float32]
+Ints: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.uint8]
+Zeros: TypeAlias = NDArray[np.int32]
+_Function = TypeVar("_Function")
+
+_SPINS = 2000  # before a waiting thread lets others have its core
+_ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
+_TINY = np.float32(1e-30)
+_tile1, _tile2, _tile3, _tile4, _tile6 = (tile(rows, GROUP // 16) for rows in (1, 2, 3, 4, 6))
+
+
+class _Compiler(Protocol):
+    def __call__(self, function: _Function, /) -> _Function: ...
+
+
+_kernel = cast("_Compiler", numba.njit(nogil=True, cache=True))
+_fast = cast("_Compiler", numba.njit(nogil=True, cache=True, fastmath=True))  # sums in any order
+
+
+@_fast
+def _exp(x: np.float32) -> np.float32:
+    """e^x, within 2e-7 of it; of -87 or 88 for what is beyond them. The polynomial is Cephes'."""
+    x = min(max(x, np.float32(-87)), np.float32(88))
+    n = np.floor(x * np.float32(1.4426950408889634) + _HALF)
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + _ONE
+    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@_kernel
+def _wait(sync: int, threads: int, turn: int) -> int:
+    """Go on when all threads are here; `turn` is how often they have waited before. Returns the next turn."""
+    if threads == 1:
+        return turn
+    add_atomically(sync, 1)
+    spins = 0
+    while load_atomically(sync) < (turn + 1) * threads:
+        spins += 1
+        if spins > _SPINS:
+            give_way()
+    return turn + 1
+
+
+@_kernel
+def _part(count: int, thread: int, threads: int) -> tuple[int, int]:
+    """A thread's share of so many."""
+    return count * thread // threads, count * (thread + 1) // threads
+
+
+@_fast
+def _quantise(
+    x: Floats, rows: int, q: Bytes, sizes: Floats, zeros: Zeros, normalised: bool, epsilon: np.float32
+) -> None:
+    """Rows `[rows, n]` as `sizes * (q - zeros)`; if `normalised`, of rows brought to unit length."""
+    n = x.shape[1]
+    for r in range(rows):
+        row, to = x[r], q[r]
+        least, most = _ZERO, _TINY
+        for i in range(n):
+            least = min(least, row[i])
+            most = max(most, row[i])
+        factor = _255 / (most - least)
+        zero = np.floor(_HALF - least * factor)
+        for i in range(n):
+            to[i] = np.uint8(np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255)))
+        squares = _ONE
+        if normalised:
+            squares = epsilon * epsilon
+            for i in range(n):
+                squares += row[i] * row[i]
+        sizes[r], zeros[r] = _ONE / (factor * np.sqrt(squares)), np.int32(zero)
+
+
+@_kernel
+def _multiply(
+    q: Bytes,
+    sizes: Floats,
+    zeros: Zeros,
+    rows: int,
+    weights: Ints,
+    y: Floats,
+    add: int,
+    first: int,
+    last: int,
+) -> None:
+    """Groups `first` to `last` of a product's outputs.
+
+    `weights`: addresses of the weights, scales, sums and biases (`vectors.tile`), and the steps of 4 inputs.
+    """
+    steps, x_stride, y_stride = weights[4], q.shape[1], 4 * y.shape[1]
+    for group in range(first, last):
+        w, at = weights[0] + group * GROUP * 4 * steps, 4 * group * GROUP
+        scales, sums, biases = weights[1] + at, weights[2] + at, weights[3] + at
+        r = 0
+        while r < rows:
+            x, y_at = q.ctypes.data + r * x_stride, y.ctypes.data + at + r * y_stride
+            size, zero, left = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r, rows - r
+            if left >= 6:
+                _tile6(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
+                r += 6
+            elif left >= 4:
+                _tile4(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
+                r += 4
+            elif left == 3:
+                _tile3(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
+                r += 3
+            elif left == 2:
+                _tile2(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
+                r += 2
+            else:
+                _tile1(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
+                r += 1
+
+
+@_kernel
+def product(
+    thread: int,
+    threads: int,
+    sync: int,
+    x: Floats,
+    weights: Ints,
+    y: Floats,
+    q: Bytes,
+    sizes: Floats,
+    zeros: Zeros,
+) -> None:
+    """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`; q, sizes and zeros are scratch for the rows."""
+    first, last = _part(len(x), thread, threads)
+    _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], False, _ZERO)
+    turn = _wait(sync, threads, 0)
+    first, last = _part(y.shape[1] // GROUP, thread, threads)
+    _multiply(q, sizes, zeros, len(x), weights, y, 0, first, last)
+    _wait(sync, threads, turn)
+
+
+@_fast
+def _rotate(vector: Floats, rotation: Floats, factor: np.float32) -> None:
+    """Rotate pairs of components, and multiply them."""
+    for i in range(0, len(vector), 2):
+        a, b, c, s = vector[i], vector[i + 1], rotation[i], rotation[i + 1]
+        vector[i] = (a * c - b * s) * factor
+        vector[i + 1] = (a * s + b * c) * factor
+
+
+@_fast
+def _normalise(vector: Floats, weights: Floats, epsilon: np.float32) -> None:
+    """The norm of queries and keys that Qwen3 has."""
+    squares = _ZERO
+    for i in range(len(vector)):
+        squares += vector[i] * vector[i]
+    factor = _ONE / np.sqrt(squares / np.float32(len(vector)) + epsilon)
+    for i in range(len(vector)):
+        vector[i] *= factor * weights[i]
+
+
+@_fast
+def _store_half(to: NDArray[np.uint16], vector: Floats) -> None:
+    """As bfloat16, rounded to the nearest."""
+    for i in range(len(vector)):
+        bits = as_int(vector[i])
+        odd = (bits >> np.int32(16)) & np.int32(1)
+        to[i] = np.uint16((bits + np.int32(0x7FFF) + odd) >> np.int32(16))
+
+
+@_fast
+def _store_exact(to: Floats, vector: Floats) -> None:
+    for i in range(len(vector)):
+        to[i] = vector[i]
+
+
+@_fast
+def _softmax(scores: Floats, count: int) -> None:
+    """Of the first `count`, in place."""
+    most = scores[0]
+    for i in range(1, count):
+        most = max(most, scores[i])
+    total = _ZERO
+    for i in range(count):
+        scores[i] = _exp(scores[i] - most)
+        total += scores[i]
+    factor = _ONE / total
+    for i in range(count):
+        scores[i] *= factor
+
+
+@_fast
+def _activate(gate_up: Floats, first: int, last: int) -> None:
+    """silu(gate) * up, in the place of gate; columns `first` to `last`."""
+    wide = gate_up.shape[1] // 2
+    for r in range(len(gate_up)):
+        gate, up = gate_up[r, :wide], gate_up[r, wide:]
+        for i in range(first, last):
+            gate[i] = gate[i] / (_ONE + _exp(-gate[i])) * up[i]
+
+
+def _attention(heads: int, kv_heads: int, head_dim: int, half: bool) -> tuple[Any, Any]:
+    """Two kernels: keys and values of new rows go into a layer's cache; rows attend to what they see."""
+    repeats, store = heads // kv_heads, _store_half if half else _store_exact
+    scores_of, sum_of = attention_scores(repeats, head_dim, half), attention_sum(repeats, head_dim, half)
+    item_bytes, scaling = 2 if half else 4, np.float32(1 / np.sqrt(head_dim))
+
+    @_fast
+    def write(
+        qkv: Floats,
+        rotations: Floats,
+        slots: Ints,
+        kv: NDArray[Any],
+        norms: Floats,
+        epsilon: np.float32,
+        thread: int,
+        threads: int,
+    ) -> None:
+        for item in range(thread, len(qkv) * kv_heads, threads):
+            r, h = item // kv_heads, item % kv_heads
+            row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
+            for i in range(repeats + 1):  # the queries of this key-value head, and its key
+                place = h * repeats + i if i < repeats else heads + h
+                if len(norms):
+                    _normalise(row[place], norms[place], epsilon)
+                _rotate(row[place], rotations[r], scaling if i < repeats else _ONE)
+            store(kv[h, slots[r]], row[heads + h])
+            store(kv[kv_heads + h, slots[r]], row[heads + kv_heads + h])
+
+    @_fast
+    def attend(
+        qkv: Floats,
+        seen: Ints,
+        starts: Ints,
+        counts: Ints,
+        kv: NDArray[Any],
+        scores: Floats,
+        out: Floats,
+        thread: int,
+        threads: int,
+    ) -> None:
+        head_bytes, stride = kv.shape[1] * head_dim * item_bytes, 4 * scores.shape[1]
+        for item in range(thread, len(qkv) * kv_heads, threads):
+            r, h = item // kv_heads, item % kv_heads
+            slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
+            keys, first = kv.ctypes.data + h * head_bytes, h * repeats * head_dim
+            scores_of(qkv[r, first:].ctypes.data, keys, slots, count, scores.ctypes.data, stride)
+            for i in range(repeats):
+                _softmax(scores[i], count)
+            values = keys + kv_heads * head_bytes
+            sum_of(scores.ctypes.data, stride, values, slots, count, out[r, first:].ctypes.data)
+
+    return write, attend
+
+
+def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
+    """The step of a model of this shape; `half`: keys and values are bfloat16, as uint16.
+
+    Returns ``step(thread, threads, sync, table, x, rotations, slots, seen, starts, counts, kv, norms,
+    epsilon, norm_epsilon, qkv, attended, gate_up, q, sizes, zeros, scores, last, chosen, head, logits)``:
+
+    * `table`, int64 `[layers, 4, 5]`: `weights` of `_multiply` for a layer's products; `head`: for the last
+      one;
+    * `x`: embedded tokens, float32 `[rows, hidden]`, which are changed; `rotations`: `[rows, head_dim]`;
+    * `slots`: where each row's keys and values go; `seen[starts:starts + counts]`: the slots that it sees;
+    * `kv`: `[layers, 2 * kv_heads, slots, head_dim]`; `norms`: `[layers, heads + kv_heads or 0, head_dim]`;
+    * `epsilon`: of the norms as a length; `norm_epsilon`: of those of queries and keys, under the root;
+    * `qkv`, `attended`, `gate_up`, `chosen`: scratch of all threads; `q` to `scores`: each thread's own;
+    * `last`: rows whose logits, `[len(last), outputs]`, are wanted.
+    """
+    write, attend = _attention(heads, kv_heads, head_dim, half)
+
+    @_kernel
+    def step(
+        thread: int,
+        threads: int,
+        sync: int,
+        table: Ints,
+        x: Floats,
+        rotations: Floats,
+        slots: Ints,
+        seen: Ints,
+        starts: Ints,
+        counts: Ints,
+        kv: NDArray[Any],
+        norms: Floats,
+        epsilon: np.float32,
+        norm_epsilon: np.float32,
+        qkv: Floats,
+        attended: Floats,
+        gate_up: Floats,
+        all_q: Bytes,
+        all_sizes: Floats,
+        all_zeros: Zeros,
+        all_scores: Floats,
+        last: Ints,
+        chosen: Floats,
+        head: Ints,
+        logits: Floats,
+    ) -> None:
+        rows, wide, turn = len(x), gate_up.shape[1] // 2, 0
+        q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
+        qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
+        x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
+        gate_from, gate_to = _part(wide // GROUP, thread, threads)
+        up_from, up_to = gate_from + wide // GROUP, gate_to + wide // GROUP
+        for layer in range(len(table)):
+            qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
+            _quantise(x, rows, q, sizes, zeros, True, epsilon)
+            _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
+            turn = _wait(sync, threads, turn)
+            write(qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, thread, threads)
+            turn = _wait(sync, threads, turn)
+            attend(qkv, seen, starts, counts, kv[layer], scores, attended, thread, threads)
+            turn = _wait(sync, threads, turn)
+            _quantise(attended, rows, q, sizes, zeros, False, _ZERO)
+            _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
+            turn = _wait(sync, threads, turn)
+            _quantise(x, rows, q, sizes, zeros, True, epsilon)
+            _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, gate_from, gate_to)
+            _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, up_from, up_to)
+            _activate(gate_up, gate_from * GROUP, gate_to * GROUP)
+            turn = _wait(sync, threads, turn)
+            _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
+            _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to)
+            turn = _wait(sync, threads, turn)
+        if thread == 0:
+            for i in range(len(last)):
+                chosen[i] = x[last[i]]
+        turn = _wait(sync, threads, turn)
+        _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
+        head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
+        _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
+        _wait(sync, threads, turn)
+
+    return step

@@ -1,0 +1,276 @@
+"""Vector instructions for the CPU kernels (`kernels`): what numba's own loops cannot say.
+
+Each function here writes LLVM code for vectors of 16 numbers (AVX-512). Addresses are int64, in bytes.
+"""
+
+# llvmlite and numba have no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from llvmlite import ir as _ir
+from numba.core import types as _types
+from numba.extending import intrinsic as _intrinsic
+
+ir: Any = _ir
+types: Any = _types
+intrinsic: Any = _intrinsic
+
+__all__ = [
+    "add_atomically",
+    "as_float",
+    "attention_scores",
+    "attention_sum",
+    "give_way",
+    "load_atomically",
+    "tile",
+]
+
+LANES = 16
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+_FAST = ("fast",)
+
+
+def tile(rows: int, panels: int) -> Any:
+    """A product of a few rows of 8-bit numbers with `16 * panels` outputs' weights.
+
+    Returns ``f(x, x_stride, weights, steps, scales, sums, biases, sizes, zeros, y, y_stride, add)``: x are
+    uint8 rows; weights int8 `[steps, panels, 16, 4]`, so that one instruction (AVX512-VNNI) adds four
+    products to each of 16 results; `y[r, n] = (result - zeros[r] * sums[n]) * scales[n] * sizes[r] +
+    biases[n]`, added to what is there if `add` is not 0. `sums` (of an output's weights) and `zeros` are
+    int32, all else float32.
+    """
+
+    @intrinsic
+    def product(
+        _: Any,
+        x: Any,
+        x_stride: Any,
+        weights: Any,
+        steps: Any,
+        scales: Any,
+        sums: Any,
+        biases: Any,
+        sizes: Any,
+        zeros: Any,
+        y: Any,
+        y_stride: Any,
+        add: Any,
+    ) -> Any:
+        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+            x, x_stride, weights, steps, scales, sums, biases, sizes, zeros, y, y_stride, add = args
+            dot = _declared(b, "llvm.x86.avx512.vpdpbusd.512", _INTS, [_INTS] * 3)
+            with _Loop(b, steps, [ir.Constant(_INTS, None)] * (rows * panels)) as loop:
+                here = b.add(weights, b.mul(loop.index, _I64(64 * panels)))
+                columns = [_load(b, here, _INTS, 64 * p) for p in range(panels)]
+                place = b.add(x, b.mul(loop.index, _I64(4)))
+                for r in range(rows):
+                    four = _spread(b, _load(b, b.add(place, b.mul(x_stride, _I64(r))), _I32), _INTS)
+                    for p in range(panels):
+                        loop.carried[r * panels + p] = b.call(
+                            dot, [loop.carried[r * panels + p], four, columns[p]]
+                        )
+            adds = b.icmp_signed("!=", add, _I64(0))
+            for p in range(panels):
+                scale, bias = _load(b, scales, _FLOATS, 64 * p), _load(b, biases, _FLOATS, 64 * p)
+                total = _load(b, sums, _INTS, 64 * p)
+                for r in range(rows):
+                    zero = _spread(b, _load(b, zeros, _I32, 4 * r), _INTS)
+                    exact = b.sitofp(b.sub(loop.carried[r * panels + p], b.mul(total, zero)), _FLOATS)
+                    size = _spread(b, _load(b, sizes, _F32, 4 * r), _FLOATS)
+                    result = b.fadd(b.fmul(b.fmul(exact, scale), size), bias)
+                    out = b.add(b.add(y, b.mul(y_stride, _I64(r))), _I64(64 * p))
+                    result = b.select(adds, b.fadd(result, _load(b, out, _FLOATS)), result)
+                    _store(b, result, out)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 12), generate
+
+    return product
+
+
+def attention_scores(heads: int, head_dim: int, half: bool) -> Any:
+    """Products of the queries that share a key-value head with keys.
+
+    Returns ``f(queries, keys, slots, count, scores, stride)``: queries float32 `[heads, head_dim]`; keys
+    `[slots, head_dim]`, bfloat16 if `half`, else float32; slots int64 `[count]`, which of them; scores
+    float32, a row of `stride` bytes for each head.
+    """
+    parts = head_dim // LANES
+
+    @intrinsic
+    def scores(_: Any, queries: Any, keys: Any, slots: Any, count: Any, out: Any, stride: Any) -> Any:
+        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+            queries, keys, slots, count, out, stride = args
+            total = _declared(b, "llvm.vector.reduce.fadd.v16f32", _F32, [_F32, _FLOATS])
+            q = [
+                [_load(b, queries, _FLOATS, 4 * (h * head_dim + LANES * p)) for p in range(parts)]
+                for h in range(heads)
+            ]
+            with _Loop(b, count, []) as loop:
+                key = _cached(b, keys, slots, loop.index, head_dim, half)
+                for h in range(heads):
+                    products = b.fmul(q[h][0], key[0], flags=_FAST)
+                    for p in range(1, parts):
+                        products = b.fadd(products, b.fmul(q[h][p], key[p], flags=_FAST), flags=_FAST)
+                    score = b.call(total, [ir.Constant(_F32, 0.0), products], fastmath=_FAST)
+                    place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                    _store(b, score, place)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return scores
+
+
+def attention_sum(heads: int, head_dim: int, half: bool) -> Any:
+    """Values, weighted.
+
+    Returns ``f(weights, stride, values, slots, count, sums)``, as for `attention_scores`; sums float32
+    `[heads, head_dim]`.
+    """
+    parts = head_dim // LANES
+
+    @intrinsic
+    def weighted(_: Any, weights: Any, stride: Any, values: Any, slots: Any, count: Any, out: Any) -> Any:
+        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+            weights, stride, values, slots, count, out = args
+            with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * parts)) as loop:
+                value = _cached(b, values, slots, loop.index, head_dim, half)
+                for h in range(heads):
+                    place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                    weight = _spread(b, _load(b, place, _F32), _FLOATS)
+                    for p in range(parts):
+                        i = h * parts + p
+                        loop.carried[i] = b.fadd(
+                            loop.carried[i], b.fmul(weight, value[p], flags=_FAST), flags=_FAST
+                        )
+            for i, total in enumerate(loop.carried):
+                _store(b, total, b.add(out, _I64(64 * i)))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), generate
+
+    return weighted
+
+
+@intrinsic
+def as_float(_: Any, bits: Any) -> Any:
+    """The float32 that an int32's bits are."""
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        return b.bitcast(args[0], _F32)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def as_int(_: Any, number: Any) -> Any:
+    """The bits of a float32, as an int32."""
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        return b.bitcast(args[0], _I32)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def add_atomically(_: Any, address: Any, by: Any) -> Any:
+    """Add to an int64 that other threads add to; returns what was there."""
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def load_atomically(_: Any, address: Any) -> Any:
+    """An int64 that other threads change."""
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        return b.load_atomic(b.inttoptr(args[0], _I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def give_way(_: Any) -> Any:
+    """Let another thread have this core."""
+
+    def generate(context: Any, b: Any, _s: Any, _a: Any) -> Any:
+        if sys.platform != "win32":
+            b.call(_declared(b, "sched_yield", _I32, []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+class _Loop:
+    """A loop that runs `count` times, at least once, and carries values from turn to turn.
+
+    In the block `carried` is first what the turn before has left, and is set to what the next one takes over;
+    behind it, it is what the last turn left.
+    """
+
+    def __init__(self, b: Any, count: Any, first: list[Any]) -> None:
+        self._b, self._count = b, count
+        before = b.block
+        self._body, self._behind = b.append_basic_block(), b.append_basic_block()
+        b.branch(self._body)
+        b.position_at_end(self._body)
+        self.index = b.phi(_I64)
+        self._phis = [b.phi(value.type) for value in first]
+        for phi, value in zip([self.index, *self._phis], [_I64(0), *first], strict=True):
+            phi.add_incoming(value, before)
+        self.carried: list[Any] = [*self._phis]
+
+    def __enter__(self) -> _Loop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        b = self._b
+        following = b.add(self.index, _I64(1))
+        for phi, value in zip([self.index, *self._phis], [following, *self.carried], strict=True):
+            phi.add_incoming(value, b.block)
+        b.cbranch(b.icmp_signed("<", following, self._count), self._body, self._behind)
+        b.position_at_end(self._behind)
+
+
+def _declared(b: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    known = b.module.globals.get(name)
+    return known or ir.Function(b.module, ir.FunctionType(result, arguments), name)
+
+
+def _load(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
+    return b.load(b.inttoptr(b.add(address, _I64(offset)), kind.as_pointer()), align=4)
+
+
+def _store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def _spread(b: Any, value: Any, kind: Any) -> Any:
+    """A vector that has `value` in each place."""
+    one = b.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
+    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_INTS, None))
+
+
+def _cached(b: Any, cache: Any, slots: Any, index: Any, head_dim: int, half: bool) -> list[Any]:
+    """A key or a value, as float32 vectors."""
+    slot = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64)
+    size = 2 if half else 4
+    place = b.add(cache, b.mul(slot, _I64(size * head_dim)))
+    parts = [
+        _load(b, place, _HALVES if half else _FLOATS, size * LANES * p) for p in range(head_dim // LANES)
+    ]
+    if not half:
+        return parts
+    return [
+        b.bitcast(b.shl(b.zext(part, _INTS), ir.Constant(_INTS, [16] * LANES)), _FLOATS) for part in parts
+    ]
