@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.local.quantised import Basis
 
-    Task = tuple[Any, tuple[Any, ...]]
+    Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
 __all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
 
@@ -50,27 +50,27 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._sync, self._turn = np.zeros(1, np.int64), 0
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
         weakref.finalize(self, _dismiss, self._queues)
 
     def run(self, kernel: Any, *args: Any) -> None:
-        """Call ``kernel(thread, threads, sync, *args)`` in each thread; returns when all are through.
+        """Call ``kernel(thread, threads, sync, turn, *args)`` in each thread; returns when all are through.
 
-        `sync` is the address of a zero, with which threads wait for each other. A kernel ends with a wait
-        of all threads.
+        `sync` is the address of the number of all waits so far, of all threads, and `turn` of those of each.
+        A kernel ends with a wait, and returns its next turn.
         """
-        sync = np.zeros(1, np.int64)
         for number, tasks in enumerate(self._queues, 1):
-            tasks.put((kernel, (number, self.size, sync.ctypes.data, *args)))
-        kernel(0, self.size, sync.ctypes.data, *args)
+            tasks.put((kernel, number, self.size, self._sync, self._turn, args))
+        self._turn = kernel(0, self.size, self._sync.ctypes.data, self._turn, *args)
 
 
 def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
     while (task := tasks.get()) is not None:
-        kernel, args = task
-        kernel(*args)
+        kernel, number, size, sync, turn, args = task
+        kernel(number, size, sync.ctypes.data, turn, *args)
         del task, args  # they may be all that keeps the model
 
 

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.batch import BatchMaker, Entry, FewRows
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.linear import choose_dtype, kv_dtype
@@ -91,6 +92,8 @@ class Engine:
         self.latest: tuple[int, int] = 0, 0
         """Requests that the latest step decoded for, and tokens of prompts that it computed."""
         self.reset()
+        if self._model.compiled:
+            self._compile()
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
@@ -100,6 +103,13 @@ class Engine:
         )
         self._batches = BatchMaker(slots, self._device, self._kv_dtype, compiled=self._model.compiled)
         self._cache = KVCache(config, slots, device=self._device, dtype=self._kv_dtype)
+
+    def _compile(self) -> None:
+        """Have numba compile the kernels, or load them, now rather than in the first answer."""
+        token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
+        prompts = BatchMaker(self.slots, self._device, self._kv_dtype)
+        for batch in FewRows.of([token]), prompts.make([token]):
+            self._model.forward(batch, self._cache)  # in a slot that is nobody's yet
 
     def add(self, job: Job) -> None:
         """Take a job in; its next `step` may work on it."""

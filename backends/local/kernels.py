@@ -13,7 +13,8 @@ it is.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
@@ -47,12 +48,17 @@ _TINY = np.float32(1e-30)
 _tile1, _tile2, _tile3, _tile4, _tile6 = (tile(rows, GROUP // 16) for rows in (1, 2, 3, 4, 6))
 
 
-class _Compiler(Protocol):
-    def __call__(self, function: _Function, /) -> _Function: ...
+def _kernel(function: _Function, *, fast: bool = False) -> _Function:
+    """Compile when first called, and without the interpreter's lock."""
+    for cache in True, False:  # without a place to keep it, it is compiled in each process
+        with suppress(RuntimeError):
+            return cast("_Function", numba.njit(nogil=True, fastmath=fast, cache=cache)(function))
+    raise AssertionError("only caches raise RuntimeError")
 
 
-_kernel = cast("_Compiler", numba.njit(nogil=True, cache=True))
-_fast = cast("_Compiler", numba.njit(nogil=True, cache=True, fastmath=True))  # sums in any order
+def _fast(function: _Function) -> _Function:
+    """As `_kernel`; sums are added in any order."""
+    return _kernel(function, fast=True)
 
 
 @_fast
@@ -161,20 +167,21 @@ def product(
     thread: int,
     threads: int,
     sync: int,
+    turn: int,
     x: Floats,
     weights: Ints,
     y: Floats,
     q: Bytes,
     sizes: Floats,
     zeros: Zeros,
-) -> None:
+) -> int:
     """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`; q, sizes and zeros are scratch for the rows."""
     first, last = _part(len(x), thread, threads)
     _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], False, _ZERO)
-    turn = _wait(sync, threads, 0)
+    turn = _wait(sync, threads, turn)
     first, last = _part(y.shape[1] // GROUP, thread, threads)
     _multiply(q, sizes, zeros, len(x), weights, y, 0, first, last)
-    _wait(sync, threads, turn)
+    return _wait(sync, threads, turn)
 
 
 @_fast
@@ -294,7 +301,7 @@ def _attention(heads: int, kv_heads: int, head_dim: int, half: bool) -> tuple[An
 def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
     """The step of a model of this shape; `half`: keys and values are bfloat16, as uint16.
 
-    Returns ``step(thread, threads, sync, table, x, rotations, slots, seen, starts, counts, kv, norms,
+    Returns ``step(thread, threads, sync, turn, table, x, rotations, slots, seen, starts, counts, kv, norms,
     epsilon, norm_epsilon, qkv, attended, gate_up, q, sizes, zeros, scores, last, chosen, head, logits)``:
 
     * `table`, int64 `[layers, 4, 5]`: `weights` of `_multiply` for a layer's products; `head`: for the last
@@ -313,6 +320,7 @@ def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
         thread: int,
         threads: int,
         sync: int,
+        turn: int,
         table: Ints,
         x: Floats,
         rotations: Floats,
@@ -335,8 +343,8 @@ def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
         chosen: Floats,
         head: Ints,
         logits: Floats,
-    ) -> None:
-        rows, wide, turn = len(x), gate_up.shape[1] // 2, 0
+    ) -> int:
+        rows, wide = len(x), gate_up.shape[1] // 2
         q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
         qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
         x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
@@ -369,6 +377,6 @@ def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
         _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
         head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
         _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
-        _wait(sync, threads, turn)
+        return _wait(sync, threads, turn)
 
     return step

@@ -1,0 +1,133 @@
+"""Our own kernels against torch's products, on small random models of sizes that they take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import local_models
+import numpy as np
+import pytest
+import torch
+
+from pasta_async.backends.local import compiled
+from pasta_async.backends.local.compiled import CompiledLinear, Team
+from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.sampler import TokenSampler
+from pasta_async.backends.local.scheduler import Job
+from pasta_async.options import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_vnni: Any = getattr(torch.cpu, "_is_vnni_supported", bool)
+pytestmark = pytest.mark.skipif(not _vnni(), reason="the kernels need a CPU with AVX512-VNNI")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama, all biases": {"kind": "llama", "attention_bias": True, "mlp_bias": True},
+    "qwen2, tied, an odd vocabulary": {"kind": "qwen2", "tie_word_embeddings": True, "vocabulary": 515},
+    "qwen3, heads of 32": {"kind": "qwen3", "head_dim": 32},
+    "9 heads for 3 of keys": {
+        "kind": "llama",
+        "hidden_size": 576,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+    },
+}
+
+
+@pytest.fixture(params=SHAPES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    local_models.model(**{"intermediate_size": 192, **SHAPES[request.param]}).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def open_int8(folder: Path) -> Engine:
+    return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8"))
+
+
+def open_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Engine:
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "compilable", lambda _: False)
+        return Engine(folder, EngineOptions(device="cpu", slots=1024, **{"dtype": "int8", **options}))
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(length).integers(0, 512, length).tolist()
+
+
+class Watched:
+    """A greedy job that keeps the logits of its tokens."""
+
+    def __init__(self, ids: list[int], count: int = 4) -> None:
+        self.logits: list[torch.Tensor] = []
+        self.job = Job(0, ids, count, TokenSampler(Sampling(), 0, self._look), ())
+
+    def _look(self, _: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        self.logits.append(logits.clone())
+        return logits
+
+
+def logits(engine: Engine, *prompts: list[int], count: int = 4) -> list[list[torch.Tensor]]:
+    watched = [Watched(ids, count) for ids in prompts]
+    for each in watched:
+        engine.add(each.job)
+    while engine.step() is not None:
+        engine.scheduler.check()
+    return [each.logits for each in watched]
+
+
+def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to the length of the second; 1.4 for vectors that have nothing to do with each other."""
+    return ((seen - expected).square().sum() / expected.square().sum()).sqrt().item()
+
+
+@pytest.mark.parametrize("length", [1, 20, 100])
+def test_logits_are_as_close_to_float32_as_with_torchs_products(
+    folder: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = open_with_torch(folder, monkeypatch, dtype="float32")
+    ids = ids_of(length)
+    (expected,), (rounded,), (seen,) = (
+        logits(engine, ids, count=1)
+        for engine in (exact, open_with_torch(folder, monkeypatch), open_int8(folder))
+    )
+    assert distance(seen[0], expected[0]) < max(1.5 * distance(rounded[0], expected[0]), 0.05)
+
+
+def test_a_row_is_the_same_whatever_shares_its_step(folder: Path) -> None:
+    shared = ids_of(30)
+    prompts = [[*shared, token] for token in range(13)]  # more than two tiles of rows
+    (alone,) = logits(open_int8(folder), prompts[0])
+    together = logits(open_int8(folder), *prompts)
+    assert all(torch.equal(a, b) for a, b in zip(alone, together[0], strict=True))
+
+
+def test_the_number_of_threads_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [ids_of(length) for length in (1, 9, 30)]
+    results: list[list[list[torch.Tensor]]] = []
+    for threads in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(logits(open_int8(folder), *prompts))
+    for one, three in zip(*results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+
+
+@pytest.mark.parametrize("rows", range(1, 14))
+def test_products_are_those_of_the_rounded_weights(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    weight, bias = torch.randn(100, 64, generator=draw), torch.randn(100, generator=draw)
+    x = torch.randn(rows, 64, generator=draw)
+    x[0] *= 1000  # must not take the precision of other rows
+    seen = CompiledLinear(Team(2), [weight[:40], weight[40:]], bias, None, None)(x)
+    assert seen.shape == (rows, 100)
+    for row, expected in zip(seen - bias, x @ weight.T, strict=True):
+        assert distance(row, expected) < 0.02
+
+
+def test_sizes_that_the_kernels_do_not_take_are_computed_by_torch(tmp_path: Path) -> None:
+    local_models.model(intermediate_size=160).save_pretrained(tmp_path)
+    engine = open_int8(tmp_path)
+    assert not compiled.compilable(engine.config)
+    assert logits(engine, ids_of(9))[0][0].isfinite().all()
