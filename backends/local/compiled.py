@@ -153,7 +153,7 @@ class CompiledStep:
         *,
         half: bool,
     ) -> None:
-        from pasta_async.backends.local.kernels import step_kernel
+        from pasta_async.backends.local.kernels import step
 
         self._config, self._team, self._head, self._half = config, team, head, half
         self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
@@ -161,7 +161,8 @@ class CompiledStep:
         self._qk_norms = qk_norms.float().numpy()
         self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
         self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
-        self._kernel = step_kernel(config.heads, config.kv_heads, config.head_dim, half)
+        self._kernel = step
+        self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // _LANES)
         self._most = 0  # rows that there is scratch for
         self._scratch: tuple[NDArray[Any], ...] = ()
 
@@ -179,6 +180,7 @@ class CompiledStep:
         logits = np.empty((outputs, self._head.padded), np.float32)
         self._team.run(
             self._kernel,
+            *self._shape,
             self._table,
             x.numpy(),
             self._rotations[batch.positions],

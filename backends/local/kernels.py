@@ -2,7 +2,7 @@
 
 At the size of a small model most operators take longer to begin than to compute. So a step of few rows is
 one call: it goes through all layers, on several threads that wait for each other only where they must
-(`step_kernel`). `product` is an 8-bit product alone, for prompts.
+(`step`). `product` is an 8-bit product alone, for prompts.
 
 Activations are quantised row by row, and each row attends by itself: its result does not depend on what else
 is in the batch, nor on the number of threads. Arrays are contiguous; `thread` of `threads` says whose call
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from pasta_async.backends.local.vectors import (
     add_atomically,
     as_float,
-    as_int,
     attention_scores,
     attention_sum,
     give_way,
     load_atomically,
+    rounded_for,
     tile,
 )
 
-__all__ = ["GROUP", "product", "step_kernel"]
+__all__ = ["GROUP", "product", "step"]
 
 GROUP = 64
 """Outputs whose weights stand together, and are computed by one thread."""
@@ -205,18 +205,9 @@ def _normalise(vector: Floats, weights: Floats, epsilon: np.float32) -> None:
 
 
 @_fast
-def _store_half(to: NDArray[np.uint16], vector: Floats) -> None:
-    """As bfloat16, rounded to the nearest."""
+def _store(to: NDArray[Any], vector: Floats) -> None:
     for i in range(len(vector)):
-        bits = as_int(vector[i])
-        odd = (bits >> np.int32(16)) & np.int32(1)
-        to[i] = np.uint16((bits + np.int32(0x7FFF) + odd) >> np.int32(16))
-
-
-@_fast
-def _store_exact(to: Floats, vector: Floats) -> None:
-    for i in range(len(vector)):
-        to[i] = vector[i]
+        to[i] = rounded_for(vector[i], to)
 
 
 @_fast
@@ -244,139 +235,155 @@ def _activate(gate_up: Floats, first: int, last: int) -> None:
             gate[i] = gate[i] / (_ONE + _exp(-gate[i])) * up[i]
 
 
-def _attention(heads: int, kv_heads: int, head_dim: int, half: bool) -> tuple[Any, Any]:
-    """Two kernels: keys and values of new rows go into a layer's cache; rows attend to what they see."""
-    repeats, store = heads // kv_heads, _store_half if half else _store_exact
-    scores_of, sum_of = attention_scores(repeats, head_dim, half), attention_sum(repeats, head_dim, half)
-    item_bytes, scaling = 2 if half else 4, np.float32(1 / np.sqrt(head_dim))
-
-    @_fast
-    def write(
-        qkv: Floats,
-        rotations: Floats,
-        slots: Ints,
-        kv: NDArray[Any],
-        norms: Floats,
-        epsilon: np.float32,
-        thread: int,
-        threads: int,
-    ) -> None:
-        for item in range(thread, len(qkv) * kv_heads, threads):
-            r, h = item // kv_heads, item % kv_heads
-            row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
-            for i in range(repeats + 1):  # the queries of this key-value head, and its key
-                place = h * repeats + i if i < repeats else heads + h
-                if len(norms):
-                    _normalise(row[place], norms[place], epsilon)
-                _rotate(row[place], rotations[r], scaling if i < repeats else _ONE)
-            store(kv[h, slots[r]], row[heads + h])
-            store(kv[kv_heads + h, slots[r]], row[heads + kv_heads + h])
-
-    @_fast
-    def attend(
-        qkv: Floats,
-        seen: Ints,
-        starts: Ints,
-        counts: Ints,
-        kv: NDArray[Any],
-        scores: Floats,
-        out: Floats,
-        thread: int,
-        threads: int,
-    ) -> None:
-        head_bytes, stride = kv.shape[1] * head_dim * item_bytes, 4 * scores.shape[1]
-        for item in range(thread, len(qkv) * kv_heads, threads):
-            r, h = item // kv_heads, item % kv_heads
-            slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
-            keys, first = kv.ctypes.data + h * head_bytes, h * repeats * head_dim
-            scores_of(qkv[r, first:].ctypes.data, keys, slots, count, scores.ctypes.data, stride)
-            for i in range(repeats):
-                _softmax(scores[i], count)
-            values = keys + kv_heads * head_bytes
-            sum_of(scores.ctypes.data, stride, values, slots, count, out[r, first:].ctypes.data)
-
-    return write, attend
+@_fast
+def _write(
+    group: tuple[int, ...],
+    qkv: Floats,
+    rotations: Floats,
+    slots: Ints,
+    kv: NDArray[Any],
+    norms: Floats,
+    epsilon: np.float32,
+    thread: int,
+    threads: int,
+) -> None:
+    """Rotate queries and keys, and put keys and values into a layer's cache."""
+    repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
+    heads, scaling = repeats * kv_heads, _ONE / np.float32(np.sqrt(head_dim))
+    for item in range(thread, len(qkv) * kv_heads, threads):
+        r, h = item // kv_heads, item % kv_heads
+        row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
+        for i in range(repeats + 1):  # the queries of this key-value head, and its key
+            place = h * repeats + i if i < repeats else heads + h
+            if len(norms):
+                _normalise(row[place], norms[place], epsilon)
+            _rotate(row[place], rotations[r], scaling if i < repeats else _ONE)
+        _store(kv[h, slots[r]], row[heads + h])
+        _store(kv[kv_heads + h, slots[r]], row[heads + kv_heads + h])
 
 
-def step_kernel(heads: int, kv_heads: int, head_dim: int, half: bool) -> Any:
-    """The step of a model of this shape; `half`: keys and values are bfloat16, as uint16.
+@_fast
+def _attend(
+    group: tuple[int, ...],
+    parts: tuple[int, ...],
+    qkv: Floats,
+    seen: Ints,
+    starts: Ints,
+    counts: Ints,
+    kv: NDArray[Any],
+    scores: Floats,
+    out: Floats,
+    thread: int,
+    threads: int,
+) -> None:
+    """Each row attends to what it sees."""
+    repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
+    head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
+    for item in range(thread, len(qkv) * kv_heads, threads):
+        r, h = item // kv_heads, item % kv_heads
+        slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
+        keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
+        attention_scores(group, parts, kv, qkv[r, first:].ctypes.data, keys, slots, count, to, stride)
+        for i in range(repeats):
+            _softmax(scores[i], count)
+        values = keys + kv_heads * head_bytes
+        attention_sum(group, parts, kv, to, stride, values, slots, count, out[r, first:].ctypes.data)
 
-    Returns ``step(thread, threads, sync, turn, table, x, rotations, slots, seen, starts, counts, kv, norms,
-    epsilon, norm_epsilon, qkv, attended, gate_up, q, sizes, zeros, scores, last, chosen, head, logits)``:
 
-    * `table`, int64 `[layers, 4, 5]`: `weights` of `_multiply` for a layer's products; `head`: for the last
-      one;
-    * `x`: embedded tokens, float32 `[rows, hidden]`, which are changed; `rotations`: `[rows, head_dim]`;
-    * `slots`: where each row's keys and values go; `seen[starts:starts + counts]`: the slots that it sees;
-    * `kv`: `[layers, 2 * kv_heads, slots, head_dim]`; `norms`: `[layers, heads + kv_heads or 0, head_dim]`;
-    * `epsilon`: of the norms as a length; `norm_epsilon`: of those of queries and keys, under the root;
-    * `qkv`, `attended`, `gate_up`, `chosen`: scratch of all threads; `q` to `scores`: each thread's own;
-    * `last`: rows whose logits, `[len(last), outputs]`, are wanted.
+@_kernel
+def step(
+    thread: int,
+    threads: int,
+    sync: int,
+    turn: int,
+    group: tuple[int, ...],
+    parts: tuple[int, ...],
+    table: Ints,
+    x: Floats,
+    rotations: Floats,
+    slots: Ints,
+    seen: Ints,
+    starts: Ints,
+    counts: Ints,
+    kv: NDArray[Any],
+    norms: Floats,
+    epsilon: np.float32,
+    norm_epsilon: np.float32,
+    qkv: Floats,
+    attended: Floats,
+    gate_up: Floats,
+    all_q: Bytes,
+    all_sizes: Floats,
+    all_zeros: Zeros,
+    all_scores: Floats,
+    last: Ints,
+    chosen: Floats,
+    head: Ints,
+    logits: Floats,
+) -> int:
+    """All layers and the head over few rows; returns the thread's next turn.
+
+    Args:
+        thread: Of `threads` whose call this is.
+        threads: How many there are.
+        sync: Address of the count that they wait for each other with.
+        turn: How often they have waited.
+        group: As many numbers as queries share a key and a value; `parts`: as many as `head_dim / 16`.
+        parts: See `group`.
+        table: Int64 `[layers, 4, 5]`, `weights` of `_multiply` for a layer's products.
+        x: Embedded tokens, `[rows, hidden]`; they are changed.
+        rotations: Cosine and sine of each pair of components, `[rows, head_dim]`.
+        slots: Where each row's keys and values go.
+        seen: Slots; row r sees `seen[starts[r] : starts[r] + counts[r]]`.
+        starts: See `seen`.
+        counts: See `seen`.
+        kv: `[layers, 2 * kv_heads, slots, head_dim]`: float32, or bfloat16 as uint16.
+        norms: Of queries and keys, `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without.
+        epsilon: Of the other norms, as a length.
+        norm_epsilon: Of `norms`.
+        qkv: Scratch of all threads, `[rows, (heads + 2 * kv_heads) * head_dim]`.
+        attended: The same, `[rows, heads * head_dim]`.
+        gate_up: The same, `[rows, 2 * intermediate]`.
+        all_q: Scratch of each thread, `[threads, rows, widest input]`.
+        all_sizes: The same, `[threads, rows]`.
+        all_zeros: The same, `[threads, rows]`.
+        all_scores: The same, `[threads, queries of a group, most positions]`.
+        last: Rows whose logits are wanted.
+        chosen: Scratch of all threads, `[len(last), hidden]`.
+        head: As a row of `table`.
+        logits: `[len(last), outputs]`.
     """
-    write, attend = _attention(heads, kv_heads, head_dim, half)
-
-    @_kernel
-    def step(
-        thread: int,
-        threads: int,
-        sync: int,
-        turn: int,
-        table: Ints,
-        x: Floats,
-        rotations: Floats,
-        slots: Ints,
-        seen: Ints,
-        starts: Ints,
-        counts: Ints,
-        kv: NDArray[Any],
-        norms: Floats,
-        epsilon: np.float32,
-        norm_epsilon: np.float32,
-        qkv: Floats,
-        attended: Floats,
-        gate_up: Floats,
-        all_q: Bytes,
-        all_sizes: Floats,
-        all_zeros: Zeros,
-        all_scores: Floats,
-        last: Ints,
-        chosen: Floats,
-        head: Ints,
-        logits: Floats,
-    ) -> int:
-        rows, wide = len(x), gate_up.shape[1] // 2
-        q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
-        qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
-        x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
-        gate_from, gate_to = _part(wide // GROUP, thread, threads)
-        up_from, up_to = gate_from + wide // GROUP, gate_to + wide // GROUP
-        for layer in range(len(table)):
-            qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
-            _quantise(x, rows, q, sizes, zeros, True, epsilon)
-            _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
-            turn = _wait(sync, threads, turn)
-            write(qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, thread, threads)
-            turn = _wait(sync, threads, turn)
-            attend(qkv, seen, starts, counts, kv[layer], scores, attended, thread, threads)
-            turn = _wait(sync, threads, turn)
-            _quantise(attended, rows, q, sizes, zeros, False, _ZERO)
-            _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
-            turn = _wait(sync, threads, turn)
-            _quantise(x, rows, q, sizes, zeros, True, epsilon)
-            _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, gate_from, gate_to)
-            _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, up_from, up_to)
-            _activate(gate_up, gate_from * GROUP, gate_to * GROUP)
-            turn = _wait(sync, threads, turn)
-            _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
-            _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to)
-            turn = _wait(sync, threads, turn)
-        if thread == 0:
-            for i in range(len(last)):
-                chosen[i] = x[last[i]]
+    rows, wide = len(x), gate_up.shape[1] // 2
+    q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
+    qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
+    x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
+    gate_from, gate_to = _part(wide // GROUP, thread, threads)
+    up_from, up_to = gate_from + wide // GROUP, gate_to + wide // GROUP
+    for layer in range(len(table)):
+        qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
+        _quantise(x, rows, q, sizes, zeros, True, epsilon)
+        _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
         turn = _wait(sync, threads, turn)
-        _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
-        head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
-        _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
-        return _wait(sync, threads, turn)
-
-    return step
+        _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, thread, threads)
+        turn = _wait(sync, threads, turn)
+        _attend(group, parts, qkv, seen, starts, counts, kv[layer], scores, attended, thread, threads)
+        turn = _wait(sync, threads, turn)
+        _quantise(attended, rows, q, sizes, zeros, False, _ZERO)
+        _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
+        turn = _wait(sync, threads, turn)
+        _quantise(x, rows, q, sizes, zeros, True, epsilon)
+        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, gate_from, gate_to)
+        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, up_from, up_to)
+        _activate(gate_up, gate_from * GROUP, gate_to * GROUP)
+        turn = _wait(sync, threads, turn)
+        _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
+        _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to)
+        turn = _wait(sync, threads, turn)
+    if thread == 0:
+        for i in range(len(last)):
+            chosen[i] = x[last[i]]
+    turn = _wait(sync, threads, turn)
+    _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
+    head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
+    _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
+    return _wait(sync, threads, turn)

@@ -26,6 +26,7 @@ __all__ = [
     "attention_sum",
     "give_way",
     "load_atomically",
+    "rounded_for",
     "tile",
 ]
 
@@ -94,69 +95,101 @@ def tile(rows: int, panels: int) -> Any:
     return product
 
 
-def attention_scores(heads: int, head_dim: int, half: bool) -> Any:
+@intrinsic
+def attention_scores(
+    _: Any,
+    group: Any,
+    parts: Any,
+    cache: Any,
+    queries: Any,
+    keys: Any,
+    slots: Any,
+    count: Any,
+    out: Any,
+    stride: Any,
+) -> Any:
     """Products of the queries that share a key-value head with keys.
 
-    Returns ``f(queries, keys, slots, count, scores, stride)``: queries float32 `[heads, head_dim]`; keys
-    `[slots, head_dim]`, bfloat16 if `half`, else float32; slots int64 `[count]`, which of them; scores
-    float32, a row of `stride` bytes for each head.
+    Args:
+        group: A tuple of as many numbers as there are queries. What they are does not matter: a kernel is
+            compiled for each type.
+        parts: A tuple of `head_dim / 16` numbers.
+        cache: The array that the keys are in, bfloat16 as uint16, or float32.
+        queries: Address of float32 `[queries, head_dim]`.
+        keys: Address of `[slots, head_dim]`.
+        slots: Address of int64 `[count]`, which of them.
+        count: How many, at least one.
+        out: Address of float32, a row of `stride` bytes for each query.
+        stride: Its bytes.
     """
-    parts = head_dim // LANES
+    heads, vectors, half = group.count, parts.count, cache.dtype == types.uint16
 
-    @intrinsic
-    def scores(_: Any, queries: Any, keys: Any, slots: Any, count: Any, out: Any, stride: Any) -> Any:
-        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-            queries, keys, slots, count, out, stride = args
-            total = _declared(b, "llvm.vector.reduce.fadd.v16f32", _F32, [_F32, _FLOATS])
-            q = [
-                [_load(b, queries, _FLOATS, 4 * (h * head_dim + LANES * p)) for p in range(parts)]
-                for h in range(heads)
-            ]
-            with _Loop(b, count, []) as loop:
-                key = _cached(b, keys, slots, loop.index, head_dim, half)
-                for h in range(heads):
-                    products = b.fmul(q[h][0], key[0], flags=_FAST)
-                    for p in range(1, parts):
-                        products = b.fadd(products, b.fmul(q[h][p], key[p], flags=_FAST), flags=_FAST)
-                    score = b.call(total, [ir.Constant(_F32, 0.0), products], fastmath=_FAST)
-                    place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                    _store(b, score, place)
-            return context.get_dummy_value()
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        queries, keys, slots, count, out, stride = args[3:]
+        total = _declared(b, "llvm.vector.reduce.fadd.v16f32", _F32, [_F32, _FLOATS])
+        q = [
+            [_load(b, queries, _FLOATS, 64 * (h * vectors + i)) for i in range(vectors)] for h in range(heads)
+        ]
+        with _Loop(b, count, []) as loop:
+            key = _cached(b, keys, slots, loop.index, vectors, half)
+            for h in range(heads):
+                products = b.fmul(q[h][0], key[0], flags=_FAST)
+                for i in range(1, vectors):
+                    products = b.fadd(products, b.fmul(q[h][i], key[i], flags=_FAST), flags=_FAST)
+                score = b.call(total, [ir.Constant(_F32, 0.0), products], fastmath=_FAST)
+                place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                _store(b, score, place)
+        return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
-
-    return scores
+    return types.void(group, parts, cache, *[types.int64] * 6), generate
 
 
-def attention_sum(heads: int, head_dim: int, half: bool) -> Any:
-    """Values, weighted.
+@intrinsic
+def attention_sum(
+    _: Any,
+    group: Any,
+    parts: Any,
+    cache: Any,
+    weights: Any,
+    stride: Any,
+    values: Any,
+    slots: Any,
+    count: Any,
+    out: Any,
+) -> Any:
+    """Values weighted by results of `attention_scores`, as there; `out` is float32 `[queries, head_dim]`."""
+    heads, vectors, half = group.count, parts.count, cache.dtype == types.uint16
 
-    Returns ``f(weights, stride, values, slots, count, sums)``, as for `attention_scores`; sums float32
-    `[heads, head_dim]`.
-    """
-    parts = head_dim // LANES
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        weights, stride, values, slots, count, out = args[3:]
+        with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
+            value = _cached(b, values, slots, loop.index, vectors, half)
+            for h in range(heads):
+                place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                weight = _spread(b, _load(b, place, _F32), _FLOATS)
+                for i in range(vectors):
+                    at, part = h * vectors + i, b.fmul(weight, value[i], flags=_FAST)
+                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
+        for i, total in enumerate(loop.carried):
+            _store(b, total, b.add(out, _I64(64 * i)))
+        return context.get_dummy_value()
 
-    @intrinsic
-    def weighted(_: Any, weights: Any, stride: Any, values: Any, slots: Any, count: Any, out: Any) -> Any:
-        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-            weights, stride, values, slots, count, out = args
-            with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * parts)) as loop:
-                value = _cached(b, values, slots, loop.index, head_dim, half)
-                for h in range(heads):
-                    place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                    weight = _spread(b, _load(b, place, _F32), _FLOATS)
-                    for p in range(parts):
-                        i = h * parts + p
-                        loop.carried[i] = b.fadd(
-                            loop.carried[i], b.fmul(weight, value[p], flags=_FAST), flags=_FAST
-                        )
-            for i, total in enumerate(loop.carried):
-                _store(b, total, b.add(out, _I64(64 * i)))
-            return context.get_dummy_value()
+    return types.void(group, parts, cache, *[types.int64] * 6), generate
 
-        return types.void(*[types.int64] * 6), generate
 
-    return weighted
+@intrinsic
+def rounded_for(_: Any, number: Any, array: Any) -> Any:
+    """A float32 as an array holds it: itself, or the bits of the nearest bfloat16 if they are uint16."""
+    half = array.dtype == types.uint16
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        if not half:
+            return args[0]
+        bits = b.bitcast(args[0], _I32)
+        odd = b.and_(b.lshr(bits, _I32(16)), _I32(1))
+        return b.trunc(b.lshr(b.add(b.add(bits, _I32(0x7FFF)), odd), _I32(16)), ir.IntType(16))
+
+    return (types.uint16 if half else types.float32)(types.float32, array), generate
 
 
 @intrinsic
@@ -167,16 +200,6 @@ def as_float(_: Any, bits: Any) -> Any:
         return b.bitcast(args[0], _F32)
 
     return types.float32(types.int32), generate
-
-
-@intrinsic
-def as_int(_: Any, number: Any) -> Any:
-    """The bits of a float32, as an int32."""
-
-    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
-        return b.bitcast(args[0], _I32)
-
-    return types.int32(types.float32), generate
 
 
 @intrinsic
@@ -261,16 +284,13 @@ def _spread(b: Any, value: Any, kind: Any) -> Any:
     return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_INTS, None))
 
 
-def _cached(b: Any, cache: Any, slots: Any, index: Any, head_dim: int, half: bool) -> list[Any]:
+def _cached(b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool) -> list[Any]:
     """A key or a value, as float32 vectors."""
-    slot = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64)
-    size = 2 if half else 4
-    place = b.add(cache, b.mul(slot, _I64(size * head_dim)))
-    parts = [
-        _load(b, place, _HALVES if half else _FLOATS, size * LANES * p) for p in range(head_dim // LANES)
-    ]
+    slot, size = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64), 2 if half else 4
+    place = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
+    kind = _HALVES if half else _FLOATS
+    parts = [_load(b, place, kind, size * LANES * i) for i in range(vectors)]
     if not half:
         return parts
-    return [
-        b.bitcast(b.shl(b.zext(part, _INTS), ir.Constant(_INTS, [16] * LANES)), _FLOATS) for part in parts
-    ]
+    sixteen = ir.Constant(_INTS, [16] * LANES)
+    return [b.bitcast(b.shl(b.zext(part, _INTS), sixteen), _FLOATS) for part in parts]

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pasta_async.backends.local.checkpoint import ModelConfig
+
 _vnni: Any = getattr(torch.cpu, "_is_vnni_supported", bool)
 pytestmark = pytest.mark.skipif(not _vnni(), reason="the kernels need a CPU with AVX512-VNNI")
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama, all biases": {"kind": "llama", "attention_bias": True, "mlp_bias": True},
-    "qwen2, tied, an odd vocabulary": {"kind": "qwen2", "tie_word_embeddings": True, "vocabulary": 515},
-    "qwen3, heads of 32": {"kind": "qwen3", "head_dim": 32},
+    "qwen3, tied, heads of 32, an odd vocabulary": {
+        "kind": "qwen3",
+        "head_dim": 32,
+        "tie_word_embeddings": True,
+        "vocabulary": 515,
+    },
     "9 heads for 3 of keys": {
         "kind": "llama",
         "hidden_size": 576,
@@ -39,7 +45,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=SHAPES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    local_models.model(**{"intermediate_size": 192, **SHAPES[request.param]}).save_pretrained(tmp_path)
+    local_models.model(**SHAPES[request.param], intermediate_size=192).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -47,10 +53,14 @@ def open_int8(folder: Path) -> Engine:
     return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8"))
 
 
-def open_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Engine:
+def cannot(_: ModelConfig) -> bool:
+    return False
+
+
+def open_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any = "int8") -> Engine:
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "compilable", lambda _: False)
-        return Engine(folder, EngineOptions(device="cpu", slots=1024, **{"dtype": "int8", **options}))
+        patch.setattr(compiled, "compilable", cannot)
+        return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype=dtype))
 
 
 def ids_of(length: int) -> list[int]:
