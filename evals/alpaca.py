@@ -2,100 +2,237 @@ r"""AlpacaEval: how often a judge prefers the parallel answer to the sequential 
 
     python -m pasta_async.evals.answers --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
         --max-tokens 2048 --out results/alpaca/answers.jsonl
-    python -m pasta_async.evals.alpaca results/alpaca/answers.jsonl --prompts alpaca_eval.jsonl \
-        --difficulty difficulty.csv --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
+    python -m pasta_async.evals.alpaca results/alpaca/answers.jsonl \
+        --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
-AlpacaEval's own package makes of the judge's replies what it does. Nothing is fetched: prompts and
-difficulties are files that you name, the judge is a server that you name.
+AlpacaEval's own package writes the judge's prompts and flips the order of the answers, reads the
+log-probabilities, and fits its length-controlled model. The requests are the project's own, so that
+judgements are kept one by one. Nothing is fetched.
 """
 
+# AlpacaEval, pandas and numpy leave their types open, and may be missing where this is checked.
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
 from __future__ import annotations
 
-import csv
+import asyncio
+import contextlib
+import hashlib
+import io
+import logging
+import math
+import os
+import platform
+import sys
+import warnings
 from collections import Counter
-from hashlib import sha256
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from numpy import quantile
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.answers import FORMS, theoretical
-from pasta_async.evals.documents import read_prompts
 from pasta_async.evals.instruments import read_forms
-from pasta_async.evals.judging import BOOTSTRAP_SEED, JudgementSettings, Pair, judge, length_model
 from pasta_async.evals.records import markdown_table, write_result, write_rows
+from pasta_async.jobs import Journal
+from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from pasta_async.evals.answers import Answer
     from pasta_async.training.statistics import Estimate
 
-__all__ = ["OFFICIAL", "AlpacaSettings", "main", "read_difficulty", "tables"]
+__all__ = [
+    "AlpacaSettings",
+    "JudgeFailedError",
+    "JudgementSettings",
+    "Pair",
+    "judge",
+    "main",
+    "tables",
+]
 
-OFFICIAL = "bfe8c45991f635de0b1f94abeeb1335ef665d58eddd87ddf6fa71b7b0c2ce7a5"
-"""The SHA-256 of AlpacaEval's 805 prompts in the official order (`_fingerprint`)."""
+_BOOTSTRAP_SEED = 0
+_CONFIG = "weighted_alpaca_eval_gpt4_turbo"
+"""AlpacaEval 2's own way to ask: one token, the probabilities of the two names."""
+_LENGTH_MODEL = "length_controlled_minimal"
+_FIELDS = ("max_tokens", "temperature", "logprobs", "top_logprobs")
+_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "patsy", "scipy")
+
+
+class JudgeFailedError(PastaError):
+    """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
+
+
+class JudgementSettings(EndpointSettings):
+    """Who judges, and how."""
+
+    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
+    judge: str = Field(description="base URL of an OpenAI-compatible server")
+    judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
+    allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
+    bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
+    seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
+
+
+class Pair(NamedTuple):
+    """A prompt and the two answers to it."""
+
+    instruction: str
+    parallel: str
+    baseline: str
+
+
+def judge(pairs: Sequence[Pair], settings: JudgementSettings) -> dict[str, Any]:
+    """Judge the parallel answers against the baseline's; judgements in `out` are not asked for again.
+
+    Args:
+        pairs: Prompts and answers.
+        settings: Who judges. The key is read from the environment, and never written down.
+
+    Returns:
+        The preference for parallel (0 to 1, None where it is missing) for each prompt, AlpacaEval's win
+        rates, its length-controlled model's, versions.
+
+    Raises:
+        JudgeFailedError: More pairs than `allow_missing` were not judged.
+        PastaError: The judge cannot be used at all.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with _alpaca_eval(settings.out / "judge.log") as terminal:
+        rows, config = _annotations(pairs, settings, terminal)
+        figures = _metrics(rows, settings.bootstrap)
+    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
+    return {
+        **figures,
+        "preferences": preferences,
+        "missing": preferences.count(None),
+        "judge_config": config,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+
+
+@contextlib.contextmanager
+def _alpaca_eval(log: Path) -> Generator[TextIO]:
+    """Import AlpacaEval without that it reads `.env` or sets the root logger; gives stderr as it was.
+
+    What AlpacaEval says goes to a file.
+    """
+    os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
+    os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
+    root, terminal = logging.getLogger(), sys.stderr
+    level = root.level
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import alpaca_eval.annotators  # noqa: F401
+
+        root.setLevel(level)
+        yield terminal
+
+
+def _annotations(
+    pairs: Sequence[Pair], settings: JudgementSettings, terminal: TextIO
+) -> tuple[list[Any], dict[str, Any]]:
+    """The pairs with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
+    from alpaca_eval import utils
+    from alpaca_eval.annotators import PairwiseAnnotator
+
+    def complete(prompts: Sequence[str], **kwargs: Any) -> dict[str, list[Any]]:
+        messages = {prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts}
+        with contextlib.redirect_stderr(terminal):  # it shows the progress
+            replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, settings))
+        completions = [_completion(replies.get(prompt)) for prompt in prompts]
+        return {"completions": [one["text"] for one in completions], "completions_all": completions}
+
+    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=settings.seed, caching_path=None)
+    one: Any = next(iter(annotator.annotators.values()))
+    one.fn_completions = complete
+    baseline, parallel = (
+        [{"instruction": pair[0], "output": getattr(pair, name), "generator": name} for pair in pairs]
+        for name in ("baseline", "parallel")
+    )
+    rows: list[Any] = annotator.annotate_head2head(baseline, parallel, chunksize=None)
+    if [row["instruction"] for row in rows] != [pair.instruction for pair in pairs]:
+        raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
+    (config,) = utils.load_configs(str(annotator.annotators_config)).values()
+    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
+    return rows, {**config, "prompt_template_sha256": template}
+
+
+async def _ask(
+    prompts: Mapping[str, Any], fields: dict[str, Any], settings: JudgementSettings
+) -> dict[str, Mapping[str, float]]:
+    """The log-probabilities of the judge's replies, by prompt.
+
+    Raises:
+        JudgeFailedError: More of them are missing than may be.
+    """
+    with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
+        async with Endpoint(settings.judge, settings.judge_model, settings, **fields) as endpoint:
+            comparer = Comparer(endpoint, journal)
+            replies, reasons = await collect(
+                prompts, lambda prompt: comparer.logprobs(prompts[prompt]), settings.in_flight
+            )
+    if len(reasons) > settings.allow_missing or not replies:
+        raise JudgeFailedError(
+            f"{settings.judge_model} left {len(reasons)} of {len(prompts)} pairs unjudged: "
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
+        )
+    return replies
+
+
+def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
+    """A reply as AlpacaEval's own client would return it."""
+    tokens = [{"token": token, "logprob": value} for token, value in (logprobs or {}).items()]
+    return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
+
+
+def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
+    """AlpacaEval's figures, and those of its length-controlled model on prompts drawn with replacement."""
+    import numpy as np
+    import pandas as pd
+    from alpaca_eval import metrics
+    from alpaca_eval.metrics import glm_winrate
+
+    annotations: Any = pd.DataFrame(rows)
+    annotations["preference"] = annotations["preference"].astype(float)
+    found = {"winrate": {name: float(value) for name, value in metrics.get_winrate(annotations).items()}}
+    lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
+    if len(annotations) < 5 or not lengths.std() > 0:
+        return {**found, "no_length_control": "it takes five prompts, and answers of different lengths"}
+    columns = {"model": "none", "index": range(len(annotations)), "instruction_difficulty": 0.0}
+    hub_file = pd.DataFrame(columns).to_csv(index=False)  # its model of difficulties is not used
+    glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
+
+    def fit(some: Any) -> dict[str, float]:
+        fitted = glm_winrate.get_length_controlled_winrate(
+            some,
+            glm_name=_LENGTH_MODEL,
+            save_weights_dir=None,
+            is_add_glm_preference_inplace=False,
+            is_warn_extreme_changes=False,
+        )
+        return {name: float(fitted[name]) for name in ("length_controlled_winrate", "lc_standard_error")}
+
+    draw = np.random.default_rng(_BOOTSTRAP_SEED)
+    draws: list[float] = []
+    for _ in range(bootstrap):
+        some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
+        with contextlib.suppress(ValueError):  # a draw whose answers are all of one length
+            draws.append(fit(some)["length_controlled_winrate"])
+    return {**found, "length_controlled": fit(annotations), "length_controlled_draws": draws}
 
 
 class AlpacaSettings(JudgementSettings):
     """What is judged, and by whom."""
 
     answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
-    prompts: Path | None = Field(
-        default=None,
-        description="all prompts, in the order of the difficulties: JSON lines with `instruction`",
-    )
-    difficulty: Path | None = Field(
-        default=None, description="CSV with `instruction_difficulty`, in the order of the prompts"
-    )
-
-    @model_validator(mode="after")
-    def _checked(self) -> Self:
-        if self.difficulty and not self.prompts:
-            raise ValueError("--difficulty goes by position: name the file of all prompts with --prompts")
-        return self
-
-
-def _fingerprint(questions: Sequence[str]) -> str:
-    return sha256("\0".join(questions).encode()).hexdigest()
-
-
-def read_difficulty(path: Path, questions: Sequence[str]) -> list[float]:
-    """The difficulty of each prompt, from a CSV file with `instruction_difficulty` in the prompts' order.
-
-    AlpacaEval joins difficulties to prompts by position, and does not notice another order. Here the rows
-    must be known to be those of the prompts: by a column `instruction` that says so, or, without one, by the
-    prompts being the official 805 in the official order.
-
-    Raises:
-        InvalidRequestError: That is not known, or not so; or a value is no number.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        values = [float(row["instruction_difficulty"]) for row in rows]
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InvalidRequestError(
-            f"{path}: no number `instruction_difficulty` in a row: {error!r}"
-        ) from error
-    if len(rows) != len(questions):
-        raise InvalidRequestError(f"{path} has {len(rows)} rows for {len(questions)} prompts")
-    for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
-        expected = {"index": str(number), "instruction": question}
-        if differ := [name for name, value in expected.items() if row.get(name, value) != value]:
-            raise InvalidRequestError(f"{path}: row {number + 1} is of another prompt, by its {differ[0]}")
-    if "instruction" not in rows[0] and _fingerprint(questions) != OFFICIAL:
-        raise InvalidRequestError(
-            f"{path} goes by position, and the prompts are not AlpacaEval's 805 in the official order: give "
-            "it a column `instruction`, or leave it out to have lengths controlled without difficulties"
-        )
-    return values
 
 
 def _measure(settings: AlpacaSettings) -> str:
@@ -106,18 +243,15 @@ def _measure(settings: AlpacaSettings) -> str:
     text, count = Counter(one.question for one in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
         raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
-    difficulty = _difficulties(settings, plain)
     pairs = [Pair(a.question, a.text, b.text) for a, b in zip(parallel, plain, strict=True)]
-    judged = judge(pairs, settings, difficulty)
+    judged = judge(pairs, settings)
     result = {
         "benchmark": "alpaca",
         "answers": identity,
-        "official": _fingerprint([one.question for one in plain]) == OFFICIAL,
         "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
-        "length_control": length_model(difficulty),
-        "seeds": {"alpaca_eval": settings.seed, "bootstrap": BOOTSTRAP_SEED},
+        "length_control": _LENGTH_MODEL,
+        "seeds": {"alpaca_eval": settings.seed, "bootstrap": _BOOTSTRAP_SEED},
         "versions": judged["versions"],
-        "difficulty_sha256": settings.difficulty and sha256(settings.difficulty.read_bytes()).hexdigest(),
         **_outcome(parallel, plain, judged),
     }
     write_result(settings.out, result)
@@ -125,17 +259,6 @@ def _measure(settings: AlpacaSettings) -> str:
     rows = [{"instruction": one.question, "preference": preference} for one, preference in preferences]
     write_rows(settings.out / "judged.jsonl", rows)
     return "\n\n".join(map(markdown_table, tables(result)))
-
-
-def _difficulties(settings: AlpacaSettings, answers: Sequence[Answer]) -> list[float] | None:
-    """The difficulty of each prompt that was answered."""
-    if not (settings.difficulty and settings.prompts):
-        return None
-    questions = [one.text for one in read_prompts(settings.prompts)]
-    known = dict(zip(questions, read_difficulty(settings.difficulty, questions), strict=True))
-    if unknown := [one.question for one in answers if one.question not in known]:
-        raise InvalidRequestError(f"{settings.prompts} does not have the prompt {unknown[0]!r:.80}")
-    return [known[one.question] for one in answers]
 
 
 def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +290,7 @@ def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[s
 
 def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
     known = [100 * value for value in preferences if value is not None]
-    return estimate(known, "arithmetic", seed=BOOTSTRAP_SEED) if known else None
+    return estimate(known, "arithmetic", seed=_BOOTSTRAP_SEED) if known else None
 
 
 def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +298,8 @@ def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
         return {"reason": judged["no_length_control"]}
     value = judged["length_controlled"]["length_controlled_winrate"]
     draws: list[float] = judged["length_controlled_draws"] or [value]
+    from numpy import quantile
+
     low, high = quantile(draws, [0.025, 0.975])
     return {"value": value, "low": float(low), "high": float(high), "draws": len(draws)}
 

@@ -24,9 +24,8 @@ from judge_server import (
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError
 from pasta_async.evals import answers as answering
-from pasta_async.evals.alpaca import main, read_difficulty
+from pasta_async.evals.alpaca import JudgeFailedError, JudgementSettings, Pair, judge, main
 from pasta_async.evals.documents import Prompt, read_prompts
-from pasta_async.evals.judging import JudgeFailedError, JudgementSettings, Pair, judge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +64,7 @@ def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(
     asked[0] = asked[0]._replace(parallel=asked[0].baseline)  # a draw, about which nobody is asked
     better = {*(one.parallel for one in asked[1:14]), *(one.baseline for one in asked[14:])}
     with judging(prefers(better, 0.9)) as (known, url):
-        found = judge(asked, asks(url, tmp_path, key_variable="MY_KEY"), [math.sin(n) for n in range(20)])
+        found = judge(asked, asks(url, tmp_path, key_variable="MY_KEY"))
     expected = [0.5, *[0.9] * 13, *[0.1] * 6]
     assert found["preferences"] == pytest.approx(expected)
     assert found["winrate"]["win_rate"] == pytest.approx(100 * sum(expected) / 20)
@@ -161,7 +160,7 @@ def test_the_command_judges_answers_that_another_one_wrote(
     assert result["win_rate"]["value"] == pytest.approx(100 - 50 * draws / 3)
     assert judge_.asked.total() == 3 - draws
     assert (result["same_text"], result["missing"]) == (draws, 0)
-    assert (result["prompts"], result["official"]) == (3, False)
+    assert result["prompts"] == 3
     assert result["length_control"] == "length_controlled_minimal"
     assert "five prompts" in result["length_controlled_win_rate"]["reason"]
     assert result["versions"]["alpaca_eval"].startswith("0.6.")
@@ -181,36 +180,6 @@ def test_a_prompt_that_the_model_cannot_hold_has_empty_answers_and_ends_nothing(
         (prompt, form, prompt == 1) for prompt in (0, 1) for form in ("baseline", "parallel")
     }
     assert {row["finish_reason"] for row in rows} == {"length"}
-
-
-def difficulties(path: Path, *rows: str) -> Path:
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return path
-
-
-def test_difficulties_join_where_the_file_says_whose_they_are(tmp_path: Path) -> None:
-    questions = ["One?", "Two?"]
-    head = "index,instruction_difficulty,instruction"
-    good = difficulties(tmp_path / "good.csv", head, "0,0.5,One?", "1,-1,Two?")
-    assert read_difficulty(good, questions) == [0.5, -1]
-    shuffled = difficulties(tmp_path / "shuffled.csv", head, "0,-1,Two?", "1,0.5,One?")
-    with pytest.raises(InvalidRequestError, match="row 1"):
-        read_difficulty(shuffled, questions)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ["index,instruction_difficulty", "0,1", "1,2"],
-        ["index,instruction_difficulty", "0,1"],
-        ["index,instruction_difficulty,instruction", "1,1,One?", "0,2,Two?"],
-        ["index,instruction_difficulty,instruction", "0,1,One?", "1,much,Two?"],
-        ["index,hardness", "0,1", "1,2"],
-    ],
-)
-def test_difficulties_that_may_be_of_other_prompts_are_refused(tmp_path: Path, rows: list[str]) -> None:
-    with pytest.raises(InvalidRequestError):
-        read_difficulty(difficulties(tmp_path / "d.csv", *rows), ["One?", "Two?"])
 
 
 @pytest.mark.parametrize("text", ["", '{"dataset": "a"}', "One?"])

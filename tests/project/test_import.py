@@ -26,7 +26,7 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
-    "evals/judging": {"pandas", "yaml"},
+    "evals/alpaca": {"pandas", "yaml"},
     "evals/costs": {"opentelemetry", "prometheus_client"},
     "evals/forcing": {"torch"},
     "evals/hardware": {"torch"},
