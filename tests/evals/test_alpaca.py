@@ -87,7 +87,12 @@ def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
     asked = pairs(8)
     troubles: dict[int, Trouble] = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
     with judging(prefers_parallel(asked)) as (judge_, url):
-        judge_.trouble = lambda number, text: troubles.get(number)
+
+        def first_time(_: int, text: str) -> Trouble | None:
+            place = next(place for place, one in enumerate(asked) if one.instruction in text)
+            return troubles.get(place) if judge_.asked[text] == 1 else None
+
+        judge_.trouble = first_time
         found = judge(asked, asks(url, tmp_path))
         assert judge_.asked.total() == 8 + len(troubles)
     assert found["preferences"] == [1.0] * 8
