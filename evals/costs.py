@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import socket
 import sys
-import tracemalloc
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -71,9 +70,7 @@ class InterpreterSettings(CostSettings):
     together: tuple[Count, ...] = Field(default=(1, 16), description="answers that run at the same time")
     rounds: int = Field(default=5, ge=1, description="rounds, after one that warms up")
     telemetry: bool = Field(default=False, description="with metrics, traces and logs, which go nowhere")
-    threads: int = Field(default=10_000, ge=8, description="threads that are open at once")
-    prompt_words: tuple[Count, ...] = Field(default=(16, 1000), description="words of the prompt")
-    crowd: int = Field(default=100_000, ge=8, description="threads open at once, the whole process measured")
+    crowd: int = Field(default=100_000, ge=8, description="threads open at once")
 
 
 def _interpreter(settings: InterpreterSettings) -> list[list[Row]]:
@@ -81,7 +78,6 @@ def _interpreter(settings: InterpreterSettings) -> list[list[Row]]:
     return [
         [_token_cost(settings, together, observers) for together in settings.together],
         [_crowd(settings.crowd // _CHUNKS)],
-        [_thread_memory(settings.threads // _CHUNKS, words) for words in settings.prompt_words],
     ]
 
 
@@ -140,12 +136,12 @@ def _crowd(answers: int) -> Row:
 
     The garbage collector is off meanwhile: its passes would take longer than all else.
     """
-    asyncio.run(_hold_open(1, "Go."))  # loads what is loaded late
+    asyncio.run(_hold_open(1))  # loads what is loaded late
     gc.collect()
     before, began = _memory(os.getpid(), "VmRSS"), process_time()
     gc.disable()
     try:
-        held, opened = asyncio.run(_hold_open(answers, "Go.", lambda: _memory(os.getpid(), "VmRSS")))
+        held, opened = asyncio.run(_hold_open(answers))
     finally:
         gc.enable()
     threads = answers * _CHUNKS
@@ -159,34 +155,17 @@ def _crowd(answers: int) -> Row:
     }
 
 
-def _thread_memory(answers: int, prompt_words: int) -> Row:
-    """Bytes that Python allocates for each open thread, what its answer needs included."""
-    prompt = "word" + " word" * (prompt_words - 1)
-    tracemalloc.start()
-    asyncio.run(_hold_open(1, prompt))  # loads what is loaded late
-    gc.collect()
-    before = _allocated()
-    held = asyncio.run(_hold_open(answers, prompt))[0] - before
-    tracemalloc.stop()
-    threads = answers * _CHUNKS
-    return {"open threads": threads, "prompt words": prompt_words, "KB a thread": held / threads / 1000}
-
-
-def _allocated() -> int:
-    return tracemalloc.get_traced_memory()[0]
-
-
-async def _hold_open(answers: int, prompt: str, memory: Callable[[], int] = _allocated) -> tuple[int, float]:
+async def _hold_open(answers: int) -> tuple[int, float]:
     """Open all threads of so many answers, on a backend whose chunks stall.
 
     Returns:
-        Bytes in use meanwhile, and the CPU time (`process_time`) at which all were open.
+        The process's bytes meanwhile, and the CPU time (`process_time`) at which all were open.
     """
     faults = [Fault(k, _WRITTEN, "stall", times=answers) for k in range(1, _CHUNKS + 1)]
     backend = ScriptedBackend(_script(_CHUNKS, 10 * _WRITTEN), faults=faults, record=False)
 
     async def read() -> None:
-        async with client.stream(prompt, sampling=_UNLIMITED) as stream:
+        async with client.stream("Go.", sampling=_UNLIMITED) as stream:
             async for _ in stream:
                 pass
 
@@ -198,7 +177,7 @@ async def _hold_open(answers: int, prompt: str, memory: Callable[[], int] = _all
                 broken[0].result()
         opened = process_time()
         gc.collect()
-        held = memory()
+        held = _memory(os.getpid(), "VmRSS")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,6 +15,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_lines, read_records
 from pasta_async.training.synthetic import Example, sample
 from pasta_async.training.synthetic.records import SOURCE
+from pasta_async.training.tokens import rough_tokens, text_speedup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -131,26 +132,29 @@ def digest(texts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
 
 
-def read_documents(path: Path | str, first: int | None = None) -> dict[str, Document]:
+def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
     """Prompts and their written documents, from a file of records (`pasta_async.training.corpus.Record`).
 
     Args:
         path: JSON lines with `messages` and `written`.
-        first: Take so many of them only.
+        sample: So many of them, of every theoretical speed-up and every length (`stratified`): the same each
+            time.
 
     Raises:
         InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
     """
     documents: dict[str, Document] = {}
     for record in read_records(path):
-        if len(documents) == first:
-            break
         if record.prompt in documents:
             raise InvalidRequestError(f"{path}: the prompt {record.prompt!r:.80} stands there twice")
         documents[record.prompt] = record.document
     if not documents:
         raise InvalidRequestError(f"{path} holds no record")
-    return documents
+    if sample is None:
+        return documents
+    given = [*documents.items()]
+    keys = [(round(4 * text_speedup(one, rough_tokens)), len(one.text)) for _, one in given]
+    return dict(given[place] for place in stratified(keys, sample))
 
 
 def documents_digest(documents: Mapping[str, Document]) -> str:
@@ -162,13 +166,17 @@ class DocumentSettings(CommandSettings):
     """Settings of a command that has given answers written."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
-    first: int | None = Field(default=None, ge=1, description="take so many of them only")
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of them, of every theoretical speed-up and every length"
+    )
 
 
 class ForcedSettings(DocumentSettings):
     """Settings of a command that has them written on an engine, timed."""
 
-    backend: str = Field(description="local:FOLDER, the URL of an SGLang server, or simulated:FILE")
+    backend: str = Field(
+        description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:FILE"
+    )
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import httpx
@@ -55,12 +56,20 @@ async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGene
         options.setdefault("max_connections", FORCED_LIMITS.client_threads)
         backend = open_backend(url, **options)
     else:
+        if url.startswith("sglang:"):
+            options.setdefault("server_args", _server_arguments(Path(url.removeprefix("sglang:"))))
         backend = open_backend(url, **options)
     try:
         await backend.connect()
         yield backend
     finally:
         await backend.aclose()
+
+
+def _server_arguments(folder: Path) -> dict[str, str | bool]:
+    """What forced decoding and `by hand` need of a server; it makes weights up where there are none."""
+    made_up = {} if any(folder.glob("*.safetensors")) else {"load_format": "dummy"}
+    return {"enable_custom_logit_processor": True, "enable_cache_report": True, **made_up}
 
 
 @asynccontextmanager

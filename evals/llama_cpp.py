@@ -6,34 +6,33 @@
 from __future__ import annotations
 
 import importlib
-import math
 import time
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pasta_async.errors import PastaError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["LlamaCpp", "Prediction", "llama_cpp_files"]
+__all__ = ["LlamaCpp", "llama_cpp_files"]
 
 _CONTEXT = 4096  # tokens, of all sequences
 _SEQUENCES = 17  # the prefix and 16 threads
 
 
-class Prediction(NamedTuple):
-    """Of all tokens of some texts but each text's first."""
-
-    bits: float
-    """A token, on average: the logarithm of its probability."""
-    likeliest: list[int]
-    """The token that the engine would have chosen, at each place."""
-
-
 class LlamaCpp:
-    """llama.cpp through its low-level API: batches of several sequences that share a prefix."""
+    """llama.cpp through its low-level API: batches of several sequences that share a prefix.
+
+    It gets ids and chooses the likeliest token. Times are in seconds.
+
+    Args:
+        path: A GGUF file.
+        threads: CPU threads.
+
+    Raises:
+        PastaError: llama.cpp is not installed, or cannot load the file.
+    """
 
     def __init__(self, path: str, threads: int) -> None:
         self._api: Any = _quiet_llama_cpp()
@@ -51,7 +50,10 @@ class LlamaCpp:
         self._prompt = 0
 
     def first_token(self, prompt: Sequence[int]) -> float:
-        """See `pasta_async.evals.peers.Contestant`."""
+        """The time to compute a prompt that was not seen before and to choose its first token.
+
+        Its keys and values are kept for `threads`.
+        """
         self._api.llama_memory_clear(self._memory, False)
         self._prompt = len(prompt)
         began = time.perf_counter()
@@ -59,7 +61,7 @@ class LlamaCpp:
         return time.perf_counter() - began
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
-        """See `pasta_async.evals.peers.Contestant`."""
+        """The time for threads behind the last prompt to decode `steps` tokens each; each has its first."""
         api, count, tokens = self._api, len(starts), list(starts)
         for sequence in range(1, count + 1):
             api.llama_memory_seq_cp(self._memory, 0, sequence, -1, -1)
@@ -72,50 +74,28 @@ class LlamaCpp:
         return seconds
 
     def write(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
-        """See `pasta_async.evals.peers.Contestant`."""
+        """The time to compute a prompt and to write a given answer, token by token."""
         seconds = self.first_token(prompt)
         began = time.perf_counter()
         for at, token in enumerate(answer, len(prompt)):
             self._decode([(token, at, 0)])
         return seconds + time.perf_counter() - began
 
-    def predict(self, windows: Sequence[Sequence[int]]) -> Prediction:
-        """See `pasta_async.evals.peers.Contestant`."""
-        import numpy as np
-        from scipy.special import log_softmax
-
-        bits: list[float] = []
-        likeliest: list[int] = []
-        for window in windows:
-            self._api.llama_memory_clear(self._memory, False)
-            self._compute([(token, at, 0) for at, token in enumerate(window[:-1])], range(len(window) - 1))
-            for at, following in enumerate(window[1:]):
-                row = np.ctypeslib.as_array(
-                    self._api.llama_get_logits_ith(self._context, at), (self.vocabulary(),)
-                )
-                bits.append(-float(log_softmax(row)[following]) / math.log(2))
-                likeliest.append(int(row.argmax()))
-        return Prediction(fmean(bits), likeliest)
-
     def vocabulary(self) -> int:
-        """See `pasta_async.evals.peers.Contestant`."""
+        """How many tokens there are."""
         return self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
 
     def _decode(self, entries: Sequence[tuple[int, int, int]]) -> list[int]:
         """Compute tokens (id, position, sequence); the next token behind the last of each sequence."""
         last = {sequence: i for i, (_, _, sequence) in enumerate(entries)}.values()
-        self._compute(entries, last)
-        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
-
-    def _compute(self, entries: Sequence[tuple[int, int, int]], wanted: Collection[int]) -> None:
-        """Compute tokens, with the logits behind the wanted ones of them."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence) in enumerate(entries):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
-            batch.seq_id[i][0], batch.logits[i] = sequence, i in wanted
+            batch.seq_id[i][0], batch.logits[i] = sequence, i in last
         if status := self._api.llama_decode(self._context, batch):
             raise PastaError(f"llama_decode returned {status}")
+        return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
 
 
 def _quiet_llama_cpp() -> Any:

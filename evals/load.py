@@ -5,11 +5,12 @@
 
 Closed loops keep so many answers under way (--at-once), open ones let them arrive at so many a second as a
 Poisson process, at the same times for each method (--rates). Answers are forced, as in
-pasta_async.evals.methods, and take the documents in turn. The methods take turns at each load, in an order
-that goes round with the rounds (--rounds). "sequential + auto" has them answer in turn; its figures are
-those of the plain answers, beside the same ones among their like. A batch of one leaves an engine's memory
-bandwidth idle, which is what parallel decoding uses; a full batch leaves nothing, and tags and prefills cost.
-This shows where the one turns into the other, and what `parallel="auto"` makes of that.
+pasta_async.evals.methods, and take the documents in turn, from where the round before stopped. The methods
+take turns at each load, in an order that goes round with the rounds (--rounds). "sequential + auto" has them
+answer in turn; its figures are those of the plain answers, beside the same ones among their like. A batch of
+one leaves an engine's memory bandwidth idle, which is what parallel decoding uses; a full batch leaves
+nothing, and tags and prefills cost. This shows where the one turns into the other, and what `parallel="auto"`
+makes of that.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, time_work
+from pasta_async.evals.methods import METHODS, cases_of, open_engine, time_work, warm_up
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import for_each, progress
 from pasta_async.training.statistics import estimate, format_estimate
@@ -54,7 +55,6 @@ __all__ = [
     "figures",
     "main",
     "measure",
-    "run",
     "summarise",
 ]
 
@@ -150,7 +150,7 @@ async def measure(
     loads: Sequence[tuple[Mode, float]],
     *,
     answers: int,
-    rounds: int = 1,
+    rounds: int = 10,
     journal: Journal | None = None,
 ) -> list[Block]:
     """Write so many answers by each method under each load, in each round.
@@ -169,11 +169,11 @@ async def measure(
     blocks = [Block(**row) for row in measurements(journal)]
     known = {(block.round, block.mode, block.level, block.method) for block in blocks}
     with progress(rounds * len(loads) * len(methods), "loads") as done:
-        for name in dict.fromkeys(part for method in methods for part in method.split(MIXED)):
-            await play(engine, METHODS[name], cases[0])
+        names = dict.fromkeys(part for method in methods for part in method.split(MIXED))
+        await warm_up(engine, [METHODS[name] for name in names])
         for number, (place, (mode, level)) in product(range(rounds), enumerate(loads)):
             count = max(answers, 2 * int(level)) if mode == "closed" else answers
-            asked = [*islice(cycle(cases), count)]
+            asked = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + place) % len(methods)
             for method in (*methods[first:], *methods[:first]):
                 if (number, mode, level, method) not in known:
@@ -233,13 +233,14 @@ class Figures:
             throughput=len(answers) / seconds,
             goodput=sum(latency <= target for latency in latencies) / seconds,
             tokens=sum(answer.tokens for answer in answers) / seconds,
-            speedup=_speedup(answers, base) if base else None,
+            speedup=geometric_mean(_speedups(answers, base)) if base else None,
         )
 
 
-def _speedup(answers: Sequence[Answer], base: Sequence[Answer]) -> float:
+def _speedups(answers: Sequence[Answer], base: Sequence[Answer]) -> list[float]:
+    """Of each prompt that both have: how much sooner its answer came, over all rounds."""
     ours, theirs = _by_prompt(answers), _by_prompt(base)
-    return geometric_mean([theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs])
+    return [theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs]
 
 
 def _by_prompt(answers: Sequence[Answer]) -> dict[int, float]:
@@ -270,19 +271,28 @@ def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
 
 
 def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
-    """A row for each load and two methods: how much better the first is, with 95% intervals over the rounds.
+    """A row for each load and two methods: how much better the first is, with 95% intervals.
 
-    A ratio of one round by which nothing can be told (a goodput of nothing) is left out.
+    `sooner` compares the same answers over all rounds, its interval is over their prompts; the intervals of
+    the others are over the rounds. A round by which nothing can be told (a goodput of nothing) is left out.
     """
     rows = list[dict[str, Any]]()
     for (mode, level), methods in _grouped(blocks).items():
         pairs = [(name, BASE) for name in methods if name != BASE]
-        pairs += [("auto", "pasta")] if methods.keys() >= {"auto", "pasta"} else []
+        pairs += [("auto", "pasta")] if "auto" in methods else []
         for name, base in pairs:
             rounds = zip(methods[name], methods.get(base, ()), strict=False)
-            found = _ratios([(one.part(name), other.part(name)) for one, other in rounds], target)
-            rows.append({"load": f"{level:g} {UNITS[mode]}", "method": f"{name} / {base}", **found})
+            found = [(one.part(name), other.part(name)) for one, other in rounds]
+            if found:
+                head = {"load": f"{level:g} {UNITS[mode]}", "method": f"{name} / {base}"}
+                rows.append({**head, **_sooner(found), **_ratios(found, target)})
     return rows
+
+
+def _sooner(rounds: Sequence[tuple[Block, Block]]) -> dict[str, Any]:
+    ours, theirs = ([answer for both in rounds for answer in both[k].answers] for k in (0, 1))
+    found = _speedups(ours, theirs)
+    return {"prompts": len(found), "sooner": format_estimate(estimate(found), ".2f")}
 
 
 def _ratios(rounds: Sequence[tuple[Block, Block]], target: float) -> dict[str, str]:
@@ -331,7 +341,7 @@ class LoadSettings(ForcedSettings):
     )
     rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
     answers: int = Field(default=32, ge=1, description="for each load, method and round, at least")
-    rounds: int = Field(default=1, ge=1, description="how often all of it is done, the methods in turns")
+    rounds: int = Field(default=10, ge=1, description="how often all of it is done, the methods in turns")
     target: float | None = Field(
         default=None, gt=0, description="in seconds; default: twice the unloaded median"
     )
@@ -344,7 +354,7 @@ class LoadSettings(ForcedSettings):
 
 
 async def _measure(settings: LoadSettings) -> list[Block]:
-    documents = read_documents(settings.documents, settings.first)
+    documents = read_documents(settings.documents, settings.sample)
     known = [name in METHODS for method in settings.methods for name in method.split(MIXED)]
     if not all(known) or any(MIXED in name and BASE not in name.split(MIXED) for name in settings.methods):
         raise InvalidRequestError(
@@ -373,18 +383,19 @@ async def _measure(settings: LoadSettings) -> list[Block]:
             )
 
 
-def run(settings: LoadSettings) -> str:
-    """Measure, and keep the raw figures; the table. It runs an event loop of its own."""
+def _run(settings: LoadSettings) -> str:
     blocks = asyncio.run(_measure(settings))
     target = settings.target or default_target(blocks)
     found = figures(blocks, target)
     head = f"seconds, rates a second; latency target {target:.3g} s"
-    ratios = "above 1: the first is better (geometric means over the rounds, 95%)"
+    ratios = (
+        "above 1: the first is better (geometric means, 95%: `sooner` over prompts, the rest over rounds)"
+    )
     tables = markdown_table(summarise(found)), ratios, markdown_table(compare_methods(blocks, target))
     return "\n\n".join([head, *tables])
 
 
-main: Command = command(LoadSettings, run, "load", __doc__, resumes=True)
+main: Command = command(LoadSettings, _run, "load", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

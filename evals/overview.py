@@ -97,7 +97,7 @@ def _means(rows: Sequence[Answer], plain: Sequence[Answer], parallel: Sequence[A
 
 
 def _beside(rows: Sequence[Answer], others: Sequence[str]) -> dict[str, Mean]:
-    """Other engines that wrote the plain answers."""
+    """Other ways to a plain answer: asked to be brief, or the same one written by another engine."""
     found = dict[str, Mean]()
     for name in others:
         for form, label in zip(FORMS, ("plain", "parallel"), strict=True):

@@ -63,6 +63,8 @@ def make_model(
     """
     size = _save_tokenizer(folder, texts, vocabulary, context)
     config = describe_model(SHAPES[shape], size, context)
+    if not weights:
+        config["torch_dtype"] = "bfloat16"  # what a server makes up weights of
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if weights:
         _save_weights(folder, seed)

@@ -9,8 +9,10 @@ tags. The order goes A B B A over the prompts, the other way round in the next p
 empty prefix cache and a few answers that do not count. Where both forms begin with the same tokens (a chat
 template may mark the parallel one at its end), the form that comes second finds these in the cache.
 
-Answers that a limit ended are counted, and are in no speed-up. With --llama-cpp, llama.cpp writes each plain
-answer once more, one token after another, with the same weights, behind both forms.
+Answers that a limit ended are counted, and are in no speed-up. With --brief the baseline is also asked to be
+brief, the simplest way to an earlier end; whether that answer is as good is not measured here. With
+--llama-cpp, llama.cpp writes each plain answer once more, one token after another, with the same weights,
+behind all others.
 
 With --out every answer is kept as it comes, the same command goes on where it was broken off (with an empty
 cache again), and the figures are written beside it, to FILE.figures.json. `pasta_async.evals.faults` reads
@@ -49,12 +51,13 @@ if TYPE_CHECKING:
     from pasta_async.backends import BackendOptions
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.peers import RemoteContestant
+    from pasta_async.evals.peers import RemoteEngine
     from pasta_async.jobs import Journal
 
 __all__ = ["SpeedSettings", "main", "measure", "open_forms", "summarise"]
 
 GREEDY = Sampling(max_tokens=1024)
+BRIEF = "brief"
 
 
 async def measure(
@@ -64,7 +67,8 @@ async def measure(
     warm: Sequence[Prompt] = (),
     passes: int = 2,
     sampling: Sampling = GREEDY,
-    peer: RemoteContestant | None = None,
+    brief: bool = False,
+    peer: RemoteEngine | None = None,
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns`.
@@ -75,6 +79,7 @@ async def measure(
         warm: Prompts that are answered first, and not counted.
         passes: How often all of it is done.
         sampling: How tokens are chosen; each pass has the next seed.
+        brief: Whether the baseline also answers prompts that ask for a short answer (`BRIEF`).
         peer: Writes each plain answer again, with the same weights.
         journal: Keeps every row as it comes.
 
@@ -87,22 +92,21 @@ async def measure(
     async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
         async with opened() as clients:
 
-            async def ask(prompt: Prompt, form: Form, index: int, number: int) -> Answer:
+            async def ask(prompt: Prompt, method: str, index: int, number: int) -> Answer:
+                form = "parallel" if method == "parallel" else "baseline"
                 found = await clients[form].generate(
-                    prompt.text,
+                    f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text,
                     sampling=sampling,
                     seed=None if sampling.seed is None else sampling.seed + number,
                     baseline=form == "baseline",
                     parallel="always",
                 )
-                return Answer.of(found, index, form, number, prompt.family)
+                return Answer.of(found, index, method, number, prompt.family)
 
             async def answer(index: int, method: str, number: int) -> Answer:
                 if peer and method == peer.name:
                     return await _write_again(peer, clients["baseline"], prompts[index], plain[index, number])
-                row = await ask(
-                    prompts[index], "baseline" if method == "baseline" else "parallel", index, number
-                )
+                row = await ask(prompts[index], method, index, number)
                 if method == "baseline":
                     plain[index, number] = row
                 return row
@@ -112,11 +116,11 @@ async def measure(
                     await ask(prompt, form, 0, 0)
             yield answer
 
-    last = [peer.name] if peer else []
-    return await take_turns(warmed_up, len(prompts), FORMS, last=last, passes=passes, journal=journal)
+    methods, last = [*FORMS, *([BRIEF] if brief else [])], [peer.name] if peer else []
+    return await take_turns(warmed_up, len(prompts), methods, last=last, passes=passes, journal=journal)
 
 
-async def _write_again(peer: RemoteContestant, client: Client, prompt: Prompt, plain: Answer) -> Answer:
+async def _write_again(peer: RemoteEngine, client: Client, prompt: Prompt, plain: Answer) -> Answer:
     """Have an engine write a plain answer that another one gave, token by token."""
     ids = await client.backend.encode_chat([{"role": "user", "content": prompt.text}], {"pasta": False})
     text = await client.backend.encode(plain.text)
@@ -183,6 +187,7 @@ class SpeedSettings(CommandSettings):
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
     threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
+    brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
     llama_cpp: Path | None = Field(
         default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
     )
@@ -209,24 +214,34 @@ def _asked(settings: SpeedSettings) -> list[Prompt]:
     return [prompts[place] for place in draw_prompts(prompts, settings.sample)]
 
 
-def _open_peer(settings: SpeedSettings, stack: ExitStack) -> RemoteContestant | None:
+def _open_peer(settings: SpeedSettings, stack: ExitStack) -> RemoteEngine | None:
     if settings.llama_cpp is None:
         return None
     import os
 
     from pasta_async.evals.llama_cpp import llama_cpp_files
-    from pasta_async.evals.peers import Peer, open_contestant
+    from pasta_async.evals.peers import Peer, open_engine_process
 
     folder = Path(stack.enter_context(TemporaryDirectory()))
     name = settings.llama_cpp_type
     files = llama_cpp_files(settings.llama_cpp, folder, [name])
     peer = Peer("llama.cpp", name, str(files[name]))
-    return stack.enter_context(open_contestant(peer, settings.threads or os.cpu_count() or 1))
+    return stack.enter_context(open_engine_process(peer, settings.threads or os.cpu_count() or 1))
 
 
 def _run(settings: SpeedSettings) -> str:
     prompts = _asked(settings)
-    what = {"backend", "passes", "temperature", "seed", "max_tokens", "dtype", "threads", "llama_cpp_type"}
+    what = {
+        "backend",
+        "passes",
+        "temperature",
+        "seed",
+        "max_tokens",
+        "dtype",
+        "threads",
+        "brief",
+        "llama_cpp_type",
+    }
     measured = {
         "benchmark": "speed",
         "prompts": digest(prompt.text for prompt in prompts),
@@ -242,6 +257,7 @@ def _run(settings: SpeedSettings) -> str:
             warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
             passes=settings.passes,
             sampling=Sampling(**settings.model_dump(include=sampling)),
+            brief=settings.brief,
             peer=peer,
             journal=journal,
         )

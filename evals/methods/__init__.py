@@ -15,6 +15,18 @@ from pasta_async.evals.methods.track import (
     play,
     rounds,
     time_work,
+    warm_up,
 )
 
-__all__ = ["METHODS", "Case", "Engine", "Method", "cases_of", "open_engine", "play", "rounds", "time_work"]
+__all__ = [
+    "METHODS",
+    "Case",
+    "Engine",
+    "Method",
+    "cases_of",
+    "open_engine",
+    "play",
+    "rounds",
+    "time_work",
+    "warm_up",
+]

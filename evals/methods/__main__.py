@@ -1,14 +1,14 @@
 """Compare ways to decode one answer in parallel: same engine, prompts and answers, in one run.
 
-    python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --first 20
+    python -m pasta_async.evals.methods --backend local:FOLDER --documents documents.jsonl --sample 60
     python -m pasta_async.evals.methods --backend http://127.0.0.1:30000 --documents documents.jsonl
 
 The answers are forced (pasta_async.evals.forcing), so every method decodes the same text, and
 whatever it needs besides: tags, an outline, its prompts. An SGLang server has to be started with
 --enable-custom-logit-processor and --enable-cache-report. The methods take turns at each answer, in an order
-that goes round, and a number before the question keeps an answer from finding another's KV. The first answer
-is written once by each method before anything counts. This compares speed; it does not say which method a
-model could follow, or how good its answers would be.
+that goes round, and a number before the question keeps an answer from finding another's KV. Before anything
+counts, each method writes an answer of another kind. Every ratio is of the same answers, prompt by prompt.
+This compares speed; it does not say which method a model could follow, or how good its answers would be.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, cases_of, open_engine, play
+from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, warm_up
 from pasta_async.evals.records import markdown_table, opened_journal
+from pasta_async.training.statistics import estimate, format_estimate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
-__all__ = ["MethodSettings", "main", "measure", "methods_for", "run", "summarise"]
+__all__ = ["MethodSettings", "main", "measure", "methods_for", "summarise"]
 
 
 async def measure(
@@ -46,7 +47,7 @@ async def measure(
     methods: Sequence[Method],
     *,
     url: str = "",
-    passes: int = 1,
+    passes: int = 3,
     journal: Journal | None = None,
 ) -> list[Answer]:
     """Write every answer by every method, `passes` times; see `take_turns`.
@@ -66,23 +67,32 @@ async def measure(
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
         async with opened() as backend, open_engine(backend, documents, url=url) as engine:
-            for method in methods:
-                await play(engine, method, cases[0])
+            await warm_up(engine, methods)
             yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
 
     return await take_turns(warmed_up, len(cases), [*by_name], passes=passes, journal=journal)
 
 
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
-    """A row for each method; speed-ups are against `sequential`, intervals 95% over prompts."""
+    """A row for each method; speed-ups are against `sequential`, intervals 95% over prompts.
+
+    `against X` is how many times as soon as X it is, at the same prompts.
+    """
+    names = list(dict.fromkeys(row.method for row in rows))
+    bases = [name for name in ("pasta", "sequential, whole") if name in names]
     return [
         {
             "method": name,
             **describe_speedup(compare(rows, name, "sequential")),
+            **{f"against {base}": _ratio(rows, name, base) for base in bases},
             **describe_costs([row for row in rows if row.method == name]),
         }
-        for name in dict.fromkeys(row.method for row in rows)
+        for name in names
     ]
+
+
+def _ratio(rows: Sequence[Answer], name: str, base: str) -> str:
+    return format_estimate(estimate([one.speedup for one in compare(rows, name, base)]), ".2f")
 
 
 def methods_for(names: Sequence[str], backend: str) -> list[Method]:
@@ -102,15 +112,12 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
 class MethodSettings(ForcedSettings):
     """What is compared, and where."""
 
-    methods: tuple[str, ...] = Field(
-        default=(), description="default: all that can run there, but `pasta, whole chunks`"
-    )
-    passes: int = Field(default=1, ge=1, description="how often all of it is done")
+    methods: tuple[str, ...] = Field(default=(), description="default: all that can run there, but `auto`")
+    passes: int = Field(default=3, ge=1, description="how often all of it is done")
 
 
-def run(settings: MethodSettings) -> str:
-    """Measure, and keep the raw figures; the table. It runs an event loop of its own."""
-    documents = read_documents(settings.documents, settings.first)
+def _run(settings: MethodSettings) -> str:
+    documents = read_documents(settings.documents, settings.sample)
     methods = methods_for(settings.methods, settings.backend)
     measured = {
         "benchmark": "methods",
@@ -126,7 +133,7 @@ def run(settings: MethodSettings) -> str:
     return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])
 
 
-main: Command = command(MethodSettings, run, "methods", __doc__, resumes=True)
+main: Command = command(MethodSettings, _run, "methods", __doc__, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCE
-from pasta_async.evals.methods.track import Part, outline, rounds
+from pasta_async.evals.methods.track import outline, rounds
 
 if TYPE_CHECKING:
     import httpx
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 
 __all__ = ["by_hand"]
 
+How = Literal["planned", "split", "whole"]
 
-async def by_hand(engine: Engine, case: Case) -> Work:
-    """What one writes without a library: a list of parts, then `asyncio.gather` over chat completions.
 
-    The instruction comes first in each prompt, as it mostly does, so that the prompts share no prefix to
-    speak of. A later round sees the text so far. Replies come whole.
+async def by_hand(engine: Engine, case: Case, *, how: How = "planned") -> Work:
+    """What one writes without a library: `asyncio.gather` over chat completions, whose replies come whole.
+
+    `planned`: a list of parts first, then each of them; `split`: someone knew the parts; `whole`: all of the
+    answer in one reply. The question comes first in each prompt, so that prompts share it as their prefix. A
+    later round sees the text so far.
     """
     asked = [
         [_completion(prompt, await engine.encode(text) + engine.end) for prompt, text in one]
-        for one in _questions(case.prompt, rounds(case.document))
+        for one in _questions(case, how)
     ]
 
     async def work(track: Track) -> int:
@@ -52,13 +55,14 @@ def _completion(prompt: str, target: Ids) -> dict[str, Any]:
     }
 
 
-def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, str]]]:
+def _questions(case: Case, how: How) -> list[list[tuple[str, str]]]:
     """Prompts and what is to be answered, in rounds."""
+    question, found = case.prompt, rounds(case.document)
     parts = [part for one in found for part in one]
-    if len(parts) == 1:
-        return [[(question, parts[0].text)]]
-    asked = [[(f"List the parts that an answer to this should have.\n\n{question}", outline(parts))]]
-    text = ""
+    if how == "whole" or len(parts) == 1:
+        return [[(question, case.document.text)]]
+    plan = (f"{question}\n\nList the parts that an answer to this should have.", outline(parts))
+    asked, text = [[plan]] if how == "planned" else [], ""
     for one in found:
         asked.append([(_part_of(question, part.topic, text), part.text) for part in one])
         text += "".join(part.text for part in one)
@@ -67,7 +71,7 @@ def _questions(question: str, found: list[list[Part]]) -> list[list[tuple[str, s
 
 def _part_of(question: str, topic: str, text: str) -> str:
     wanted = f"Write only the part about {topic} of an answer to this." if topic else "Finish this answer."
-    return f"{wanted}\n\n{question}" + (f"\n\nThe answer so far:\n{text}" if text else "")
+    return f"{question}\n\n{wanted}" + (f"\n\nThe answer so far:\n{text}" if text else "")
 
 
 def _count(track: Track, reply: httpx.Response) -> None:

@@ -161,12 +161,6 @@ METHODS: dict[str, Method] = {
         Method("sequential", "an answer without tags, from one request", _sequential),
         Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
         Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto, optional=True),
-        Method(
-            "pasta, whole chunks",
-            "the same with `whole_chunks=True`",
-            partial(_pasta, whole_chunks=True),
-            optional=True,
-        ),
         Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
         Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
         Method(
@@ -176,8 +170,26 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "by hand",
-            "httpx and asyncio.gather over an OpenAI endpoint: prompts of their own, no shared prefix",
+            "httpx and asyncio.gather over an OpenAI endpoint: a plan, then each part, all unstreamed",
             by_hand,
+            needs_server=True,
+        ),
+        Method(
+            "split by hand",
+            "the same where someone has split the prompt: no plan",
+            partial(by_hand, how="split"),
+            needs_server=True,
+        ),
+        Method(
+            "sequential, whole",
+            "one such reply, unstreamed",
+            partial(by_hand, how="whole"),
+            needs_server=True,
+        ),
+        Method(
+            "pasta, whole chunks",
+            "as `pasta`, each chunk unstreamed (`whole_chunks=True`)",
+            partial(_pasta, whole_chunks=True),
             needs_server=True,
         ),
     )

@@ -14,13 +14,15 @@ import httpx
 
 from pasta_async import Client, Sampling
 from pasta_async.evals.answers import Answer
+from pasta_async.evals.documents import WARM_UP_SEED
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
 from pasta_async.evals.simulator import clock_of
 from pasta_async.lang import Document, Promise, Sync
 from pasta_async.protocol import DecodeRequest
+from pasta_async.training.synthetic import sample
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from pasta_async import Backend, Generation
     from pasta_async.clock import Clock
@@ -44,6 +46,7 @@ __all__ = [
     "rounds",
     "stretches",
     "time_work",
+    "warm_up",
 ]
 
 _NONE: Mapping[int, Callable[[], object]] = {}
@@ -69,6 +72,18 @@ class Case:
 def cases_of(documents: Mapping[str, Document]) -> list[Case]:
     """A case for each document."""
     return [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
+
+
+def _warm_up_case() -> Case:
+    """An answer with several threads and a join that is not among those that count."""
+    example = sample("totals", WARM_UP_SEED, "names")
+    return Case(-1, example.prompt, example.document)
+
+
+async def warm_up(engine: Engine, methods: Iterable[Method]) -> None:
+    """Have each method write an answer that does not count. Cancelling it aborts what is under way."""
+    for method in methods:
+        await play(engine, method, _warm_up_case())
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +177,14 @@ async def open_engine(
 ) -> AsyncGenerator[Engine]:
     """An engine for these documents on a backend, which stays open; `url` is where it is, if it is a server.
 
+    It knows the document of `warm_up` too.
+
     Raises:
         UnsupportedModelError: The backend's model cannot be forced.
     """
     info, clock, url = await backend.connect(), clock_of(backend), url.rstrip("/")
-    forced = ForcedBackend(backend, documents)
+    warm = _warm_up_case()
+    forced = ForcedBackend(backend, {warm.question: warm.document, **documents})
     many = httpx.Limits(max_connections=None)
     async with (
         Client(forced, limits=FORCED_LIMITS, clock=clock) as client,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import hardware, load, random_model, speed
+from pasta_async.evals import load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         (load.main, "--backend local:pasta-tiny --documents none --at-once 0"),
         (load.main, "--backend local:pasta-tiny --documents none --rates -1"),
         (load.main, "--backend local:pasta-tiny --documents none --rates inf"),
-        (methods.main, "--backend local:pasta-tiny --documents none --first 0"),
+        (methods.main, "--backend local:pasta-tiny --documents none --sample 0"),
         (speed.main, "--passes many"),
     ],
 )
@@ -37,7 +37,7 @@ def test_numbers_that_make_no_sense_are_refused_before_anything_starts(
     assert "Invalid value" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("main", [load.main, methods.main, hardware.main, random_model.main])
+@pytest.mark.parametrize("main", [load.main, methods.main, random_model.main])
 def test_every_setting_is_an_option(main: Main, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

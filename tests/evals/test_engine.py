@@ -9,28 +9,18 @@ from commands_run import refused, run
 
 from pasta_async.evals.engine import main
 from pasta_async.evals.random_model import make_model
-from pasta_async.training.corpus import Record, write_records
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ANSWERS = {
-    "Which fruits?": 'Two: <promise topic="a" tokens="4"/><async>Apples are red.</async> and '
-    '<promise topic="b" tokens="4"/><async>pears are green.</async><sync/> That is all.',
-    "Why?": "Because of the words.",
-}
+TEXTS = ["Two: apples are red and pears are green. That is all.", "Because of the words."]
 TINY = "--threads 1 --threads 3 --prefix 20 --steps 4 --rounds 2 --cpus 1"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("engine")
-    make_model(path / "model", ANSWERS.values(), shape="tiny", vocabulary=300)
-    records = [
-        Record(id=prompt, messages=({"role": "user", "content": prompt},), written=written)
-        for prompt, written in ANSWERS.items()
-    ]
-    write_records(path / "documents.jsonl", records)
+    make_model(path / "model", TEXTS, shape="tiny", vocabulary=300)
     return path
 
 
@@ -38,7 +28,7 @@ def measured(path: Path) -> dict[str, set[object]]:
     found: dict[str, set[object]] = {}
     for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
         if "engine" in row:
-            assert row["bits" if row["what"] == "bits" else "seconds"] > 0
+            assert row["bytes" if row["what"] == "memory" else "seconds"] > 0
             found.setdefault(row["engine"], set()).add(row["what"])
     return found
 
@@ -48,17 +38,11 @@ def test_engines_are_measured_side_by_side(folder: Path) -> None:
     if importlib.util.find_spec("llama_cpp"):
         engines.append("Q8_0")
     options = " ".join(f"--engines {name}" for name in engines)
-    (folder / "text").write_text(" ".join(ANSWERS), encoding="utf-8")
-    run(
-        main,
-        f"{folder / 'model'} {options} {TINY}",
-        *("--documents", folder / "documents.jsonl", "--text", folder / "text"),
-        *("--out", folder / "engine.jsonl"),
-    )
+    run(main, f"{folder / 'model'} {options} {TINY} --out", folder / "engine.jsonl")
     found = measured(folder / "engine.jsonl")
     assert len(found) == len(engines)
     for whats in found.values():
-        assert whats == {"load", "memory", "first token", 1, 3, "answer", "bits"}
+        assert whats == {"load", "memory", "first token", 1, 3}
 
 
 def test_an_engine_that_cannot_load_the_model_says_so(tmp_path: Path) -> None:

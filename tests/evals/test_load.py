@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from itertools import pairwise
@@ -21,7 +22,7 @@ from pasta_async.evals.load import (
     measure,
     summarise,
 )
-from pasta_async.evals.methods import METHODS, Case, Engine, open_engine
+from pasta_async.evals.methods import METHODS, Case, Engine, cases_of, open_engine
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse
@@ -115,7 +116,9 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
 async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_places():
     async with opened() as (engine, _):
         loads: list[tuple[Mode, float]] = [("open", 5.0)]
-        blocks = await measure(engine, CASES[:1], ["sequential", "sequential + pasta"], loads, answers=10)
+        blocks = await measure(
+            engine, CASES[:1], ["sequential", "sequential + pasta"], loads, answers=10, rounds=1
+        )
     plain, mixed = blocks
     assert [answer.method for answer in mixed.answers] == NAMES * 5
     assert mixed.arrived == pytest.approx(plain.arrived)
@@ -130,13 +133,28 @@ async def test_by_the_load_answers_are_parallel_while_that_pays_and_plain_where_
     backend = SimulatedBackend(EngineModel(step=LATENCY, sequence=LATENCY))
     async with open_engine(backend, DOCUMENTS) as engine:
         loads: list[tuple[Mode, float]] = [("closed", 1), ("closed", 32)]
-        blocks = await measure(engine, CASES[:1], [*NAMES, "auto"], loads, answers=40)
+        blocks = await measure(engine, CASES[:1], [*NAMES, "auto"], loads, answers=40, rounds=1)
     last = {(block.level, block.method): block.answers[-1].tokens for block in blocks}
     plain, tagged = last[1, "sequential"], last[1, "pasta"]
     assert plain < tagged == last[32, "pasta"]
     assert (last[1, "auto"], last[32, "auto"]) == (tagged, plain)
     rows = {(row["load"], row["method"]): row for row in compare_methods(blocks, 1.0)}
     assert rows["1 at once", "auto / pasta"]["median latency"].startswith("1.00")
+
+
+async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_compared():
+    documents = {f"{n}": parse(WRITTEN) for n in range(10)}
+    backend = SimulatedBackend(EngineModel(step=LATENCY))
+    async with open_engine(backend, documents) as engine:
+        loads: list[tuple[Mode, float]] = [("closed", 1)]
+        blocks = await measure(engine, cases_of(documents), NAMES, loads, answers=5, rounds=3)
+    first, again = ([[a.prompt for a in b.answers] for b in blocks if b.method == name] for name in NAMES)
+    assert first == again == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
+    (row,) = compare_methods(blocks, 1.0)
+    assert row["prompts"] == 10
+    value, low, high = (float(part) for part in re.findall(r"\d+\.\d+", row["sooner"]))
+    assert 1 < low <= value <= high
+    assert "(" not in row["median latency"]  # three rounds
 
 
 def block(method: str, level: float, *seconds: float, mode: Mode = "closed", over: float = 10) -> Block:
@@ -170,7 +188,7 @@ def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.Ca
     written = f"A{chunk('b', 2)} c."
     record = {"id": "1", "messages": [{"role": "user", "content": "Well?"}], "written": written}
     documents.write_text(json.dumps(record) + "\n")
-    options = "--at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
+    options = "--rounds 1 --at-once 2 --rates 50 --answers 4 --methods sequential --methods auto"
     run(main, f"--backend local:pasta-tiny --documents {documents} {options} --out {out}")
     head, _, *rows = map(json.loads, out.read_text().splitlines())
     assert head["benchmark"] == "load"

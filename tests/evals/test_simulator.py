@@ -133,7 +133,7 @@ def test_a_load_on_simulated_engines_says_what_is_assumed(tmp_path: Path, capsys
     assert EngineModel.load(str(engine)) == REAL
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
-    command = f"--documents {documents} --rates 1 --rates 4 --answers 6"
+    command = f"--documents {documents} --rates 1 --rates 4 --answers 6 --rounds 1"
     run(loads.main, command, "--backend", f"simulated:{engine}?gpus=2&step=0.005", "--out", out)
     printed = capsys.readouterr().out
     assert "SIMULATED: 2 engines" in printed
@@ -158,7 +158,7 @@ def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pyte
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
     out = tmp_path / "rows.jsonl"
-    run(methods.main, f"--backend simulated:{engine} --documents {documents} --out {out}")
+    run(methods.main, f"--backend simulated:{engine} --documents {documents} --passes 1 --out {out}")
     rows = [json.loads(line) for line in out.read_text().splitlines()[2:]]
     assert len(rows) == 5
     assert all(row["seconds"] == pytest.approx(row["critical_path"] * 0.01, rel=0.2) for row in rows)

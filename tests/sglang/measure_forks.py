@@ -1,6 +1,6 @@
 """What the plug-in saves, and joins sent ahead: given answers on real servers on a CPU, in one run.
 
-    python tests/sglang/measure_forks.py MODEL documents.jsonl [--first 100] [--passes 2]
+    python tests/sglang/measure_forks.py MODEL documents.jsonl [--sample 100] [--passes 2]
 
 starts SGLang with and without the plug-in and has each answer written by both in turns, with the plug-in also
 with joins sent ahead, each time with an empty prefix cache. Means for an answer.
@@ -114,10 +114,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("documents", type=Path)
-    parser.add_argument("--first", type=int, default=100)
+    parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--passes", type=int, default=1)
     options = parser.parse_args()
-    documents = read_documents(options.documents, options.first)
+    documents = read_documents(options.documents, options.sample)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         servers: dict[str, RealServer] = {}
         for value in ("0", "1"):

@@ -82,13 +82,16 @@ async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_en
         async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
             found.append([await play(engine, method, case) for method in methods])
     async with open_engine(backend, {"Well?": LISTED}, url=server.url) as engine:
-        by_hand = await play(engine, METHODS["by hand"], case)
+        unstreamed = {
+            name: await play(engine, METHODS[name], case)
+            for name in ("by hand", "split by hand", "sequential, whole", "pasta, whole chunks")
+        }
     real, embedded = ([(row.method, row.tokens, row.critical_path) for row in rows] for rows in found)
     assert real == embedded
     rows = {row.method: row for row in found[0]}
-    assert rows["skeleton"].requests == by_hand.requests == 1 + 3
+    assert rows["skeleton"].requests == 1 + 3
+    assert [row.requests for row in unstreamed.values()] == [1 + 3, 3, 1, rows["pasta"].requests]
+    assert all(row.cached_tokens > 0 for row in unstreamed.values())  # the question comes first
     assert rows["apar"].requests == 1 + 2
     assert all(row.tokens > row.critical_path for row in rows.values() if row.method != "sequential")
-    # forks and joins find the prompt that they share; prompts of their own share their first words
-    assert rows["plan-then-fork"].cached_tokens > by_hand.cached_tokens
     assert all(row.tokens > rows["sequential"].tokens for name, row in rows.items() if name != "sequential")

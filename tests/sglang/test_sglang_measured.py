@@ -1,4 +1,4 @@
-"""The script for a borrowed machine, small, on the real server."""
+"""The commands that measure, on the real server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from commands_run import run
 
-from pasta_async.evals.hardware import main
+from pasta_async.evals import load
+from pasta_async.evals.methods import __main__ as methods
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,32 +23,34 @@ CHUNKS = "".join(
 ANSWERS = {"Well?": f"Two people:{CHUNKS}<sync/> That is all.", "And?": "Nobody came."}
 
 
-def test_one_run_gives_all_tables_and_is_gone_on_with(
+def test_given_answers_are_timed_alone_and_under_load_and_a_run_is_gone_on_with(
     server: RealServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    documents, out = tmp_path / "documents.jsonl", tmp_path / "out"
+    documents = tmp_path / "documents.jsonl"
     rows = [
         {"id": str(number), "messages": [{"role": "user", "content": prompt}], "written": written}
         for number, (prompt, written) in enumerate(ANSWERS.items())
     ]
     documents.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [*("--backend", server.url, "--documents", str(documents))]
-    small = "--passes 1 --at-once 1 --at-once 2 --answers 2 --out"
-    run(main, small, out, *command)
+    common = f"--backend {server.url} --documents {documents} --methods sequential --methods pasta"
+    small = "--at-once 1 --at-once 2 --answers 2 --rounds 1"
+    commands = {
+        tmp_path / "methods.jsonl": (methods.main, f"{common} --passes 1"),
+        tmp_path / "load.jsonl": (load.main, f"{common} {small}"),
+    }
+    for out, (main, command) in commands.items():
+        run(main, command, "--out", out)
     printed = capsys.readouterr().out
-    assert (out / "tables.md").read_text() == printed
     assert "| pasta | 2 |" in printed and "| sequential | 2 |" in printed
     assert "| 2 at once | pasta | 4 |" in printed
 
-    kept = {name: _measured(out / name) for name in ("methods.jsonl", "load.jsonl")}
-    run(main, small, out, *command)  # nothing is left to measure
-    assert kept == {name: _measured(out / name) for name in kept}
+    kept = {out: _measured(out) for out in commands}
+    for out, (main, command) in commands.items():
+        run(main, command, "--out", out)  # nothing is left to measure
+    assert kept == {out: _measured(out) for out in kept}
     assert server.running() == 0
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def _measured(path: Path) -> list[dict[str, Any]]:
-    return [row for row in _rows(path) if "environment" not in row]
+    rows = map(json.loads, path.read_text().splitlines())
+    return [row for row in rows if "environment" not in row]
