@@ -16,10 +16,10 @@ import socket
 import sys
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import median
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from numpy import quantile
@@ -28,7 +28,7 @@ from pydantic import Field
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import CommandSettings, Count, Positive, command
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.evals.records import environment, markdown_table, write_rows
+from pasta_async.evals.records import environment, markdown_table, memory_of, write_rows
 from pasta_async.testing import Fault, ScriptedBackend
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _crowd(answers: int) -> Row:
     """
     asyncio.run(_hold_open(1))  # loads what is loaded late
     gc.collect()
-    before, began = _memory(os.getpid(), "VmRSS"), process_time()
+    before, began = memory_of(os.getpid(), "VmRSS"), process_time()
     gc.disable()
     try:
         held, opened = asyncio.run(_hold_open(answers))
@@ -177,7 +177,7 @@ async def _hold_open(answers: int) -> tuple[int, float]:
                 broken[0].result()
         opened = process_time()
         gc.collect()
-        held = _memory(os.getpid(), "VmRSS")
+        held = memory_of(os.getpid(), "VmRSS")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -219,22 +219,16 @@ async def _many_streams(settings: ServerSettings) -> Row:
     with _served(settings.latency) as (url, process):
         async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http:
             alone = await _read_stream(http, url)  # and everything is loaded
-            before = _memory(process, "VmHWM")
+            before = memory_of(process, "VmHWM")
             streams = (_read_stream(http, url) for _ in range(settings.streams))
             read = await asyncio.gather(*streams)
-        peak = _memory(process, "VmHWM")
+        peak = memory_of(process, "VmHWM")
     row: Row = {"streams": len(read), "complete": sum(done for *_, done in read), "one alone s": alone[1]}
     for name, place in (("first text s", 0), ("whole s", 1)):
         row |= {
             f"{name}, p{share}": quantile([one[place] for one in read], share / 100) for share in (50, 99)
         }
     return {**row, "server MiB": peak / 2**20, "KiB a stream": (peak - before) / len(read) / 1024}
-
-
-def _memory(process: int, which: Literal["VmRSS", "VmHWM"]) -> int:
-    """Resident bytes of a process, now or at most (Linux)."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, cases_of, open_engine, time_work, warm_up
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import cases_of, open_engine, time_work, warm_up
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import for_each, progress
 from pasta_async.training.statistics import estimate, format_estimate
@@ -41,7 +42,7 @@ from pasta_async.training.statistics import estimate, format_estimate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pasta_async.evals.methods import Case, Engine, Method
+    from pasta_async.evals.methods.track import Case, Engine, Method
     from pasta_async.jobs import Journal
 
 __all__ = [

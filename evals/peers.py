@@ -8,17 +8,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
-import resource
-import sys
+import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pasta_async.errors import PastaError
 from pasta_async.evals.llama_cpp import LlamaCpp
+from pasta_async.evals.records import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -114,7 +113,7 @@ class RemoteEngine:
         """
         return self._run(_call, method, arguments)
 
-    def peak_memory(self) -> float:
+    def peak_memory(self) -> int:
         """The most memory that its process had, in bytes."""
         return self._run(_peak_memory)
 
@@ -154,10 +153,5 @@ def _call(method: str, arguments: tuple[object, ...]) -> Any:
     return getattr(_engine, method)(*arguments)
 
 
-def _peak_memory() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage counts what the process was before it became this program
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return 1024.0 * int(lines["VmHWM"].split()[0])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+def _peak_memory() -> int:
+    return memory_of(os.getpid(), "VmHWM")

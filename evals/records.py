@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.jobs import Journal
 
@@ -21,6 +21,7 @@ __all__ = [
     "environment",
     "markdown_table",
     "measurements",
+    "memory_of",
     "opened_journal",
     "write_result",
     "write_rows",
@@ -93,6 +94,12 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)
+
+
+def memory_of(process: int, which: Literal["VmRSS", "VmHWM"]) -> int:
+    """Resident bytes of a process, now or at most (Linux)."""
+    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 
 
 def _version(package: str) -> str | None:

@@ -25,7 +25,8 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods import METHODS, cases_of, open_engine, play, warm_up
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import cases_of, open_engine, play, warm_up
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.training.statistics import estimate, format_estimate
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Backend
-    from pasta_async.evals.methods import Method
+    from pasta_async.evals.methods.track import Method
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 

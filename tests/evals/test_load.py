@@ -22,7 +22,8 @@ from pasta_async.evals.load import (
     measure,
     summarise,
 )
-from pasta_async.evals.methods import METHODS, Case, Engine, cases_of, open_engine
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import Case, Engine, cases_of, open_engine
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse

@@ -11,8 +11,9 @@ from recorder import Recorder
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import read_documents
-from pasta_async.evals.methods import METHODS, rounds
 from pasta_async.evals.methods.__main__ import main, measure, methods_for, summarise
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import rounds
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.jobs import Journal
 from pasta_async.lang import parse

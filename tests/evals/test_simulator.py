@@ -12,8 +12,9 @@ from pasta_async import Sampling
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.evals import load as loads
 from pasta_async.evals.load import drive
-from pasta_async.evals.methods import METHODS, Case, open_engine
 from pasta_async.evals.methods import __main__ as methods
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import Case, open_engine
 from pasta_async.evals.simulator import EngineModel, Sample, SimulatedBackend, fit, main, take_samples
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from pasta_async import Client, Sampling
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
-from pasta_async.evals.methods import METHODS, Case, open_engine, play
+from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.track import Case, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
