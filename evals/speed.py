@@ -231,22 +231,13 @@ def _open_peer(settings: SpeedSettings, stack: ExitStack) -> RemoteEngine | None
 
 def _run(settings: SpeedSettings) -> str:
     prompts = _asked(settings)
-    what = {
-        "backend",
-        "passes",
-        "temperature",
-        "seed",
-        "max_tokens",
-        "dtype",
-        "threads",
-        "brief",
-        "llama_cpp_type",
-    }
+    elsewhere = {"prompts", "sample", "n", "families", "brief", "llama_cpp", "out"}
     measured = {
         "benchmark": "speed",
         "prompts": digest(prompt.text for prompt in prompts),
-        **settings.model_dump(include=what),
+        **settings.model_dump(exclude=elsewhere),
         "llama_cpp": settings.llama_cpp is not None,
+        **({"brief": True} if settings.brief else {}),
     }
     sampling = {"temperature", "seed", "max_tokens"}
     with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
