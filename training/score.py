@@ -136,10 +136,21 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
 
 
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
-    """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing."""
+    """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing.
+
+    What a limit ended is counted, and is in no mean of speed-ups.
+    """
     by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
     for one in scores:
         by_prompt[one.id].append(one)
+    cut = {one.id for one in prompts if one.baseline.finish_reason == "length"}
+    whole = {
+        (prompt.id, sample.number)
+        for prompt in prompts
+        for sample in prompt.samples
+        if prompt.id not in cut and sample.finish_reason != "length"
+    }
+    speedups = [one.speedup for one in scores if one.speedup > 0 and (one.id, one.number) in whole]
 
     def spreads(weight: float) -> list[float]:
         values = ([value(one, weight) for one in own] for own in by_prompt.values())
@@ -150,9 +161,11 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
         "prompts": len(prompts),
         "samples": len(samples),
         "well_formed": fmean([sample.well_formed for sample in samples] or [0.0]),
+        "ended_by_length": sum(sample.finish_reason == "length" for sample in samples),
+        "baselines_ended_by_length": len(cut),
         "scored": len(scores),
         "mean_quality": fmean([one.quality for one in scores] or [0.0]),
-        "geometric_mean_speedup": geometric_mean([one.speedup for one in scores if one.speedup > 0] or [1.0]),
+        "geometric_mean_speedup": geometric_mean(speedups or [1.0]),
         "quality_spread": fmean(spreads(math.inf) or [0.0]),
         "speedup_spread": fmean(spreads(0.0) or [0.0]),
         "ties": {f"{weight:g}": spreads(weight).count(0.0) for weight in WEIGHTS},

@@ -146,11 +146,11 @@ def format_gain(found: Gain | None, form: str = ".1f") -> str:
 def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
     """How many of the verdicts hold, in percent, with Wilson's 95% interval (1927).
 
-    With clusters (`estimate`), unless all verdicts are the same, it is the bootstrap's.
+    Where some verdicts share a cluster (`estimate`) and not all are the same, it is the bootstrap's.
     """
     from scipy.stats import binomtest
 
-    if clusters and len({*verdicts}) > 1:
+    if len({*clusters}) < len(clusters) and len({*verdicts}) > 1:
         return estimate([100.0 * one for one in verdicts], "arithmetic", clusters=clusters)
     found: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
     return {"value": 100 * fmean(verdicts), "low": 100 * float(found.low), "high": 100 * float(found.high)}

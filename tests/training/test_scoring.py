@@ -259,6 +259,18 @@ def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:
     assert summary["scored"] == 2
 
 
+def test_what_a_limit_ended_is_counted_and_in_no_mean_of_speed_ups(tmp_path: Path) -> None:
+    (prompt,) = (prompt_of("a", "good a", "good a"),)
+    samples = (prompt.samples[0], prompt.samples[1].model_copy(update={"finish_reason": "length"}))
+    cut = prompt_of("b", "good b", "good b")
+    plain = cut.baseline.model_copy(update={"finish_reason": "length"})
+    prompts = (prompt.model_copy(update={"samples": samples}), cut.model_copy(update={"baseline": plain}))
+    summary, _ = scored(tmp_path, f"{__name__}:ByLength", prompts=prompts)
+    assert (summary["ended_by_length"], summary["baselines_ended_by_length"]) == (1, 1)
+    assert summary["geometric_mean_speedup"] == pytest.approx(3.0)
+    assert summary["scored"] == 4
+
+
 def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None:
     with judging(_known) as (_, url):
         summary, _ = scored(tmp_path, url)
