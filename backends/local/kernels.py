@@ -52,7 +52,9 @@ def _kernel(function: _Function, *, fast: bool = False) -> _Function:
     """Compile when first called, and without the interpreter's lock."""
     for cache in True, False:  # without a place to keep it, it is compiled in each process
         with suppress(RuntimeError):
-            return cast("_Function", numba.njit(nogil=True, fastmath=fast, cache=cache)(function))
+            return cast(
+                "_Function", numba.njit(nogil=True, fastmath=fast, cache=cache, error_model="numpy")(function)
+            )
     raise AssertionError("only caches raise RuntimeError")
 
 
@@ -61,11 +63,17 @@ def _fast(function: _Function) -> _Function:
     return _kernel(function, fast=True)
 
 
-@_fast
+def _inlined(function: _Function) -> _Function:
+    """Part of the functions that call it: a loop around a call has no vectors."""
+    return cast("_Function", numba.njit(fastmath=True, inline="always")(function))
+
+
+@_inlined
 def _exp(x: np.float32) -> np.float32:
     """e^x, within 2e-7 of it; of -87 or 88 for what is beyond them. The polynomial is Cephes'."""
     x = min(max(x, np.float32(-87)), np.float32(88))
-    n = np.floor(x * np.float32(1.4426950408889634) + _HALF)
+    exponent = np.int32(x * np.float32(1.4426950408889634) + np.float32(127.5))  # as a float32 has it
+    n = np.float32(exponent - np.int32(127))
     r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
@@ -74,7 +82,7 @@ def _exp(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + _ONE
-    return p * as_float((np.int32(n) + np.int32(127)) << np.int32(23))
+    return p * as_float(exponent << np.int32(23))
 
 
 @_kernel
@@ -230,8 +238,8 @@ def _activate(gate_up: Floats, first: int, last: int) -> None:
     """silu(gate) * up, in the place of gate; columns `first` to `last`."""
     wide = gate_up.shape[1] // 2
     for r in range(len(gate_up)):
-        gate, up = gate_up[r, :wide], gate_up[r, wide:]
-        for i in range(first, last):
+        gate, up = gate_up[r, first:last], gate_up[r, wide + first : wide + last]
+        for i in range(len(gate)):
             gate[i] = gate[i] / (_ONE + _exp(-gate[i])) * up[i]
 
 
