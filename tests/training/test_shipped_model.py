@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pasta_async.evals.answers import Form
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
-PROMPTS = 16
+PROMPTS = 48
 
 
 def test_it_is_small_and_complete() -> None:
