@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
     Ids = NDArray[np.int64]
 
-__all__ = ["RUN", "KVCache", "Node", "RadixCache", "SlotPool"]
+__all__ = ["PAGE", "KVCache", "Node", "RadixCache", "SlotPool"]
 
 
 PAGE = 32
 """Slots that attention reads together. Products are compiled for each new shape: shapes should come back."""
-
-RUN = 8 * PAGE
-"""Slots that stand together: a sequence begins with a run of its own while there are any."""
 
 
 class KVCache:
@@ -59,15 +56,15 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 class SlotPool:
     """The free slots.
 
-    A sequence gets slots one behind the other, and begins with a run of its own if it can, or else with a
-    page: the fewer pages it is on, the less attention reads.
+    A sequence gets slots one behind the other, and begins with a page of its own if it can: the fewer pages
+    it is on, the less attention reads.
     """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
         self._unused = np.ones(slots, np.bool_)
         self._free = slots
-        self._left = {size: np.full(slots // size, size) for size in (RUN, PAGE)}  # free slots of each
+        self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
 
     @property
     def free(self) -> int:
@@ -77,7 +74,7 @@ class SlotPool:
     @property
     def free_in_pages(self) -> int:
         """How many slots are in pages that are free as a whole."""
-        return PAGE * int(np.count_nonzero(self._left[PAGE] == PAGE))
+        return PAGE * int(np.count_nonzero(self._left == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
         """Claim `count` slots, if possible those behind the sequence's last one.
@@ -100,11 +97,10 @@ class SlotPool:
         return np.flatnonzero(self._unused)
 
     def _place(self, most: int) -> Ids:
-        """Free slots: of a run that is free as a whole, or a page, or else any."""
-        for size, left in self._left.items():
-            whole = np.flatnonzero(left == size)
-            if len(whole):
-                return self._stretch(int(whole[0]) * size, most)
+        """Free slots: from a page on that is free as a whole, or else any."""
+        whole = np.flatnonzero(self._left == PAGE)
+        if len(whole):
+            return self._stretch(int(whole[0]) * PAGE, most)
         return np.flatnonzero(self._unused)[:most]
 
     def _stretch(self, start: int, most: int) -> Ids:
@@ -120,9 +116,8 @@ class SlotPool:
         return slots
 
     def _count(self, slots: Ids, by: int) -> None:
-        for size, left in self._left.items():
-            places = slots // size
-            np.add.at(left, places[places < len(left)], by)
+        pages = slots // PAGE
+        np.add.at(self._left, pages[pages < len(self._left)], by)
 
 
 @dataclass(eq=False, slots=True)

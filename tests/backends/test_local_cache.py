@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.backends.local.batch import BatchMaker, Entry
-from pasta_async.backends.local.cache import PAGE, RUN, RadixCache, SlotPool
+from pasta_async.backends.local.cache import PAGE, RadixCache, SlotPool
 
 if TYPE_CHECKING:
     from pasta_async.backends.local.cache import Node
@@ -106,7 +106,9 @@ def test_the_check_notices_every_kind_of_damage() -> None:
         tree.check([node], np.arange(8), 8)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, RUN + 50)), max_size=30), st.integers(1, 5 * RUN))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3 * PAGE)), max_size=30), st.integers(1, 15 * PAGE)
+)
 def test_slots_have_one_owner_and_come_back(steps: list[tuple[int, int]], size: int) -> None:
     pool = SlotPool(size)
     owned: dict[int, list[int]] = {}
@@ -121,16 +123,18 @@ def test_slots_have_one_owner_and_come_back(steps: list[tuple[int, int]], size: 
         assert pool.free == size - len(taken)
 
 
-def test_sequences_that_grow_in_turn_each_keep_to_a_run_of_their_own() -> None:
-    pool = SlotPool(4 * RUN)
+def test_sequences_that_grow_in_turn_each_keep_to_pages_of_their_own() -> None:
+    pool = SlotPool(4 * PAGE)
     slots = [pool.take(5) for _ in range(3)]
     for _ in range(20):
         slots = [np.concatenate((own, pool.take(1, int(own[-1])))) for own in slots]
-    assert [own.tolist() for own in slots] == [list(range(run * RUN, run * RUN + 25)) for run in range(3)]
+    assert [own.tolist() for own in slots] == [
+        list(range(page * PAGE, page * PAGE + 25)) for page in range(3)
+    ]
 
 
 def test_what_single_threads_see_is_a_part_of_its_own() -> None:
-    pool, maker = SlotPool(64 * RUN), BatchMaker(64 * RUN, torch.device("cpu"), torch.float32)
+    pool, maker = SlotPool(64 * PAGE), BatchMaker(64 * PAGE, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
 
     def entries(threads: int, tokens: int) -> list[Entry]:
@@ -140,14 +144,13 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
     (long,) = maker.make(entries(8, 80)).blocks
     assert long.own is not None
     assert long.table == slice(0, 2 * PAGE)
-    pages = [run * RUN // PAGE + page for run in range(1, 9) for page in range(3)]
-    assert torch.equal(long.own.table, torch.tensor(pages))
+    assert torch.equal(long.own.table, torch.arange(2, 2 + 8 * 3))
     (alone,) = maker.make(entries(1, 80)).blocks
     assert alone.own is None
 
 
 def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
-    pool, maker = SlotPool(RUN), BatchMaker(RUN, torch.device("cpu"), torch.float32)
+    pool, maker = SlotPool(4 * PAGE), BatchMaker(4 * PAGE, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
     slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
     (block,) = maker.make([Entry(0, np.zeros(70, np.int64), 69, own) for own in slots]).blocks

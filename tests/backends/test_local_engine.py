@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from pasta_async.backends.local.cache import RUN
+from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.linear import choose_dtype, linear
 from pasta_async.backends.local.quantised import Basis
@@ -266,7 +266,7 @@ def test_a_fork_finds_what_its_running_parent_has_decoded(made: Any, engine: Eng
 
 
 def test_many_long_threads_beside_their_parent_decode_as_each_alone(made: Any, folder: Path) -> None:
-    engine = Engine(folder, EngineOptions(device="cpu", slots=16 * RUN + 7))
+    engine = Engine(folder, EngineOptions(device="cpu", slots=40 * PAGE + 7))
     parent = job(prompt(40), 90)
     engine.add(parent)
     threads: list[Job] = []
