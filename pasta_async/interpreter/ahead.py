@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pasta_async.interpreter.machine import Machine
     from pasta_async.interpreter.reading import Part
+    from pasta_async.interpreter.width import Share
     from pasta_async.observers import AnswerObserver
     from pasta_async.protocol import Backend, FinishReason
 
@@ -39,6 +40,7 @@ class AheadSender:
         machine: Says what is certain.
         observer: Is told of the requests, as main's.
         context: The prompt and these parts as token ids.
+        share: Knows whether the engine has room for what nobody waits for.
         group: Owns the requests' tasks.
     """
 
@@ -49,10 +51,11 @@ class AheadSender:
         *,
         observer: AnswerObserver,
         context: Callable[[Sequence[Part]], Awaitable[tuple[int, ...]]],
+        share: Share,
         group: asyncio.TaskGroup,
     ) -> None:
         self._backend, self._machine, self._observer = backend, machine, observer
-        self._context, self._group = context, group
+        self._context, self._share, self._group = context, share, group
         self._wanted = machine.info.prefill_ahead and machine.start.parallel != "never"
         self.waiting: bool = False
         """Whether main waits, and the backend wants to know what for."""
@@ -98,6 +101,8 @@ class AheadSender:
         try:
             while (tokens := self._certain_tokens()) >= self._sent + MIN_TOKENS:
                 self._sent = tokens
+                if not await self._share.spare():
+                    continue  # the next request brings these tokens too
                 ids = await self._context(self._machine.certain())
                 if len(ids) >= self._machine.info.context_length:
                     self._wanted = self.waiting = False

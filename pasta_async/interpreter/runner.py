@@ -98,7 +98,7 @@ class Runner:
         self._encoded: dict[str, list[int]] = {}
         self._group = asyncio.TaskGroup()
         self._ahead = AheadSender(
-            backend, machine, observer=observer, context=self._context, group=self._group
+            backend, machine, observer=observer, context=self._context, share=share, group=self._group
         )
 
     async def run(self) -> Generation:

@@ -134,6 +134,12 @@ class Share:
                 return f"{at_once} answers at once, and parallel decoding pays up to {has.answers:.0f} here"
         return None
 
+    async def spare(self) -> bool:
+        """Whether the engine has room for what nobody waits for. Cancelling it is safe."""
+        await self._control.read(self)
+        engine = self.engine
+        return not engine.queue and all(has.takes(at_once) for has, at_once in engine.rooms)
+
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[bool]:
         """Decode a thread; gives whether it had to wait. Cancelling it gives up its place."""
