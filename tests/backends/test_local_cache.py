@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.backends.local.batch import BatchMaker, Entry
+from pasta_async.backends.local.batch import Batch, BatchMaker, Block, Entry
 from pasta_async.backends.local.cache import PAGE, RadixCache, SlotPool
 
 if TYPE_CHECKING:
@@ -133,6 +133,12 @@ def test_sequences_that_grow_in_turn_each_keep_to_pages_of_their_own() -> None:
     ]
 
 
+def blocks(maker: BatchMaker, entries: list[Entry]) -> list[Block]:
+    made = maker.make(entries)
+    assert isinstance(made, Batch)
+    return made.blocks
+
+
 def test_what_single_threads_see_is_a_part_of_its_own() -> None:
     pool, maker = SlotPool(64 * PAGE), BatchMaker(64 * PAGE, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
@@ -141,11 +147,11 @@ def test_what_single_threads_see_is_a_part_of_its_own() -> None:
         slots = [np.concatenate((shared, pool.take(tokens))) for _ in range(threads)]
         return [Entry(0, np.zeros(len(own), np.int64), len(own) - 1, own) for own in slots]
 
-    (long,) = maker.make(entries(8, 80)).blocks
+    (long,) = blocks(maker, entries(8, 80))
     assert long.own is not None
     assert long.table == slice(0, 2 * PAGE)
     assert torch.equal(long.own.table, torch.arange(2, 2 + 8 * 3))
-    (alone,) = maker.make(entries(1, 80)).blocks
+    (alone,) = blocks(maker, entries(1, 80))
     assert alone.own is None
 
 
@@ -153,7 +159,7 @@ def test_threads_that_share_a_page_each_see_their_own_slots_of_it() -> None:
     pool, maker = SlotPool(4 * PAGE), BatchMaker(4 * PAGE, torch.device("cpu"), torch.float32)
     shared = pool.take(50)
     slots = [np.concatenate((shared, pool.take(20))) for _ in range(3)]
-    (block,) = maker.make([Entry(0, np.zeros(70, np.int64), 69, own) for own in slots]).blocks
+    (block,) = blocks(maker, [Entry(0, np.zeros(70, np.int64), 69, own) for own in slots])
     assert block.own is not None
     seen = [np.flatnonzero(mask[0].numpy() == 0).tolist() for mask in block.own.mask]
     first = [own[50] // PAGE * PAGE for own in slots]
