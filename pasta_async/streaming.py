@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anyio import CancelScope
 
 from pasta_async.errors import InvalidStateError, PastaError
-from pasta_async.events import TextDelta
+from pasta_async.events import AnswerDone, TextDelta
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
     from types import TracebackType
 
     from pasta_async.events import Emit, Event
@@ -32,7 +32,7 @@ class AnswerStream:
     A slow reader makes the threads wait once a bounded buffer is full.
     """
 
-    def __init__(self, run: Callable[[Emit, Watch], Awaitable[Generation]]) -> None:
+    def __init__(self, run: Callable[[Emit, Watch], Coroutine[Any, Any, Generation]]) -> None:
         self._run = run
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
@@ -46,7 +46,7 @@ class AnswerStream:
         """Start the answer."""
         if self._task is not None:
             raise InvalidStateError("a stream is entered once; call `stream` again for another answer")
-        self._task = asyncio.create_task(self._answer(), name="pasta answer")
+        self._task = asyncio.create_task(self._run(self._emit, self._watch), name="pasta answer")
         self._task.add_done_callback(lambda _: self._news.set())
         return self
 
@@ -70,7 +70,10 @@ class AnswerStream:
         """
         if not self._events:
             await self._more()
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, AnswerDone):
+            self._generation = event.generation
+        return event
 
     async def text_deltas(self) -> AsyncIterator[str]:
         """The visible text in document order, piece by piece. Other events are passed over."""
@@ -90,9 +93,6 @@ class AnswerStream:
     def partial(self) -> Generation | None:
         """The answer so far, at any moment, also after leaving the block; None before it has begun."""
         return self._generation or (self._partial() if self._partial else None)
-
-    async def _answer(self) -> Generation:
-        return await self._run(self._emit, self._watch)
 
     def _watch(self, partial: Callable[[], Generation]) -> None:
         self._partial = partial

@@ -103,7 +103,7 @@ class Reader:
     def __init__(self, dialect: Dialect, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
         self._arguments = (dialect, tags, main, thinking)
         self._tags: Collection[int] = tags if tags and dialect == "ids" else ()
-        self.parser: Parser = Parser(inside_chunk=not main, halt_at_sync=main)
+        self.parser: Parser = Parser("main" if main else "chunk")
         self._parse = self.parser.feed if dialect == "text" else self.parser.feed_text
         self._thinking = ThinkingFilter(inside=thinking) if main else None
         self._units: list[_Unit] = []

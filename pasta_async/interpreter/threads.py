@@ -155,7 +155,8 @@ class TokenBudget:
         main.cap = max_tokens
         self._bound = min(max_tokens, max_tokens if limits.total_tokens is None else limits.total_tokens)
         self._joined = 0  # tokens of chunks that are joined
-        self._round_start = 0  # main's tokens when the round began
+        self.round_start: int = 0
+        """Main's tokens up to the last join."""
         self._chain = 0  # critical path of the rounds that are over
 
     def open(self, thread: Thread, estimate: int | None) -> None:
@@ -168,7 +169,7 @@ class TokenBudget:
         """All promises of the round are kept."""
         self._chain += self._longest()
         self._joined += sum(thread.kept for thread in self.round)
-        self._round_start = self._main.kept
+        self.round_start = self._main.kept
         self.round = []
 
     @property
@@ -231,11 +232,6 @@ class TokenBudget:
         """Whether main may still keep its last promise itself."""
         return bool(self.round) and self.round[-1].lane.held
 
-    @property
-    def round_start(self) -> int:
-        """Main's tokens up to the last join."""
-        return self._round_start
-
     def _known(self) -> int:
         """Tokens of the answer that are certain to stand in its document."""
         main = self.round[-1].origin if self.undecided else self._main.kept
@@ -257,4 +253,4 @@ class TokenBudget:
         """The longest chain of the round."""
         main = self._main.kept
         chains = (t.origin + t.kept for t in self.round if not t.superseded and t.origin <= main)
-        return max((main, *chains)) - self._round_start
+        return max((main, *chains)) - self.round_start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic, ParseError
 from pasta_async.lang.document import (
@@ -24,8 +24,6 @@ from pasta_async.lang.document import (
 from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise, split_marker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pasta_async.lang.document import ClosedBy, Node
 
 __all__ = [
@@ -96,38 +94,30 @@ class Parser:
     """Reads one thread's text, or a whole document, piece by piece.
 
     Args:
-        inside_chunk: The text starts inside a chunk, and is over with its `</async>`. A promise or sync ends
-            it too: the thread forgot that tag, and white space and a list marker before it are left out.
+        part: What the text is.
+            "document": all of it, so a promise without a chunk is worth a diagnostic.
+            "main": what the main thread writes. The rest of a piece in which a sync takes effect is dropped:
+            its writer has to wait there, and what it wrote behind was written without the chunks.
+            "chunk": what a chunk's thread writes. It starts inside the chunk and is over with its `</async>`.
+            A promise or sync ends it too: the thread forgot that tag, and white space and a list marker
+            before it are left out.
         strict: Raise `ParseError` at the first diagnostic that is not about style.
-        thread: Put on the diagnostics.
-        whole: The text is a whole document, so a promise without a chunk is worth a diagnostic.
-        halt_at_sync: The rest of a piece in which a sync takes effect is dropped: its writer has to wait
-            there, and what it wrote behind was written without the chunks.
     """
 
     def __init__(
-        self,
-        *,
-        inside_chunk: bool = False,
-        strict: bool = False,
-        thread: int = 0,
-        whole: bool = False,
-        halt_at_sync: bool = False,
+        self, part: Literal["document", "main", "chunk"] = "document", *, strict: bool = False
     ) -> None:
         self.diagnostics: list[Diagnostic] = []
         """What was found so far, in the order it was found; at most `MAX_DIAGNOSTICS`."""
         self.end: int | None = None
-        """With `inside_chunk`: the offset at which the text was over (`ChunkEnded.end`). No more is read."""
-        self._inside = inside_chunk
-        self._closed_by: ClosedBy = "end"  # what closed that chunk
+        """Of a chunk: the offset at which the text was over (`ChunkEnded.end`). No more is read."""
+        self._inside, self._main, self._whole = part == "chunk", part == "main", part == "document"
+        self._strict = strict
         self._marker = ""  # white space and a list marker at the end of its text, which may yet be left out
-        self._strict, self._thread = strict, thread
-        self._whole = whole
-        self._halt = halt_at_sync
         self._lexer = Lexer()
         self._nodes: list[Node] = []
         self._target = self._nodes  # where nodes go: these, or those of the open chunk
-        self._in_chunk = inside_chunk
+        self._in_chunk = self._inside
         self._opened = ASYNC_OPEN  # how the open chunk starts, and what stood before that
         self._opened_gap = ""
         self._gap = False  # whether nothing but white space came since the last promise
@@ -160,10 +150,6 @@ class Parser:
     def document(self) -> Document:
         """The nodes so far as a document, its diagnostics in the order of the text."""
         return Document(self.nodes, tuple(sorted(self.diagnostics, key=lambda found: found.offset)))
-
-    def chunk(self, closed_by: ClosedBy | None = None) -> Chunk:
-        """With `inside_chunk`, the nodes so far as a chunk; what closed it was read unless given."""
-        return Chunk(_chunk_nodes(self.nodes), closed_by=closed_by or self._closed_by)
 
     def feed(self, piece: str) -> list[Reading]:
         """Read one more piece of text, with the tags in it.
@@ -200,7 +186,7 @@ class Parser:
                 self._on_tag(lexeme, events)
                 if self.end is not None:
                     break
-                if self._halt and isinstance(events[-1], SyncRead):
+                if self._main and isinstance(events[-1], SyncRead):
                     lexer.close()
                     break
             else:
@@ -297,7 +283,7 @@ class Parser:
         return events
 
     def _report(self, code: Code, place: Place) -> None:
-        diagnostic = Diagnostic(code, *place, self._thread)
+        diagnostic = Diagnostic(code, *place)
         if self._strict and code not in STYLE_CODES:
             raise ParseError(diagnostic)
         if len(self.diagnostics) < MAX_DIAGNOSTICS:
@@ -427,7 +413,6 @@ class Parser:
     def _end_chunk(self, closed_by: ClosedBy) -> None:
         self._end_text()
         if self._inside:
-            self._closed_by = closed_by
             return
         self._nodes[-1] = self._kept(self._target, closed_by)
         self._in_chunk, self._target = False, self._nodes
@@ -435,7 +420,8 @@ class Parser:
     def _kept(self, nodes: list[Node], closed_by: ClosedBy) -> Promise:
         """The last promise, kept by a chunk of these nodes."""
         promise = cast("Promise", self._nodes[-1])
-        chunk = Chunk(_chunk_nodes(nodes), self._opened, closed_by)
+        kept = tuple(node for node in nodes if isinstance(node, Text | Ignored))
+        chunk = Chunk(kept, self._opened, closed_by)
         return Promise(promise.topic, promise.tokens, chunk, promise.source, self._opened_gap)
 
     def _on_sync(self, tag: Tag, events: list[Reading]) -> Code | None:
@@ -469,10 +455,6 @@ class Parser:
         return node
 
 
-def _chunk_nodes(nodes: Iterable[Node]) -> tuple[Text | Ignored, ...]:
-    return tuple(node for node in nodes if isinstance(node, Text | Ignored))
-
-
 def parse(text: str, strict: bool = False) -> Document:
     """Read a document in its written form.
 
@@ -486,7 +468,7 @@ def parse(text: str, strict: bool = False) -> Document:
     Raises:
         ParseError: In strict reading, with the diagnostic.
     """
-    parser = Parser(strict=strict, whole=True)
+    parser = Parser(strict=strict)
     for start in range(0, len(text), _PIECE):
         parser.feed(text[start : start + _PIECE])
     parser.close()

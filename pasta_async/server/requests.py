@@ -15,7 +15,7 @@ from pasta_async.options import Limits, Parallel, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from starlette.requests import Request
 
@@ -165,11 +165,6 @@ class GenerateRequest(BaseModel):
     pasta: PastaOptions = PastaOptions()
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
     def choices(self) -> int:
         """Answers for each prompt."""
         return self.n or 1
@@ -292,31 +287,26 @@ def check_request(request: GenerateRequest, service: Service) -> None:
     Raises:
         ApiError: What, and why.
     """
-    for complaint in _complaints(request, service):
-        raise complaint
-
-
-def _complaints(request: GenerateRequest, service: Service) -> Iterator[ApiError]:
     settings, names = service.settings, service.model_names
     if request.model not in names:
         message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
-        yield ApiError(message, 404, code="model_not_found", param="model")
+        raise ApiError(message, 404, code="model_not_found", param="model")
     if request.stream_options is not None and not request.stream:
-        yield ApiError("stream_options is only allowed when stream is set", param="stream_options")
+        raise ApiError("stream_options is only allowed when stream is set", param="stream_options")
     if isinstance(request, CompletionRequest):
         if not request.prompts or not all(request.prompts):
-            yield ApiError("the prompt is empty", param="prompt")
+            raise ApiError("the prompt is empty", param="prompt")
         if request.best_of not in (None, request.choices):
-            yield _unsupported("best_of is not supported: it must equal n", "best_of")
+            raise _unsupported("best_of is not supported: it must equal n", "best_of")
     if (count := len(request.prompts) * request.choices) > settings.max_choices:
-        yield ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
+        raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
-        yield ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
+        raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
     if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
-        yield ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
+        raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
     drawn = sampling_values(request, settings)["temperature"] > 0
     if request.seed is not None and drawn and not service.info.honours_seeds:
-        yield _unsupported(
+        raise _unsupported(
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
             "leave the seed out, or set temperature to 0",
             "seed",
@@ -342,7 +332,7 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs
-    sampling = Sampling(**sampling_values(request, service.settings), stop=request.stops)
+    sampling = Sampling(**sampling_values(request, service.settings))
     if request.seed is None:
         return [{**kwargs, "sampling": sampling}] * request.choices
     seeds = [(request.seed + index) % 2**63 for index in range(request.choices)]
@@ -356,6 +346,7 @@ def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[
         "top_p": None if request.top_p is None else max(request.top_p, 1e-9),  # 0 is the likeliest token
         "top_k": None if request.top_k == -1 else request.top_k,
         "min_p": request.min_p,
+        "stop": request.stop,
         "max_tokens": settings.max_tokens if request.token_limit is None else request.token_limit,
     }
     return {name: value for name, value in values.items() if value is not None}

@@ -48,12 +48,7 @@ def timeline_page(
         "written": escape(answer.document.format()),
         "data": json.dumps(data).replace("<", r"\u003c"),
     }
-    before, *rest = page.html.split("<!--")
-    filled = [before]
-    for piece in rest:
-        name, _, behind = piece.partition("-->")
-        filled += parts[name], behind
-    return "".join(filled)
+    return re.sub("<!--(.*?)-->", lambda place: parts[place[1]], page.html)
 
 
 def _section(title: str, text: str) -> str:

@@ -91,6 +91,16 @@ async def test_the_last_event_has_the_generation_that_result_gives() -> None:
     assert [event.type for event in events].count("thread.done") == 6
 
 
+async def test_who_leaves_at_the_last_event_still_has_the_result() -> None:
+    seen: list[Event] = []
+    async with pasta_async.stream("Why?", backend=ScriptedBackend(RICH)) as stream:
+        async for event in stream:
+            seen.append(event)
+            if event.type == "answer.done":
+                break
+    assert await stream.result() is getattr(seen[-1], "generation")  # noqa: B009
+
+
 async def test_what_is_not_well_formed_comes_as_events_and_in_the_generation() -> None:
     main = [f"One. {promise('a', None, 13)}<sync/>", '<sync/> Three</async>. <promise topic="']
     backend = ScriptedBackend(Script(main, {1: "Two.</async>"}), tokenizer=WordTokenizer(tags=False))

@@ -45,7 +45,7 @@ def peak_memory(text: str, step: int) -> int:
     """Bytes at the peak of reading a text by pieces of so many characters, beyond the text itself."""
     tracemalloc.start()
     try:
-        parser = Parser(whole=True)
+        parser = Parser()
         for start in range(0, len(text), step):
             parser.feed(text[start : start + step])
         parser.close()

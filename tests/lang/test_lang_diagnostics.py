@@ -59,7 +59,7 @@ def test_strict_reading_raises_unless_the_diagnostic_is_mild(code: Code) -> None
         parse(text, strict=True)
     assert raised.value.diagnostic in check(text)
     assert str(raised.value) == str(raised.value.diagnostic)
-    parser = Parser(strict=True, whole=True)
+    parser = Parser(strict=True)
     with pytest.raises(ParseError) as by_character:
         for character in text:
             parser.feed(character)

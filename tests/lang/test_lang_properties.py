@@ -49,15 +49,15 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
 def test_any_cut_gives_the_same_events_nodes_and_diagnostics(
     data: st.DataObject, text: str, inside_chunk: bool
 ) -> None:
-    whole = outcome(Parser(inside_chunk=inside_chunk, whole=True), [text])
+    whole = outcome(Parser("chunk" if inside_chunk else "document"), [text])
     pieces = data.draw(cuts(text))
-    assert outcome(Parser(inside_chunk=inside_chunk, whole=True), pieces) == whole
+    assert outcome(Parser("chunk" if inside_chunk else "document"), pieces) == whole
 
 
 def refused(pieces: Iterable[str]) -> Diagnostic | None:
     """What strict reading raises."""
     try:
-        outcome(Parser(strict=True, whole=True), pieces)
+        outcome(Parser(strict=True), pieces)
     except ParseError as error:
         return error.diagnostic
     return None
@@ -82,7 +82,7 @@ def test_text_between_tag_ids_may_be_cut_anywhere(pieces: list[tuple[str, bool]]
 @thorough
 @given(texts)
 def test_parse_is_the_parser_and_check_its_diagnostics(text: str) -> None:
-    parser = Parser(whole=True)
+    parser = Parser()
     outcome(parser, [text])
     assert parse(text) == parser.document()
     assert check(text) == list(parse(text).diagnostics) == sorted(parser.diagnostics, key=lambda d: d.offset)

@@ -122,7 +122,7 @@ def test_nodes_so_far_can_be_read_at_any_time() -> None:
 
 
 def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
-    parser = Parser()
+    parser = Parser("main")
     events = feed_all(parser, '<promise topic="a" tokens="10"/>', "<sync/>", "<sync/>")
     assert events[1:] == [SyncRead(39, "<sync/>"), IgnoredRead("<sync/>", 46)]
     assert parser.diagnostics[0].code == "sync-idle"
@@ -130,7 +130,7 @@ def test_a_promise_is_open_until_a_sync_even_when_it_is_kept() -> None:
 
 
 def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
-    parser = Parser(halt_at_sync=True)
+    parser = Parser("main")
     events = parser.feed("<promise/><sync/> so <async> <sync\n")
     assert events[1:] == [SyncRead(17, "<sync/>")]
     parser.feed("/> <sync/>")
@@ -141,7 +141,7 @@ def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
 
 
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
-    parser = Parser(inside_chunk=True, thread=3)
+    parser = Parser("chunk")
     assert parser.feed("A <async>chunk </as") == [
         TextRead("A"),
         TextRead(" "),
@@ -152,39 +152,37 @@ def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     assert parser.feed("ync> and more") == [TextRead(" "), ChunkEnded(23)]
     assert parser.end == 23
     assert parser.feed("even <more>") == parser.close() == []
-    assert parser.chunk() == Chunk((Text("A "), Ignored("<async>"), Text("chunk ")))
-    assert parser.chunk().closed_by == "writer"
-    assert [(found.code, found.thread) for found in parser.diagnostics] == [("async-stray", 3)]
+    assert parser.nodes == (Text("A "), Ignored("<async>"), Text("chunk "))
+    assert [found.code for found in parser.diagnostics] == ["async-stray"]
 
 
 @pytest.mark.parametrize("tag", ['<promise topic="a" tokens="10"/>', "<promise topic='a'>", "<sync/>"])
 @pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
 def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
-    parser = Parser(inside_chunk=True, thread=3)
+    parser = Parser("chunk")
     assert parser.feed(f"Tea.\nIt is mild.{left_out}") == [TextRead("Tea.\nIt is mild.")]
     ended = [ChunkEnded(16 + len(left_out), "nested")]
     assert parser.feed(f"{tag} And more</async>") == ended
     assert parser.end == ended[0].end
     assert parser.feed("even more") == parser.close() == []
-    assert parser.chunk() == Chunk((Text("Tea.\nIt is mild."),))
-    assert parser.chunk().closed_by == "nested"
+    assert parser.nodes == (Text("Tea.\nIt is mild."),)
     (found,) = parser.diagnostics
     line, column = 2 + left_out.count("\n"), len((f"It is mild.{left_out}").rpartition("\n")[2]) + 1
-    assert (found.code.endswith("-nested"), found.offset, found.thread) == (True, parser.end, 3)
+    assert (found.code.endswith("-nested"), found.offset) == (True, parser.end)
     assert (found.line, found.column) == (line, column)
 
 
 @pytest.mark.parametrize("kept", ["In\n1918", "\n42", "Costs 3.", "A\n3. x", "well-"])
 def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
-    parser = Parser(inside_chunk=True)
+    parser = Parser("chunk")
     feed_all(parser, *kept, "<sync/>")
     assert parser.nodes == (Text(kept),)
 
 
 def test_a_promises_first_tag_token_ends_a_chunk_threads_text() -> None:
-    parser = Parser(inside_chunk=True)
+    parser = Parser("chunk")
     assert feed_all(parser, "Tea.", ' <promise topic="') == [TextRead("Tea."), ChunkEnded(5, "nested")]
-    parser = Parser(inside_chunk=True)
+    parser = Parser("chunk")
     readings = [*parser.feed_text("Tea. "), *parser.feed_tag(TAG_TOKENS[0])]
     assert readings == [TextRead("Tea."), ChunkEnded(5, "nested")]
     assert parser.feed_text("more") == []
@@ -201,12 +199,11 @@ def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
 
 
 def test_a_chunk_thread_without_closing_tag() -> None:
-    parser = Parser(inside_chunk=True)
+    parser = Parser("chunk")
     readings = [TextRead("A"), TextRead(" chunk"), TextRead(" <b")]
     assert feed_all(parser, "A", " chunk <", "b") == readings
-    assert parser.chunk().closed_by == "end"
-    assert parser.chunk("budget").closed_by == "budget"
     assert parser.nodes == (Text("A chunk <b"),)
+    assert [found.code for found in parser.diagnostics] == ["async-unclosed"]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +346,7 @@ OPEN, TOKENS, CLOSE, *_ = TAG_TOKENS
 
 def from_ids(*pieces: str) -> Parser:
     """A parser that was fed tag tokens as tags, and everything else as text."""
-    parser = Parser()
+    parser = Parser("main")
     for piece in pieces:
         parser.feed_tag(piece) if piece in TAG_TOKENS else parser.feed_text(piece)
     parser.close()

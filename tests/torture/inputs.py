@@ -76,8 +76,8 @@ def read_text(drawn: random.Random) -> int:
     cut = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
     pieces = [text[: cut[0]], text[cut[0] : cut[1]], text[cut[1] :]]
     inside = drawn.random() < 0.3
-    whole = outcome(Parser(inside_chunk=inside, whole=not inside), [text])
-    assert outcome(Parser(inside_chunk=inside, whole=not inside), pieces) == whole
+    whole = outcome(Parser("chunk" if inside else "document"), [text])
+    assert outcome(Parser("chunk" if inside else "document"), pieces) == whole
     return len(text)
 
 
