@@ -129,10 +129,10 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
     opened = await stack.enter_async_context(Client(backend_names(settings.backend)))
     recording = Recording(opened.backend)
-    limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together})
+    limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together, "timeout": None})
     client = baseline = Client(recording, limits=limits)
     if settings.baseline:
-        baseline = await stack.enter_async_context(Client(backend_names(settings.baseline)))
+        baseline = await stack.enter_async_context(Client(backend_names(settings.baseline), limits=limits))
     temperatures = {"temperature", "plain_temperature"}
     fields = {"backend", "baseline", "max_tokens", "seed", "template_kwargs", *temperatures}
     identity = {
