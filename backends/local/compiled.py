@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pasta_async.backends.local.quantised import quantised
+from pasta_async.backends.local.quantised import GROUP, quantised
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
 
-_GROUP = 64  # `kernels.GROUP`, which is not imported before it is needed
 _LANES = 16  # numbers that one instruction takes
 
 
@@ -37,7 +36,7 @@ def compilable(config: ModelConfig) -> bool:
     """Whether the kernels can compute this model here: a CPU with AVX512-VNNI, numba, and sizes that fit."""
     vnni: Any = getattr(torch.cpu, "_is_vnni_supported", None)
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
-    fits = all(size % _GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
+    fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
     return fits and bool(vnni and vnni()) and importlib.util.find_spec("numba") is not None
 
 
@@ -103,7 +102,7 @@ class CompiledLinear:
         rounded, scales = quantised(matrices, scale, basis)
         self._team, self._product, self._outputs = team, product, len(rounded)
         weights = _padded(rounded.numpy(), np.int8)
-        packed = weights.reshape(-1, _GROUP // _LANES, _LANES, weights.shape[1] // 4, 4).transpose(
+        packed = weights.reshape(-1, GROUP // _LANES, _LANES, weights.shape[1] // 4, 4).transpose(
             0, 3, 1, 2, 4
         )
         self._arrays: tuple[NDArray[Any], ...] = (
@@ -217,7 +216,7 @@ class CompiledStep:
 
 def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray[Any]:
     """A copy with zeros behind it, up to whole groups."""
-    result = np.zeros((-(-(size or len(array)) // _GROUP) * _GROUP, *array.shape[1:]), dtype)
+    result = np.zeros((-(-(size or len(array)) // GROUP) * GROUP, *array.shape[1:]), dtype)
     result[: len(array)] = array
     return result
 

@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from pasta_async.backends.local.quantised import GROUP
 from pasta_async.backends.local.vectors import (
     add_atomically,
     as_float,
@@ -31,10 +32,7 @@ from pasta_async.backends.local.vectors import (
     tile,
 )
 
-__all__ = ["GROUP", "product", "step"]
-
-GROUP = 64
-"""Outputs whose weights stand together, and are computed by one thread."""
+__all__ = ["product", "step"]
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pasta_async.backends.local.batch import FewRows
 from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.linear import Embedding, kv_dtype, linear, pad_rows, storage_dtype
-from pasta_async.backends.local.quantised import Basis
+from pasta_async.backends.local.quantised import GROUP, Basis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,9 @@ def _team(config: ModelConfig) -> Team | None:
     """Threads for our own kernels, where they can compute the model."""
     from pasta_async.backends.local.compiled import Team, compilable
 
-    return Team(torch.get_num_threads()) if compilable(config) else None
+    if not compilable(config):
+        return None
+    return Team(min(torch.get_num_threads(), config.hidden // GROUP))  # each has outputs of every product
 
 
 class _Layer:

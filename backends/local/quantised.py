@@ -10,7 +10,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-__all__ = ["Basis", "blocks", "quantised"]
+__all__ = ["GROUP", "Basis", "blocks", "quantised"]
+
+GROUP = 64
+"""Outputs whose weights stand together for our own kernels, and are computed by one thread."""
 
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
