@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["EngineLoad", "Payoff", "Room", "StepMeter", "StepTimes", "room"]
+__all__ = ["MOST_ANSWERS", "UNSURE_ANSWERS", "EngineLoad", "Payoff", "Room", "StepMeter", "StepTimes", "room"]
 
 MOST_KV = 0.9
 """Share of the KV cache in use from which on nothing is decoded in parallel: what comes would evict."""
@@ -25,6 +25,9 @@ MOST_KV = 0.9
 MOST_ANSWERS = 0.75
 """Answers that are worth decoding in parallel for each request that is decoded at once, at most: with more,
 each has hardly more than one thread, and its tags take the places of others."""
+
+UNSURE_ANSWERS = 16
+"""So many answers are worth decoding in parallel while an engine that times its steps has timed too few."""
 
 ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
 """So many answers, and threads of all answers, are no load whatever was measured."""
@@ -146,10 +149,11 @@ class Payoff:
         self.prefilled = self._KEEP * self.prefilled + prefilled
 
     def answers(self, load: EngineLoad) -> float:
-        """Up to how many answers at once parallel decoding pays; infinity while that is not known."""
-        found = load.steps.fit() if load.steps else None
-        if found is None:
+        """Up to how many answers at once parallel decoding pays; infinity if the engine times no steps."""
+        if load.steps is None:
             return float("inf")
+        if (found := load.steps.fit()) is None:
+            return UNSURE_ANSWERS
         fixed, per_request = found
         cost = per_request * max(0.0, self.added) + load.prefill * max(0.0, self.prefilled)
         gain = fixed * max(0.0, self.saved)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.load import EngineLoad, Payoff, StepMeter, room
+from pasta_async.load import MOST_ANSWERS, UNSURE_ANSWERS, EngineLoad, Payoff, StepMeter, room
 
 if TYPE_CHECKING:
     from pasta_async.load import StepTimes
@@ -51,8 +51,11 @@ def test_a_meter_finds_what_a_step_takes():
 def test_few_steps_or_batches_of_one_size_tell_nothing(meter: StepMeter):
     assert meter.steps.fit() is None
     assert meter.prefill == 0
-    load = EngineLoad(capacity=256, steps=meter.steps)
-    assert room(load, Payoff()).answers == 128
+    assert room(EngineLoad(capacity=256, steps=meter.steps), Payoff()).answers == UNSURE_ANSWERS
+
+
+def test_an_engine_that_times_no_steps_is_trusted_up_to_its_capacity():
+    assert room(EngineLoad(capacity=256), Payoff()).answers == MOST_ANSWERS * 256
 
 
 def test_a_meter_forgets_what_is_long_ago():
