@@ -8,7 +8,8 @@ import importlib.util
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from pasta_async.backends.local.quantised import GROUP, quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
-__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
+__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable", "one_torch_thread"]
 
 _LANES = 16  # numbers that one instruction takes
 
@@ -38,6 +39,21 @@ def compilable(config: ModelConfig) -> bool:
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
     fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
     return fits and bool(vnni and vnni()) and importlib.util.find_spec("numba") is not None
+
+
+@contextmanager
+def one_torch_thread() -> Generator[None]:
+    """Have torch compute in the calling thread alone.
+
+    Behind each operator torch's own threads wait for the next one actively, on the cores that a `Team` needs:
+    a step of one row took twice as long.
+    """
+    threads, untyped = torch.get_num_threads(), cast("Any", torch)
+    untyped.set_num_threads(1)
+    try:
+        yield
+    finally:
+        untyped.set_num_threads(threads)
 
 
 class Team:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from pasta_async.backends.local.batch import BatchMaker, Entry, FewRows
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import expected_shapes
+from pasta_async.backends.local.compiled import one_torch_thread
 from pasta_async.backends.local.linear import choose_dtype, kv_dtype
 from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
@@ -23,9 +25,10 @@ from pasta_async.jobs import progress
 from pasta_async.load import StepMeter
 
 if TYPE_CHECKING:
+    from pasta_async.backends.local.batch import Batch
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.local.linear import DType
-    from pasta_async.backends.local.scheduler import Job
+    from pasta_async.backends.local.scheduler import Job, Task
     from pasta_async.protocol import FinishReason
 
 __all__ = ["Engine", "EngineOptions", "Output"]
@@ -132,6 +135,10 @@ class Engine:
         batch = self._batches.make(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )
+        with one_torch_thread() if isinstance(batch, FewRows) else nullcontext():
+            return self._compute(batch, tasks)
+
+    def _compute(self, batch: Batch | FewRows, tasks: list[Task]) -> list[Output]:
         logits = self._model.forward(batch, self._cache)
         for job, count in tasks:
             job.filled += count
