@@ -4,7 +4,7 @@
 # pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import queue
 import threading
 import weakref
@@ -38,7 +38,15 @@ def compilable(config: ModelConfig) -> bool:
     vnni: Any = getattr(torch.cpu, "_is_vnni_supported", None)
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
     fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
-    return fits and bool(vnni and vnni()) and importlib.util.find_spec("numba") is not None
+    return fits and bool(vnni and vnni()) and _has_numba()
+
+
+def _has_numba() -> bool:
+    try:
+        importlib.import_module("numba")
+    except ImportError:  # missing, or of another time than the numpy that is here
+        return False
+    return True
 
 
 @contextmanager
