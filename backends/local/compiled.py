@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from pasta_async.backends.local.quantised import GROUP, quantised
+from pasta_async.backends.local.quantised import GROUP, has_vnni
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.batch import FewRows
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
-    from pasta_async.backends.local.quantised import Basis
 
     Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
@@ -35,10 +34,9 @@ _LANES = 16  # numbers that one instruction takes
 
 def compilable(config: ModelConfig) -> bool:
     """Whether the kernels can compute this model here: a CPU with AVX512-VNNI, numba, and sizes that fit."""
-    vnni: Any = getattr(torch.cpu, "_is_vnni_supported", None)
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
     fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
-    return fits and bool(vnni and vnni()) and _has_numba()
+    return fits and has_vnni() and _has_numba()
 
 
 def _has_numba() -> bool:
@@ -107,23 +105,16 @@ class CompiledLinear:
 
     Args:
         team: Threads that compute.
-        matrices: `[out, in]` each, of any floating type; the results stand side by side.
-        bias: `[sum of out]`, or None.
-        scale: `[in]`, multiplied into the columns.
-        basis: That the input is in.
+        rounded: int8 `[out, in]`.
+        scales: `[out, 1]`, what a step of each row is worth.
+        bias: `[out]`, or None.
     """
 
     def __init__(
-        self,
-        team: Team,
-        matrices: Sequence[torch.Tensor],
-        bias: torch.Tensor | None,
-        scale: torch.Tensor | None,
-        basis: Basis | None,
+        self, team: Team, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         from pasta_async.backends.local.kernels import product
 
-        rounded, scales = quantised(matrices, scale, basis)
         self._team, self._product, self._outputs = team, product, len(rounded)
         weights = _padded(rounded.numpy(), np.int8)
         packed = weights.reshape(-1, GROUP // _LANES, _LANES, weights.shape[1] // 4, 4).transpose(
@@ -161,7 +152,6 @@ class CompiledStep:
         head: The last product.
         rotations: `exp(i * position * frequency)`, complex64 `[positions, 1, head_dim / 2]`.
         epsilon: The norm's, as a length.
-        half: Keys and values are bfloat16, else float32.
     """
 
     def __init__(
@@ -173,12 +163,10 @@ class CompiledStep:
         head: CompiledLinear,
         rotations: torch.Tensor,
         epsilon: float,
-        *,
-        half: bool,
     ) -> None:
         from pasta_async.backends.local.kernels import step
 
-        self._config, self._team, self._head, self._half = config, team, head, half
+        self._config, self._team, self._head = config, team, head
         self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
         self._layers = layers  # the table has the addresses of their arrays
         self._qk_norms = qk_norms.float().numpy()
@@ -198,7 +186,8 @@ class CompiledStep:
             cache: Gets their keys and values.
         """
         c, rows, outputs = self._config, len(x), len(batch.last)
-        kv = cache.whole.view(torch.int16).numpy().view(np.uint16) if self._half else cache.whole.numpy()
+        half, kv = cache.whole.dtype == torch.bfloat16, cache.whole
+        stored = kv.view(torch.int16).numpy().view(np.uint16) if half else kv.numpy()
         widths = (c.heads + 2 * c.kv_heads) * c.head_dim, c.heads * c.head_dim, 2 * c.intermediate
         logits = np.empty((outputs, self._head.padded), np.float32)
         self._team.run(
@@ -211,7 +200,7 @@ class CompiledStep:
             batch.seen,
             batch.starts,
             batch.positions + 1,
-            kv,
+            stored,
             self._qk_norms,
             *self._epsilons,
             *(np.empty((rows, width), np.float32) for width in widths),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.quantised import blocks, quantised
+from pasta_async.backends.local.quantised import blocks, has_vnni, quantised
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -125,11 +125,12 @@ def linear(
     """
     bias = torch.cat(tuple(biases)) if biases else None
     if dtype == "int8":
+        rounded, scales = quantised(matrices, scale, basis)
         if team is None:
-            return _Int8Linear(matrices, bias, scale, basis)
+            return _Int8Linear(rounded, scales, bias)
         from pasta_async.backends.local.compiled import CompiledLinear
 
-        return CompiledLinear(team, matrices, bias, scale, basis)
+        return CompiledLinear(team, rounded, scales, bias)
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)
@@ -195,14 +196,7 @@ class _Int8Linear:
     of what shares the batch.
     """
 
-    def __init__(
-        self,
-        matrices: Sequence[torch.Tensor],
-        bias: torch.Tensor | None,
-        scale: torch.Tensor | None,
-        basis: Basis | None,
-    ) -> None:
-        rounded, scales = quantised(matrices, scale, basis)
+    def __init__(self, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
         zeros, untyped = torch.zeros(len(scales), dtype=torch.int64), cast("Any", torch)
         with warnings.catch_warnings():  # torch means to move these operators elsewhere one day
             warnings.simplefilter("ignore", UserWarning)
@@ -212,7 +206,7 @@ class _Int8Linear:
         # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
         self._product: Any = getattr(torch.ops.quantized.linear_dynamic.default, "_op", None)
         self._product = self._product or torch.ops.quantized.linear_dynamic.default
-        self._reduce_range = not _has_vnni()  # older instructions add pairs in 16 bits, which could overflow
+        self._reduce_range = not has_vnni()  # older instructions add pairs in 16 bits, which could overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 1:
@@ -252,11 +246,6 @@ def _int8_engine() -> str | None:
     if not hasattr(torch, "_make_per_channel_quantized_tensor"):
         return None
     return next((name for name in ("x86", "fbgemm", "onednn") if name in settings.supported_engines), None)
-
-
-def _has_vnni() -> bool:
-    check: Any = getattr(torch.cpu, "_is_vnni_supported", None)
-    return check is not None and bool(check())
 
 
 def _packed_product(weight: torch.Tensor) -> Callable[..., torch.Tensor] | None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from pasta_async.backends.local.batch import FewRows
 from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.linear import Embedding, kv_dtype, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
 from pasta_async.backends.local.quantised import GROUP, Basis
 
 if TYPE_CHECKING:
@@ -107,7 +107,6 @@ class CausalLM:
             cast("CompiledLinear", self._head),
             self._rotation,
             self._epsilon.item(),
-            half=kv_dtype(self._dtype, self._epsilon.device) == torch.bfloat16,
         )
 
 

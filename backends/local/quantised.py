@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-__all__ = ["GROUP", "Basis", "blocks", "quantised"]
+__all__ = ["GROUP", "Basis", "blocks", "has_vnni", "quantised"]
 
 GROUP = 64
 """Outputs whose weights stand together for our own kernels, and are computed by one thread."""
@@ -78,3 +78,9 @@ def quantised(
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
     return rounded, steps
+
+
+def has_vnni() -> bool:
+    """Whether the CPU has AVX512-VNNI, as far as torch says."""
+    check: Any = getattr(torch.cpu, "_is_vnni_supported", None)
+    return check is not None and bool(check())

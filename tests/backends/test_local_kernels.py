@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pasta_async.backends.local import compiled
-from pasta_async.backends.local.compiled import CompiledLinear, Team
+from pasta_async.backends.local.compiled import Team
 from pasta_async.backends.local.engine import Engine, EngineOptions
+from pasta_async.backends.local.linear import linear
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.options import Sampling
@@ -130,7 +131,7 @@ def test_products_are_those_of_the_rounded_weights(rows: int) -> None:
     weight, bias = torch.randn(100, 64, generator=draw), torch.randn(100, generator=draw)
     x = torch.randn(rows, 64, generator=draw)
     x[0] *= 1000  # must not take the precision of other rows
-    seen = CompiledLinear(Team(2), [weight[:40], weight[40:]], bias, None, None)(x)
+    seen = linear([weight[:40], weight[40:]], [bias[:40], bias[40:]], "int8", team=Team(2))(x)
     assert seen.shape == (rows, 100)
     for row, expected in zip(seen - bias, x @ weight.T, strict=True):
         assert distance(row, expected) < 0.02
