@@ -235,6 +235,7 @@ class _Model:
 
     def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
         try:
+            from pasta_async.backends.local.checkpoint import weight_count
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.opening import open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
@@ -248,10 +249,11 @@ class _Model:
             ) from error
         self.codec = checkpoint.codec()
         default = _use_threads(1)  # they would wait for each other at every small piece of loading
-        self.engine = Engine(checkpoint, EngineOptions(*options))
+        count = threads or (1 if weight_count(checkpoint.config) < _SMALL else default)
+        self.engine = Engine(checkpoint, EngineOptions(*options, threads=count))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
-        _use_threads(threads or (1 if self.engine.weights < _SMALL else default), default)
+        _use_threads(self.engine.torch_threads, default)
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
             raise UnsupportedModelError(

@@ -29,6 +29,7 @@ __all__ = [
     "open_safetensors",
     "read_config",
     "read_json",
+    "weight_count",
     "write_json",
 ]
 
@@ -310,6 +311,11 @@ class ConfigReader:
 
 def _frequencies(theta: float, half: int) -> list[float]:
     return [theta ** (-i / half) for i in range(half)]
+
+
+def weight_count(config: ModelConfig) -> int:
+    """How many weights a model of this shape has."""
+    return sum(map(math.prod, expected_shapes(config).values()))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

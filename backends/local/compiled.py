@@ -8,8 +8,7 @@ import importlib
 import queue
 import threading
 import weakref
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch
 from pasta_async.backends.local.quantised import GROUP, has_vnni
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
-__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable", "one_torch_thread"]
+__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
 
 _LANES = 16  # numbers that one instruction takes
 
@@ -47,21 +46,6 @@ def _has_numba() -> bool:
     return True
 
 
-@contextmanager
-def one_torch_thread() -> Generator[None]:
-    """Have torch compute in the calling thread alone.
-
-    Behind each operator torch's own threads wait for the next one actively, on the cores that a `Team` needs:
-    a step of one row took twice as long.
-    """
-    threads, untyped = torch.get_num_threads(), cast("Any", torch)
-    untyped.set_num_threads(1)
-    try:
-        yield
-    finally:
-        untyped.set_num_threads(threads)
-
-
 class Team:
     """Threads that run a kernel together: the caller's own, and workers that sleep between calls.
 
@@ -71,7 +55,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._sync, self._turn = np.zeros(1, np.int64), 0
+        self._sync, self._turn = np.zeros(16, np.int64), 0
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -12,8 +10,7 @@ import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry, FewRows
 from pasta_async.backends.local.cache import KVCache
-from pasta_async.backends.local.checkpoint import expected_shapes
-from pasta_async.backends.local.compiled import one_torch_thread
+from pasta_async.backends.local.checkpoint import expected_shapes, weight_count
 from pasta_async.backends.local.linear import choose_dtype, kv_dtype
 from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
@@ -25,10 +22,9 @@ from pasta_async.jobs import progress
 from pasta_async.load import StepMeter
 
 if TYPE_CHECKING:
-    from pasta_async.backends.local.batch import Batch
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.local.linear import DType
-    from pasta_async.backends.local.scheduler import Job, Task
+    from pasta_async.backends.local.scheduler import Job
     from pasta_async.protocol import FinishReason
 
 __all__ = ["Engine", "EngineOptions", "Output"]
@@ -45,6 +41,7 @@ class EngineOptions(NamedTuple):
     context_length: int | None = None
     max_running: int = 256
     max_prefill_tokens: int = 256
+    threads: int | None = None
 
 
 class Output(NamedTuple):
@@ -73,8 +70,8 @@ class Engine:
         config = checkpoint.config
         self.config: ModelConfig = config
         self._device = _usable_device(options.device)
-        shapes = expected_shapes(config)
-        self.weights: int = sum(map(math.prod, shapes.values()))
+        self.weights: int = weight_count(config)
+        self._threads = options.threads or torch.get_num_threads()
         self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
         self._kv_dtype = kv_dtype(self.dtype, self._device)
         self._options = options
@@ -82,14 +79,14 @@ class Engine:
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
         keep_freed_memory()
         with progress(
-            len(shapes), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
+            len(expected_shapes(config)), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
         ) as advance:
 
             def read(name: str) -> torch.Tensor:
                 advance()
                 return checkpoint.tensor(name).to(self._device)
 
-            self._model = CausalLM(config, read, self.context_length, self.dtype)
+            self._model = CausalLM(config, read, self.context_length, self.dtype, self._threads)
         self.meter: StepMeter = StepMeter()
         """Is told how long steps take by whoever calls `step`."""
         self.latest: tuple[int, int] = 0, 0
@@ -97,6 +94,15 @@ class Engine:
         self.reset()
         if self._model.compiled:
             self._compile()
+
+    @property
+    def torch_threads(self) -> int:
+        """With how many threads torch should compute.
+
+        Behind each operator they wait for the next one actively, on the cores that our kernels' threads need:
+        a prompt took three times as long.
+        """
+        return 1 if self._model.compiled else self._threads
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
@@ -135,10 +141,6 @@ class Engine:
         batch = self._batches.make(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )
-        with one_torch_thread() if isinstance(batch, FewRows) else nullcontext():
-            return self._compute(batch, tasks)
-
-    def _compute(self, batch: Batch | FewRows, tasks: list[Task]) -> list[Output]:
         logits = self._model.forward(batch, self._cache)
         for job, count in tasks:
             job.filled += count

@@ -28,6 +28,7 @@ from pasta_async.backends.local.vectors import (
     attention_sum,
     give_way,
     load_atomically,
+    pause,
     rounded_for,
     tile,
 )
@@ -40,7 +41,9 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Zeros: TypeAlias = NDArray[np.int32]
 _Function = TypeVar("_Function")
 
-_SPINS = 2000  # before a waiting thread lets others have its core
+_SPINS = 200  # pauses before a waiting thread lets others have its core
+_IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
+_CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
 _tile1, _tile2, _tile3, _tile4, _tile6 = (tile(rows, GROUP // 16) for rows in (1, 2, 3, 4, 6))
@@ -84,6 +87,13 @@ def _exp(x: np.float32) -> np.float32:
 
 
 @_kernel
+def _begin(sync: int, thread: int) -> None:
+    """The caller's thread tells those that are still awake that a call begins."""
+    if thread == 0:
+        add_atomically(sync + _CALLS, 1)
+
+
+@_kernel
 def _wait(sync: int, threads: int, turn: int) -> int:
     """Go on when all threads are here; `turn` is how often they have waited before. Returns the next turn."""
     if threads == 1:
@@ -92,6 +102,26 @@ def _wait(sync: int, threads: int, turn: int) -> int:
     spins = 0
     while load_atomically(sync) < (turn + 1) * threads:
         spins += 1
+        pause()
+        if spins > _SPINS:
+            give_way()
+    return turn + 1
+
+
+@_kernel
+def _end(sync: int, thread: int, threads: int, turn: int) -> int:
+    """Wait as `_wait` does in the caller's thread; in others for the next call, but not long.
+
+    To wake a thread that sleeps takes about as long as a layer.
+    """
+    if thread == 0:
+        return _wait(sync, threads, turn)
+    calls = load_atomically(sync + _CALLS)
+    add_atomically(sync, 1)
+    for spins in range(_IDLE_SPINS):
+        if load_atomically(sync + _CALLS) != calls:
+            break
+        pause()
         if spins > _SPINS:
             give_way()
     return turn + 1
@@ -182,12 +212,13 @@ def product(
     zeros: Zeros,
 ) -> int:
     """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`; q, sizes and zeros are scratch for the rows."""
+    _begin(sync, thread)
     first, last = _part(len(x), thread, threads)
     _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], False, _ZERO)
     turn = _wait(sync, threads, turn)
     first, last = _part(y.shape[1] // GROUP, thread, threads)
     _multiply(q, sizes, zeros, len(x), weights, y, 0, first, last)
-    return _wait(sync, threads, turn)
+    return _end(sync, thread, threads, turn)
 
 
 @_fast
@@ -359,6 +390,7 @@ def step(
         head: As a row of `table`.
         logits: `[len(last), outputs]`.
     """
+    _begin(sync, thread)
     rows, wide = len(x), gate_up.shape[1] // 2
     q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
@@ -392,4 +424,4 @@ def step(
     _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
     head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
     _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
-    return _wait(sync, threads, turn)
+    return _end(sync, thread, threads, turn)

@@ -47,13 +47,16 @@ class CausalLM:
             that the model is not in memory twice.
         positions: Rotary tables are made for this many.
         dtype: The number format to compute in.
+        threads: CPU threads of our own kernels, where they can compute it.
     """
 
-    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType) -> None:
+    def __init__(
+        self, config: ModelConfig, read: Read, positions: int, dtype: DType, threads: int = 1
+    ) -> None:
         self.config = config
         self._dtype: DType = dtype
         basis = Basis(config.hidden) if dtype == "int8" else None
-        team = _team(config) if dtype == "int8" else None
+        team = _team(config, threads) if dtype == "int8" else None
         self._layers = [
             _Layer(config, read, f"model.layers.{i}.", dtype, basis, team) for i in range(config.layers)
         ]
@@ -110,13 +113,13 @@ class CausalLM:
         )
 
 
-def _team(config: ModelConfig) -> Team | None:
+def _team(config: ModelConfig, threads: int) -> Team | None:
     """Threads for our own kernels, where they can compute the model."""
     from pasta_async.backends.local.compiled import Team, compilable
 
     if not compilable(config):
         return None
-    return Team(min(torch.get_num_threads(), config.hidden // GROUP))  # each has outputs of every product
+    return Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
 
 
 class _Layer:

@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["TokenSampler", "sample"]
 
 _BITS = 2**64 - 1
+_BLOCK = 256  # tokens whose probabilities are added up first
+_CANDIDATES = 128  # likeliest tokens that cuts are tried on first
+_BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
 
 
 class TokenSampler:
@@ -97,12 +101,13 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
     for row, sampler in enumerate(samplers):
         if sampler.processor is not None:
             logits[row] = sampler.processor(sampler.generated, logits[row])
-    tokens = logits.argmax(-1)
-    drawing = [row for row, sampler in enumerate(samplers) if not sampler.greedy]
-    for draw, cuts in ((_draw_cut, True), (_draw, False)):
-        if rows := [row for row in drawing if samplers[row].cuts == cuts]:
-            chosen = [(samplers[row], positions[row]) for row in rows]
-            tokens[rows] = draw(logits[rows], _parameters(chosen, logits))
+    tokens = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
+    choices = [_choice(sampler) for sampler in samplers]
+    for choose in dict.fromkeys(choices):
+        rows = [row for row, choice in enumerate(choices) if choice is choose]
+        chosen = [(samplers[row], positions[row]) for row in rows]
+        some = logits if len(rows) == len(samplers) else logits[rows]
+        tokens[rows] = choose(some, _parameters(chosen, logits))
     result = _list(tokens)
     for sampler, token in zip(samplers, result, strict=True):
         if sampler.processor is not None:
@@ -121,27 +126,78 @@ def _parameters(chosen: Sequence[tuple[TokenSampler, int]], logits: torch.Tensor
     return _Parameters(*table[:, :, None].unbind(1))
 
 
+def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Parameters], torch.Tensor]:
+    if sampler.greedy:
+        return _likeliest
+    return _draw_cut if sampler.cuts else _draw
+
+
+def _likeliest(logits: torch.Tensor, _: _Parameters) -> torch.Tensor:
+    return logits.argmax(-1)
+
+
 def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
-    """Invert the whole distribution at the drawn number: no order is needed, and sorting costs most."""
-    total = (logits / p.temperature).softmax(-1, dtype=torch.float64).cumsum(-1)
-    place = torch.searchsorted(total, p.draw * total[:, -1:], right=True)
-    return place.clamp_(max=logits.shape[-1] - 1)[:, 0]  # rounding may pass the last one
+    """Invert the whole distribution at the drawn number: first find the block of tokens, then the token.
+
+    Only sums of blocks need the precision of float64: adding all probabilities up in it cost as much as a
+    step of the model.
+    """
+    weights = _weights(logits, p)
+    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).view(len(weights), -1, _BLOCK)
+    block, rest = _invert(blocks.sum(-1).double(), p.draw)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
+    token, _ = _invert(inside.double(), rest)
+    return (block * _BLOCK + token)[:, 0]
 
 
 def _draw_cut(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
-    """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number."""
-    ordered, ids = logits.sort(stable=True, dim=-1, descending=True)
-    probabilities = (ordered / p.temperature).softmax(-1, dtype=torch.float64)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
-    likely = rank < p.top_k
-    probabilities *= likely
-    probabilities /= probabilities.sum(-1, keepdim=True)
-    before = probabilities.cumsum(-1) - probabilities
-    keep = likely & (before < p.top_p) & (probabilities >= p.min_p * probabilities[:, :1])
-    total = (probabilities * keep).cumsum(-1)
-    place = torch.searchsorted(total, p.draw * total[:, -1:], right=True)
-    place = torch.minimum(place, keep.sum(-1, keepdim=True) - 1)  # rounding may pass the last one kept
-    return ids.gather(1, place)[:, 0]
+    """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number.
+
+    The likeliest tokens are looked at alone, unless more remain: sorting a vocabulary costs more than a step.
+    """
+    total = _weights(logits, p).sum(-1, keepdim=True, dtype=torch.float64)
+    tokens, inside = _draw_among(min(_CANDIDATES, logits.shape[-1]), logits, p, total)
+    if not inside.all():
+        more = ~inside
+        some = _Parameters(*(column[more] for column in p))
+        tokens[more], _ = _draw_among(logits.shape[-1], logits[more], some, total[more])
+    return tokens
+
+
+def _draw_among(
+    count: int, logits: torch.Tensor, p: _Parameters, total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `_draw_cut` draws of the `count` likeliest tokens, and in which rows no others are left."""
+    values, ids = logits.topk(count, dim=-1)
+    weights = _weights(values, p).double()
+    likely = torch.arange(count, device=logits.device) < p.top_k
+    weights *= likely
+    weights /= torch.where(p.top_k <= count, weights.sum(-1, keepdim=True), total)
+    before = weights.cumsum(-1) - weights
+    keep = likely & (before < p.top_p) & (weights >= p.min_p * weights[:, :1])
+    place, _ = _invert(weights * keep, p.draw)
+    return ids.gather(1, place)[:, 0], ~keep[:, -1] | (p.top_k[:, 0] <= count)
+
+
+def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
+    """Probabilities, as multiples of the greatest one: float32 `[rows, n]`."""
+    return ((logits - logits.amax(-1, keepdim=True)) / p.temperature.float()).exp_()
+
+
+def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The place of each row's weights where a share of `draw` stands before, and the share of that place.
+
+    A place without weight is never found.
+
+    Args:
+        weights: float64 `[rows, n]`.
+        draw: In [0, 1), float64 `[rows, 1]`.
+    """
+    total = weights.cumsum(-1)
+    aim = draw.clamp(max=_BELOW_ONE) * total[:, -1:]
+    place = torch.searchsorted(total, aim, right=True)
+    here = weights.gather(1, place)
+    return place, ((aim - total.gather(1, place) + here) / here).clamp(0)
 
 
 def _list(tensor: torch.Tensor) -> list[int]:

@@ -26,6 +26,7 @@ __all__ = [
     "attention_sum",
     "give_way",
     "load_atomically",
+    "pause",
     "rounded_for",
     "tile",
 ]
@@ -220,6 +221,17 @@ def load_atomically(_: Any, address: Any) -> Any:
         return b.load_atomic(b.inttoptr(args[0], _I64.as_pointer()), "seq_cst", 8)
 
     return types.int64(types.int64), generate
+
+
+@intrinsic
+def pause(_: Any) -> Any:
+    """Wait for some tens of cycles, so that a thread that shares this core is not slowed down."""
+
+    def generate(context: Any, b: Any, _s: Any, _a: Any) -> Any:
+        b.call(_declared(b, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic
