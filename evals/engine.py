@@ -1,4 +1,4 @@
-"""The embedded engine beside llama.cpp, on the same weights, in one run.
+"""The embedded engine beside llama.cpp and transformers, on the same weights, in one run.
 
     python -m pasta_async.evals.engine MODEL --out engine.jsonl
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineSettings", "main"]
 
-Name = Literal["int8", "float32", "Q8_0", "Q4_0"]
+Name = Literal["int8", "float32", "Q8_0", "Q4_0", "transformers"]
 Row = dict[str, Any]
 
 
@@ -46,10 +46,10 @@ class EngineSettings(CommandSettings):
 
     model: Path = Field(description="a Hugging Face folder or a GGUF file")
     engines: tuple[Name, ...] = Field(
-        default=("int8", "float32", "Q8_0", "Q4_0"),
-        description="number formats of the embedded engine, types of llama.cpp's",
+        default=("int8", "float32", "Q8_0", "Q4_0", "transformers"),
+        description="number formats of the embedded engine, types of llama.cpp's, or transformers (float32)",
     )
-    threads: tuple[Count, ...] = Field(default=(1, 4, 8, 16), description="how many decode at once")
+    threads: tuple[Count, ...] = Field(default=(1, 2, 4, 8, 16), description="how many decode at once")
     prefix: Count = Field(default=256, description="tokens that they share")
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="how often everything is measured")
@@ -61,12 +61,14 @@ class EngineSettings(CommandSettings):
 def _peers(settings: EngineSettings, folder: Path) -> list[Peer]:
     types = [name for name in settings.engines if name.startswith("Q")]
     files = llama_cpp_files(settings.model, settings.gguf or folder, types) if types else {}
-    return [
-        Peer("llama.cpp", name, str(files[name]))
-        if name in files
-        else Peer("local", name, str(settings.model))
-        for name in settings.engines
-    ]
+    model = str(settings.model)
+
+    def peer(name: Name) -> Peer:
+        if name == "transformers":
+            return Peer(name, "float32", model)
+        return Peer("llama.cpp", name, str(files[name])) if name in files else Peer("local", name, model)
+
+    return [peer(name) for name in settings.engines]
 
 
 def _measure(settings: EngineSettings, engines: Mapping[str, RemoteEngine]) -> Generator[Row]:

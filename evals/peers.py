@@ -1,4 +1,4 @@
-"""The embedded engine and llama.cpp, each in a process of its own, to be measured side by side.
+"""The embedded engine, llama.cpp and transformers, each in a process of its own, to be measured side by side.
 
 All get token ids and choose the likeliest token, so they do the same work, whatever the weights say.
 """
@@ -13,6 +13,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pasta_async.errors import PastaError
@@ -26,13 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["Peer", "RemoteEngine", "open_engine_process"]
 
 _SLOTS = 8192  # of the embedded engine
+_MODULES = {
+    "local": "pasta_async.backends.local.engine",
+    "llama.cpp": "llama_cpp",
+    "transformers": "transformers.generation",
+}
 
 
 class Peer(NamedTuple):
     """What is measured, and in which number format."""
 
     engine: str
-    """`local` or `llama.cpp`."""
+    """`local`, `llama.cpp` or `transformers`."""
     dtype: str
     path: str
     """The model: a folder or a GGUF file."""
@@ -84,10 +91,53 @@ class _Local:
         return time.perf_counter() - began
 
 
-def _load(peer: Peer, threads: int) -> _Local | LlamaCpp:
+class _Transformers:
+    """transformers' `generate` in float32: a batch behind a prefix whose keys and values are kept."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        import torch
+        import transformers
+
+        torch.set_num_threads(threads)
+        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
+        if path.endswith(".gguf"):
+            where = {"pretrained_model_name_or_path": str(Path(path).parent), "gguf_file": Path(path).name}
+        models: Any = transformers.AutoModelForCausalLM
+        self._model: Any = models.from_pretrained(**where, dtype=torch.float32).eval()
+        self._prompt: tuple[int, ...] = ()
+        self._cache: Any = None
+
+    def first_token(self, prompt: Sequence[int]) -> float:
+        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
+        from transformers import DynamicCache
+
+        self._prompt, self._cache = tuple(prompt), DynamicCache()
+        return self._generate([self._prompt], 1, self._cache)
+
+    def threads(self, starts: Sequence[int], steps: int) -> float:
+        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
+        cache = deepcopy(self._cache)
+        cache.batch_repeat_interleave(len(starts))
+        return self._generate([(*self._prompt, start) for start in starts], steps, cache)
+
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return self._model.config.vocab_size
+
+    def _generate(self, prompts: Sequence[tuple[int, ...]], tokens: int, cache: Any) -> float:
+        import torch
+
+        ids = torch.tensor(prompts)
+        length = {"min_new_tokens": tokens, "max_new_tokens": tokens}
+        began = time.perf_counter()
+        self._model.generate(ids, past_key_values=cache, do_sample=False, pad_token_id=0, **length)
+        return time.perf_counter() - began
+
+
+def _load(peer: Peer, threads: int) -> _Local | LlamaCpp | _Transformers:
     if peer.engine == "local":
         return _Local(peer.path, peer.dtype, threads)
-    return LlamaCpp(peer.path, threads)
+    return LlamaCpp(peer.path, threads) if peer.engine == "llama.cpp" else _Transformers(peer.path, threads)
 
 
 class RemoteEngine:
@@ -142,8 +192,7 @@ _engine: Any = None  # of the process
 
 def _open(peer: Peer, threads: int) -> float:
     global _engine
-    module = {"local": "pasta_async.backends.local.engine"}.get(peer.engine, "llama_cpp")
-    importlib.import_module(module)  # does not count as loading the model
+    importlib.import_module(_MODULES[peer.engine])  # does not count as loading the model
     began = time.perf_counter()
     _engine = _load(peer, threads)
     return time.perf_counter() - began

@@ -34,7 +34,7 @@ def measured(path: Path) -> dict[str, set[object]]:
 
 
 def test_engines_are_measured_side_by_side(folder: Path) -> None:
-    engines = ["float32", "int8"]
+    engines = ["float32", "int8", "transformers"]
     if importlib.util.find_spec("llama_cpp"):
         engines.append("Q8_0")
     options = " ".join(f"--engines {name}" for name in engines)
