@@ -65,6 +65,10 @@ class PreferSettings(TrainerSettings):
     malformed: Malformed = Field(
         default="last", description="malformed samples: worse than all others, or left out"
     )
+    sound_only: bool = Field(
+        default=False,
+        description="the best has no counted fault, and promises where at least half of the samples do",
+    )
     keep_plain: bool = Field(
         default=False, description="for a model of both forms: its plain answers stay as likely as they are"
     )
@@ -173,7 +177,12 @@ def prefer(settings: PreferSettings) -> bool:
     with only_run(settings.out):
         prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
         pairs, counts = choose_pairs(
-            prompts, scores, settings.quality_weight, settings.seed, settings.malformed
+            prompts,
+            scores,
+            settings.quality_weight,
+            settings.seed,
+            settings.malformed,
+            settings.sound_only,
         )
         if is_first():
             print(", ".join(f"{count} {name}" for name, count in counts.items()))

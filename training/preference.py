@@ -20,6 +20,7 @@ from pasta_async.lang import Text, parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
+from pasta_async.training.faults import faults_of_sample, soundness
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ def choose_pairs(
     weight: float,
     seed: int = 0,
     malformed: Malformed = "last",
+    sound_only: bool = False,
 ) -> tuple[list[Pair], Counter[str]]:
     """Choose the best and the worst of each prompt's samples.
 
@@ -188,12 +190,15 @@ def choose_pairs(
         weight: Of quality against speed-up; infinite for quality alone.
         seed: Of the draws among equals.
         malformed: Where malformed samples stand.
+        sound_only: Whether the best has no counted fault (`pasta_async.training.faults`). Where at least half
+            of a prompt's samples promise, the best is then one that promises: a plain answer has no tags to
+            get wrong, and a model that learns from such wins learns not to promise.
 
     Returns:
         The pairs, and counts: prompts and samples; samples that are failed, unscored, inexact, malformed;
-        prompts that give a pair (pairs), or have fewer than two usable samples (few), no well-formed one
-        (no_best), or a best that ties with the worst (ties); pairs whose best and worst have other tags,
-        not only other text (restructured).
+        prompts that give a pair (pairs), or have fewer than two usable samples (few), none that may be
+        the best (no_best), or a best that ties with the worst (ties); pairs whose best and worst have other
+        tags, not only other text (restructured).
 
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.
@@ -208,8 +213,15 @@ def choose_pairs(
         seen.add(prompt.id)
         finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
         counts.update(_count(prompt, scores))
+        promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
+
+        def may_win(one: Sample, promising: bool = promising) -> bool:
+            if not sound_only or not one.well_formed:
+                return one.well_formed
+            return (_promises(one) or not promising) and soundness(faults_of_sample(one)) == 1
+
         usable = [
-            ((one.well_formed, round(value(scores[prompt.id, one.number], weight), 9)), one)
+            ((may_win(one), round(value(scores[prompt.id, one.number], weight), 9)), one)
             for one in prompt.samples
             if one.exact and one.targets and (prompt.id, one.number) in scores
             if one.well_formed or malformed == "last"
@@ -240,6 +252,10 @@ def _pair(
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
     return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
+
+
+def _promises(sample: Sample) -> bool:
+    return bool(parse(sample.written).promises)
 
 
 def _structure(sample: Sample) -> list[type[Node]]:

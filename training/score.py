@@ -89,6 +89,10 @@ class ScoreSettings(JudgeSettings):
         default=False,
         description="take counted faults off; with likelihood, which does not see them, always",
     )
+    sound_only: bool = Field(
+        default=False,
+        description="judge only answers without a counted fault; the others get 0 (for prefer --sound-only)",
+    )
 
 
 async def score(settings: ScoreSettings) -> dict[str, Any]:
@@ -100,7 +104,13 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
-    answers = {(p.id, s.text): p for p in prompts for s in p.samples if not s.error}
+    sound = {
+        (p.id, s.number): soundness(faults_of_sample(s)) for p in prompts for s in p.samples if not s.error
+    }
+    least = 1.0 if settings.sound_only else 0.0
+    answers = {
+        (p.id, s.text): p for p in prompts for s in p.samples if sound.get((p.id, s.number), -1.0) >= least
+    }
     async with AsyncExitStack() as stack:
         journal = journal_beside(settings.out)
         judge = await open_judge(settings, journal, stack)
@@ -113,19 +123,19 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
 
     def scored(prompt: SampledPrompt, sample: Sample) -> Score:
         tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
-        sound = soundness(faults_of_sample(sample)) if take_off else 1.0
+        factor = sound[prompt.id, sample.number] if take_off else 1.0
         return Score(
             id=prompt.id,
             number=sample.number,
             speedup=tokens / sample.critical_path if sample.critical_path else 1.0,
-            quality=qualities[prompt.id, sample.text] * sound,
+            quality=qualities.get((prompt.id, sample.text), 0.0) * factor,
         )
 
     scores = [
         scored(prompt, sample)
         for prompt in prompts
         for sample in prompt.samples
-        if not sample.error and (prompt.id, sample.text) in qualities
+        if not sample.error and (prompt.id, sample.text) not in failures
     ]
     write_records(settings.out, scores)
     summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}

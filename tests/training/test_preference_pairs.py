@@ -93,6 +93,28 @@ def test_ties_and_the_lonely_are_left_out_and_counted(codec: ModelCodec) -> None
     }
 
 
+def test_only_sound_answers_win_and_plain_ones_only_where_most_are_plain(codec: ModelCodec) -> None:
+    tea = "Tea has a long history in China."
+    plain, sound = "Both are drinks.", f'<promise topic="tea"/><async>{tea}</async>'
+    twice = sound + '<promise topic="tea"/><async>Tea is grown on hills in the south.</async>'
+    values = [(1.0, 1.0), (1.0, 0.9), (1.5, 0.1), (9.0, 1.0)]
+
+    def best(answers: Sequence[str]) -> list[int]:
+        prompt = prompt_of(codec, "p", answers)
+        pairs, _ = choose_pairs(
+            [prompt, prompt_of(codec, "q", WORDS[:2])],
+            scored(prompt, values)
+            | {("q", n): Score(id="q", number=n, speedup=n, quality=0) for n in (0, 1)},
+            1.0,
+            sound_only=True,
+        )
+        return [pair.best.number for pair in pairs if pair.id == "p"]
+
+    assert best([plain, "Others are plain too.", sound, twice]) == [2]
+    assert best([plain, "Others are plain too.", "So is this one.", twice]) == [0]
+    assert best([plain, twice, twice, twice]) == []
+
+
 def test_pairs_of_other_structure_are_counted(codec: ModelCodec) -> None:
     promise = '<promise topic="{}" tokens="10"/><async>one</async>'.format
     answers = {
