@@ -269,7 +269,7 @@ class RoutedBackend:
             BackendError: As for `decode`.
         """
         await self.connect()
-        asked = json.dumps([body.get("tools"), body.get("messages")]).encode()
+        asked = json.dumps([body.get("tools"), body.get("messages", body.get("prompt"))]).encode()
         member = self._by_name[self._placement.choose(asked, self._loads())]
         if not isinstance(member.backend, PassThrough):
             raise InvalidRequestError(f"{member.name} has no OpenAI endpoint of its own")

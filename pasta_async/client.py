@@ -35,6 +35,7 @@ from pasta_async.prompting import (
     check_ids,
     check_json,
     check_length,
+    check_text,
     default_system,
     read_prompt,
     with_instructions,
@@ -151,6 +152,23 @@ class Client:
                 lambda: with_retries(self._backend.connect, self.limits.retries, self._clock)
             )
         return self._info
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it is, without a chat template: a prompt for several answers, read once.
+
+        Raises:
+            InvalidRequestError: It is no text, or longer than the model or the limits take.
+            GenerationTimeoutError: It took longer than `Limits.timeout`.
+            BackendError: The backend cannot be used.
+
+        Cancelling it is safe.
+        """
+        check_text(text)
+        async with self._time_limit(self.limits):
+            info = await self.connect()
+            ids = await with_retries(lambda: self._backend.encode(text), self.limits.retries, self._clock)
+        check_length(ids, info, self.limits)
+        return ids
 
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.

@@ -25,6 +25,7 @@ __all__ = [
     "check_ids",
     "check_json",
     "check_length",
+    "check_text",
     "default_system",
     "read_prompt",
     "with_instructions",
@@ -157,6 +158,17 @@ def check_json(value: object, name: str) -> None:
         json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} cannot be sent as JSON: {shortened(str(error))}") from error
+
+
+def check_text(text: object) -> None:
+    """Refuse what is no text that can be encoded.
+
+    Raises:
+        InvalidRequestError: It is something else, or has half a surrogate pair.
+    """
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"a text is encoded, not {shortened(text)}")
+    check_json(text, "the text")
 
 
 def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:

@@ -199,7 +199,7 @@ class PassThrough(Protocol):
         """Send a request to it: the reply's one object, or every object of its stream.
 
         Args:
-            path: `/v1/chat/completions`.
+            path: `/v1/chat/completions` or `/v1/completions`.
             body: The request; with a true `stream` the reply is a stream.
 
         Raises:

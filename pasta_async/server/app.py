@@ -23,7 +23,7 @@ from starlette.routing import Route
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.server.connections import http_protocol
-from pasta_async.server.endpoints import chat_completions
+from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
 from pasta_async.server.operations import Operations, log_config
 from pasta_async.server.service import Admission, Service, service_of
@@ -137,6 +137,7 @@ def _routes() -> list[Route]:
         Route("/v1/models", _models),
         Route("/v1/models/{name:path}", _guarded(_model)),
         Route("/v1/chat/completions", _guarded(chat_completions), methods=["POST"]),
+        Route("/v1/completions", _guarded(completions), methods=["POST"]),
     ]
 
 

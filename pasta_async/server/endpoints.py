@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: answers of the library, or replies of the engine."""
+"""`POST /v1/chat/completions` and `/v1/completions`: answers of the library, or replies of the engine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pasta_async.events import AnswerDone, ReasoningDelta, TextDelta, ThreadDelt
 from pasta_async.protocol import PassThrough
 from pasta_async.server.errors import ApiError
 from pasta_async.server.requests import (
+    ChatRequest,
+    CompletionRequest,
     answer_limits,
     check_request,
     generate_kwargs,
@@ -23,34 +25,44 @@ from pasta_async.server.requests import (
     sampling_values,
 )
 from pasta_async.server.service import service_of
-from pasta_async.server.streaming import event_fields, stream_response, unless_gone
+from pasta_async.server.streaming import event_fields, merged, stream_response, unless_gone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
     from starlette.requests import Request
 
     from pasta_async.events import Event
     from pasta_async.results import Generation
-    from pasta_async.server.requests import ChatRequest
+    from pasta_async.server.requests import GenerateRequest
     from pasta_async.server.service import Service
 
     Json = dict[str, Any]
     Mode = Literal["parallel", "sequential", "baseline"]
 
-__all__ = ["chat_completions"]
+__all__ = ["chat_completions", "completions"]
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
 """With one of these a stream begins; what fails before has an HTTP status."""
 
 
 async def chat_completions(request: Request) -> Response:
-    """Answer a conversation; a stream is not begun before its first text, so that errors have a status.
+    """Answer a conversation."""
+    return await _respond(request, ChatRequest)
 
-    A client that goes away, or a cancellation, ends the answer with all its threads.
+
+async def completions(request: Request) -> Response:
+    """Continue each prompt, a text or token ids, without a chat template."""
+    return await _respond(request, CompletionRequest)
+
+
+async def _respond(request: Request, form: type[GenerateRequest]) -> Response:
+    """The response; that of a stream is not made before its first text, so that errors have a status.
+
+    A client that goes away, or a cancellation, ends every choice with all its threads.
     """
     service = service_of(request)
-    body = await read_body(request, service.settings)
+    body = await read_body(request, form, service.settings)
     check_request(body, service)
     reply = _EngineReply(service, body) if body.engine_only else _Reply(service, body)
     headers = {"x-pasta-mode": reply.mode}
@@ -61,13 +73,15 @@ async def chat_completions(request: Request) -> Response:
 
 
 class _Reply:
-    """The reply to one request, whole or as the chunks of a stream."""
+    """The reply to one request, whole or as the chunks of a stream. Its choices decode side by side."""
 
-    def __init__(self, service: Service, request: ChatRequest) -> None:
+    def __init__(self, service: Service, request: GenerateRequest) -> None:
         self._service, self._request = service, request
         self._kwargs = generate_kwargs(request, service)
+        self._count = len(request.prompts) * request.choices
+        self._chat = isinstance(request, ChatRequest)
         self._envelope: Json = {
-            "id": f"chatcmpl-{uuid4().hex}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
             "created": int(time.time()),
             "model": request.model,
             "system_fingerprint": None,
@@ -75,86 +89,107 @@ class _Reply:
 
     @property
     def mode(self) -> Mode:
-        """How the answer is decoded."""
+        """How answers are decoded. A model that must be told about tags is not told by a bare text."""
         options = self._request.pasta
-        if options.baseline:
+        untold = not self._chat and self._service.info.tags is None and not options.prompted
+        if options.baseline or untold:
             return "baseline"
         parallel = options.parallel or self._service.settings.parallel
         return "sequential" if parallel == "never" else "parallel"
 
     async def whole(self) -> Json:
-        """The reply of a request that does not stream."""
-        async with self._service.admission.enter():
-            generation = await self._service.client.generate(**self._kwargs)
-        message = {"role": "assistant", "content": generation.text, "refusal": None}
-        if generation.reasoning:
-            message["reasoning_content"] = generation.reasoning
+        """The reply of a request that does not stream; the first choice that fails ends the others."""
+        async with self._service.admission.enter(self._count):
+            calls = await self._calls()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._service.client.generate(**call)) for call in calls]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None  # the others were cancelled for it
+        generations = [task.result() for task in tasks]
         return {
             **self._envelope,
-            "object": "chat.completion",
-            "choices": [_choice(_finish_reason(generation), message=message)],
-            "usage": _usage(generation),
-            "pasta": self._pasta(generation),
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": [self._choice(index, each) for index, each in enumerate(generations)],
+            "usage": self._usage(generations),
+            "pasta": self._pasta(enumerate(generations)),
         }
 
     async def chunks(self) -> AsyncGenerator[list[Json], None]:
         """The stream's chunks; the first item holds all up to the first text."""
-        held = [self._chunk(_delta(role="assistant", content=""))]
-        begun, usage = False, dict[str, Any]()
-        async with self._service.admission.enter(), self._service.client.stream(**self._kwargs) as events:
-            async for event in events:
-                if isinstance(event, AnswerDone):
-                    usage = _usage(event.generation)
-                begun = begun or isinstance(event, _BEGINNING)
-                held += self._event_chunks(event)
-                if begun and held:
-                    yield held
-                    held = []
+        held: list[Json] = []
+        if self._chat:
+            held += [self._chunk(self._delta(i, role="assistant", content="")) for i in range(self._count)]
+        done: dict[int, Generation] = {}
+        begun = False
+        async with self._service.admission.enter(self._count):
+            streams = [self._service.client.stream(**call) for call in await self._calls()]
+            async with aclosing(merged(streams)) as events:
+                async for index, event in events:
+                    if isinstance(event, AnswerDone):
+                        done[index] = event.generation
+                    begun = begun or isinstance(event, _BEGINNING)
+                    held += self._event_chunks(index, event)
+                    if begun and held:
+                        yield held
+                        held = []
         options = self._request.stream_options
         if options and options.include_usage:
-            yield [self._chunk(usage=usage)]
+            yield [self._chunk(usage=self._usage([done[index] for index in sorted(done)]))]
 
-    def _event_chunks(self, event: Event) -> Iterator[Json]:
-        """The chunks for one event."""
+    async def _calls(self) -> list[Json]:
+        """The arguments of `Client.generate` for each choice; a text is encoded once for all its choices."""
+        encode = self._service.client.encode
+        prompts = [await encode(each) if isinstance(each, str) else each for each in self._request.prompts]
+        return [{**kwargs, "prompt": prompt} for prompt in prompts for kwargs in self._kwargs]
+
+    def _event_chunks(self, index: int, event: Event) -> Iterator[Json]:
+        """The chunks for one event of a choice."""
         if self._request.pasta.events and not isinstance(event, AnswerDone):
-            pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": 0}
+            pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
             yield self._chunk(pasta=pasta)
         if isinstance(event, TextDelta):
-            yield self._chunk(_delta(content=event.delta))
-        elif isinstance(event, ReasoningDelta):
-            yield self._chunk(_delta(reasoning_content=event.delta))
+            yield self._chunk(self._delta(index, content=event.delta))
+        elif isinstance(event, ReasoningDelta) and self._chat:
+            yield self._chunk(self._delta(index, reasoning_content=event.delta))
         elif isinstance(event, AnswerDone):
-            last = _choice(_finish_reason(event.generation), delta={})
-            yield self._chunk(last, pasta=self._pasta(event.generation))
+            last = self._delta(index, finish_reason=_finish_reason(event.generation))
+            yield self._chunk(last, pasta=self._pasta([(index, event.generation)]))
 
     def _chunk(self, *choices: Json, **more: Any) -> Json:
-        return {**self._envelope, "object": "chat.completion.chunk", "choices": choices, **more}
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._envelope, "object": kind, "choices": choices, **more}
 
-    def _pasta(self, generation: Generation) -> Json:
-        """The field `pasta`: the answer's summary, or where the request asks for it its record."""
+    def _delta(self, index: int, *, finish_reason: str | None = None, **delta: str) -> Json:
+        text = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        return {"index": index, "logprobs": None, "finish_reason": finish_reason, **text}
+
+    def _choice(self, index: int, generation: Generation) -> Json:
+        text: Json = {"text": generation.text}
+        if self._chat:
+            message = {"role": "assistant", "content": generation.text, "refusal": None}
+            if generation.reasoning:
+                message["reasoning_content"] = generation.reasoning
+            text = {"message": message}
+        return {"index": index, "logprobs": None, "finish_reason": _finish_reason(generation), **text}
+
+    def _usage(self, generations: Sequence[Generation]) -> Json:
+        """Tokens of a request, tags counted; the prompt of several choices counts once."""
+        firsts = generations[:: self._request.choices]
+        prompt = sum(generation.usage.prompt_tokens for generation in firsts)
+        completion = sum(generation.usage.completion_tokens for generation in generations)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(map(_cached_tokens, firsts))},
+        }
+
+    def _pasta(self, choices: Iterable[tuple[int, Generation]]) -> Json:
+        """The field `pasta`: for each choice its summary, or where the request asks for it its record."""
         describe = _record if self._request.pasta.record else _summary
-        return {"mode": self.mode, "choices": [{"index": 0, **describe(generation)}]}
-
-
-def _choice(finish_reason: str | None, **text: Json) -> Json:
-    return {"index": 0, "logprobs": None, "finish_reason": finish_reason, **text}
-
-
-def _delta(**delta: str) -> Json:
-    return _choice(None, delta=delta)
-
-
-def _usage(generation: Generation) -> Json:
-    """Tokens of an answer, tags counted."""
-    usage, requests = generation.usage, generation.threads[0].requests
-    # Of the prompt's tokens, those whose KV was in the prefix cache when the main thread began.
-    cached = (requests[0].cached_tokens or 0) if requests else 0
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+        described = [{"index": index, **describe(generation)} for index, generation in choices]
+        return {"mode": self.mode, "choices": described}
 
 
 def _record(generation: Generation) -> Json:
@@ -171,12 +206,18 @@ def _finish_reason(generation: Generation) -> str:
     return "length" if generation.finish_reason == "length" else "stop"
 
 
+def _cached_tokens(generation: Generation) -> int:
+    """Of the prompt's tokens, those whose KV was in the prefix cache when the main thread began."""
+    requests = generation.threads[0].requests
+    return (requests[0].cached_tokens or 0) if requests else 0
+
+
 class _EngineReply:
     """What the engine's own endpoint replies, in sequence: the header and the field `pasta` say so."""
 
     mode: Literal["passed-through"] = "passed-through"
 
-    def __init__(self, service: Service, request: ChatRequest) -> None:
+    def __init__(self, service: Service, request: GenerateRequest) -> None:
         self._service, self._request = service, request
 
     async def whole(self) -> Json:
@@ -192,7 +233,8 @@ class _EngineReply:
         because: Json = {"mode": self.mode, "because": request.engine_only, "choices": []}
         changes: Json = {"model": request.model, "pasta": because}
         timeout = answer_limits(request.pasta.limits, service.limits).timeout
-        async with aclosing(self._objects()) as objects, service.admission.enter():
+        places = service.admission.enter(len(request.prompts) * request.choices)
+        async with aclosing(self._objects()) as objects, places:
             deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
             while True:
                 try:
@@ -213,6 +255,8 @@ class _EngineReply:
             raise ApiError(f"this engine does not support {field}", code="unsupported_parameter", param=field)
         body = request.model_dump(exclude_none=True, exclude={"pasta", "max_tokens", "max_completion_tokens"})
         body |= sampling_values(request, service.settings) | {"model": service.info.name}
+        if not isinstance(request, ChatRequest):
+            return backend.openai("/v1/completions", body)
         if service.info.tags is not None:
             body["chat_template_kwargs"] = {"pasta": False, **(request.chat_template_kwargs or {})}
         return backend.openai("/v1/chat/completions", body)

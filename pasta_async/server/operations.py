@@ -57,7 +57,7 @@ class Operations:
             collector(registry=self.registry)
         text, labels = "Responses, by path and status.", ("path", "status")
         self._responses = Counter("pasta_http_responses", text, labels, registry=self.registry)
-        self._in_flight = self._gauge("in_flight", "Places that are taken.")
+        self._in_flight = self._gauge("in_flight", "Places that are taken; several choices take several.")
         self._queued = self._gauge("queued", "Answers that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None

@@ -6,15 +6,17 @@ own endpoint can honour; a request that sets one is passed through to it, as it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from pasta_async.options import Limits, Parallel, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.requests import Request
 
     from pasta_async.protocol import Message
@@ -25,6 +27,8 @@ __all__ = [
     "ENGINE_ONLY",
     "MAX_MESSAGES",
     "ChatRequest",
+    "CompletionRequest",
+    "GenerateRequest",
     "answer_limits",
     "check_request",
     "generate_kwargs",
@@ -34,13 +38,13 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_Form = TypeVar("_Form", bound="GenerateRequest")
 
 MAX_MESSAGES = 2048
 """Messages of a conversation, and parts of a message; checked while they are read, so that a long list costs
 nothing."""
 
 ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
@@ -48,6 +52,10 @@ ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False),
     "regex": (None,),
     "ebnf": (None,),
+}
+"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
+
+_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "tools": (None, []),
     "tool_choice": (None, "auto", "none"),
     "parallel_tool_calls": (None, True, False),
@@ -55,15 +63,17 @@ ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (None,),
     "top_logprobs": (None,),
 }
-"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"echo": (None, False), "suffix": (None, "")}
+"""The same, of one endpoint."""
 
 _IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 """Fields that say nothing about the answer."""
 
 _Stop = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(ge=1)]
-_Short = Annotated[list[_T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+_Listed = Annotated[list[_T], Field(fail_fast=True)]
 """A list whose first bad item is the only one that is reported: there may be millions."""
+_Short = Annotated[list[_T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class _Body(BaseModel):
@@ -134,56 +144,112 @@ class ChatMessage(_Body):
         return {"role": role, "content": text, **more}
 
 
-class ChatRequest(BaseModel):
-    """`POST /v1/chat/completions`. Fields that are passed through or ignored are in tables alone."""
+class GenerateRequest(BaseModel):
+    """What both endpoints take. Fields that are passed through or ignored are not declared but in tables."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY
 
     model: str
-    messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: _Count | None = None
-    max_completion_tokens: _Count | None = None
     stop: _Stop | _Short[_Stop] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     top_k: int | None = None
     """SGLang's; -1 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    pasta: PastaOptions = PastaOptions()
+
+    @property
+    def choices(self) -> int:
+        """Answers for each prompt."""
+        return self.n or 1
+
+    @property
+    def prompts(self) -> Sequence[str | list[int] | list[Message]]:
+        """What is to be answered, each with as many choices: texts and token ids have no chat template."""
+        raise NotImplementedError
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens that an answer may have."""
+        return self.max_tokens
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that the API does not have."""
+        return [name for name in self.model_extra or () if name not in self.passed_on.keys() | _IGNORED]
+
+    @property
+    def engine_only(self) -> tuple[str, ...]:
+        """Fields that ask for what only the engine's own endpoint does."""
+        nothing = self.passed_on
+        return tuple(name for name in nothing if getattr(self, name, None) not in nothing[name])
+
+
+class ChatRequest(GenerateRequest):
+    """`POST /v1/chat/completions`."""
+
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _CHAT_ONLY
+
+    messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: _Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """SGLang's: for the model's chat template."""
     tools: _Short[dict[str, Any]] | None = None
     modalities: list[Literal["text"]] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
-    pasta: PastaOptions = PastaOptions()
+
+    @property
+    def prompts(self) -> Sequence[list[Message]]:
+        """The one conversation."""
+        return [[message.as_message for message in self.messages]]
 
     @property
     def token_limit(self) -> int | None:
-        """Tokens that an answer may have: `max_completion_tokens`, or what it was called before."""
+        """`max_completion_tokens`, or what it was called before."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
-    def unknown(self) -> list[str]:
-        """Fields that the API does not have."""
-        return [name for name in self.model_extra or () if name not in ENGINE_ONLY.keys() | _IGNORED]
+    def engine_only(self) -> tuple[str, ...]:
+        """As for every request, and `messages` if one of them holds such things."""
+        foreign = any(message.foreign for message in self.messages)
+        return (*super().engine_only, *(["messages"] if foreign else []))
+
+
+class CompletionRequest(GenerateRequest):
+    """`POST /v1/completions`."""
+
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _COMPLETION_ONLY
+
+    prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
+    best_of: int | None = None
 
     @property
-    def engine_only(self) -> tuple[str, ...]:
-        """Fields that ask for what only the engine's own endpoint does, `messages` perhaps among them."""
-        fields = [name for name, none in ENGINE_ONLY.items() if getattr(self, name, None) not in none]
-        foreign = any(message.foreign for message in self.messages)
-        return (*fields, *(["messages"] if foreign else []))
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Texts, or lists of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [cast("list[int]", self.prompt)]
+        return cast("list[str] | list[list[int]]", self.prompt)
+
+    @property
+    def token_limit(self) -> int:
+        """OpenAI's default for this endpoint is 16."""
+        return self.max_tokens or 16
 
 
-async def read_body(request: Request, settings: ServerSettings) -> ChatRequest:
+async def read_body(request: Request, form: type[_Form], settings: ServerSettings) -> _Form:
     """Read and check a body. Cancelling it is safe.
 
     Raises:
-        ApiError: It is no JSON, no request of this API, too large or too slow.
+        ApiError: It is no JSON, not in that form, too large or too slow.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which a page of another origin may not send unasked
@@ -197,17 +263,17 @@ async def read_body(request: Request, settings: ServerSettings) -> ChatRequest:
                     raise ApiError(f"the body has more than {most} bytes", 413, code="request_too_large")
     except TimeoutError:
         raise ApiError(f"the body took longer than {settings.body_timeout:g} s", 408) from None
-    return parse_body(raw)
+    return parse_body(raw, form)
 
 
-def parse_body(raw: bytes | bytearray) -> ChatRequest:
+def parse_body(raw: bytes | bytearray, form: type[_Form]) -> _Form:
     """Check a body.
 
     Raises:
-        ApiError: It is no JSON, or no request of this API.
+        ApiError: It is no JSON, or not in that form.
     """
     try:
-        body = ChatRequest.model_validate_json(raw)
+        body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
     for field in body.unknown:
@@ -215,7 +281,7 @@ def parse_body(raw: bytes | bytearray) -> ChatRequest:
     return body
 
 
-def check_request(request: ChatRequest, service: Service) -> None:
+def check_request(request: GenerateRequest, service: Service) -> None:
     """Refuse what no way of answering could honour.
 
     Raises:
@@ -227,40 +293,53 @@ def check_request(request: ChatRequest, service: Service) -> None:
         raise ApiError(message, 404, code="model_not_found", param="model")
     if request.stream_options is not None and not request.stream:
         raise ApiError("stream_options is only allowed when stream is set", param="stream_options")
+    if isinstance(request, CompletionRequest):
+        if not request.prompts or not all(request.prompts):
+            raise ApiError("the prompt is empty", param="prompt")
+        if request.best_of not in (None, request.choices):
+            raise _unsupported("best_of is not supported: it must equal n", "best_of")
+    if (count := len(request.prompts) * request.choices) > settings.max_choices:
+        raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
         raise ApiError(f"at most {settings.max_tokens} tokens for an answer", param="max_tokens")
-    if request.max_tokens and request.max_completion_tokens:
+    if isinstance(request, ChatRequest) and request.max_tokens and request.max_completion_tokens:
         raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
     drawn = sampling_values(request, settings)["temperature"] > 0
     if request.seed is not None and drawn and not service.info.honours_seeds:
-        raise ApiError(
+        raise _unsupported(
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
             "leave the seed out, or set temperature to 0",
-            code="unsupported_parameter",
-            param="seed",
+            "seed",
         )
 
 
-def generate_kwargs(request: ChatRequest, service: Service) -> dict[str, Any]:
-    """The arguments of `Client.generate`.
+def _unsupported(message: str, field: str) -> ApiError:
+    return ApiError(message, code="unsupported_parameter", param=field)
+
+
+def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
+    """For each choice of a prompt the arguments of `Client.generate`, without the prompt.
 
     Raises:
         ApiError: More is asked for than the server gives.
         InvalidRequestError: A value is out of range.
     """
     options = request.pasta
-    return {
-        "prompt": [message.as_message for message in request.messages],
+    kwargs: dict[str, Any] = {
         "limits": answer_limits(options.limits, service.limits),
         **options.model_dump(include={"prompted", "baseline"}),
         "parallel": options.parallel or service.settings.parallel,
-        "chat_template_kwargs": request.chat_template_kwargs,
-        "sampling": Sampling(**sampling_values(request, service.settings)),
-        "seed": None if request.seed is None else request.seed % 2**63,
     }
+    if isinstance(request, ChatRequest):
+        kwargs["chat_template_kwargs"] = request.chat_template_kwargs
+    sampling = Sampling(**sampling_values(request, service.settings))
+    if request.seed is None:
+        return [{**kwargs, "sampling": sampling}] * request.choices
+    seeds = [(request.seed + index) % 2**63 for index in range(request.choices)]
+    return [{**kwargs, "sampling": sampling, "seed": seed} for seed in seeds]
 
 
-def sampling_values(request: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
+def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
     """What the request, or else the server, says about sampling, by its name in OpenAI's API."""
     values: dict[str, Any] = {
         "temperature": settings.temperature if request.temperature is None else request.temperature,

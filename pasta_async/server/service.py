@@ -53,45 +53,54 @@ def service_of(request: Request) -> Service:
 
 
 class Admission:
-    """Lets a number of answers decode at once; others wait in a bounded queue, first come first served."""
+    """Lets a number of answers decode at once; a bounded queue, first come first served, waits for its turn.
+
+    A request for several choices takes as many places. It takes them one by one as they become free, while
+    whoever came later waits behind it.
+    """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_answers)
+        self._head = asyncio.Lock()
         self.in_flight: int = 0
         """Answers that decode."""
         self.queued: int = 0
         """Answers that wait."""
 
     @asynccontextmanager
-    async def enter(self) -> AsyncGenerator[None]:
-        """Hold a place for an answer.
+    async def enter(self, count: int = 1) -> AsyncGenerator[None]:
+        """Hold places for so many answers.
 
         Raises:
-            ApiError: 429: the queue is full, or the wait took too long.
+            ApiError: 429: the queue is full, or the wait took too long. 400: more than there are places.
 
-        Cancelling it gives the place, or that in the queue, back.
+        Cancelling it gives the places, or the place in the queue, back.
         """
         async with AsyncExitStack() as held:
-            await self._acquire(held)
-            self.in_flight += 1
+            await self._acquire(held, count)
+            self.in_flight += count
             try:
                 yield
             finally:
-                self.in_flight -= 1
+                self.in_flight -= count
 
-    async def _acquire(self, held: AsyncExitStack) -> None:
+    async def _acquire(self, held: AsyncExitStack, count: int) -> None:
         settings = self._settings
-        if self._places.locked() and self.queued >= settings.max_queue:
+        if count > settings.max_answers:
+            raise ApiError(f"at most {settings.max_answers} answers decode at once here, not {count}")
+        free = 0 if self.queued else settings.max_answers - self.in_flight
+        if count > free and self.queued + count > settings.max_queue:
             raise self._busy("too many answers wait already")
-        self.queued += 1
+        self.queued += count
         try:
-            async with asyncio.timeout(settings.queue_timeout):
-                await held.enter_async_context(self._places)
+            async with asyncio.timeout(settings.queue_timeout), self._head:
+                for _ in range(count):
+                    await held.enter_async_context(self._places)
         except TimeoutError:
             raise self._busy("no place became free in time") from None
         finally:
-            self.queued -= 1
+            self.queued -= count
 
     def _busy(self, why: str) -> ApiError:
         return ApiError(

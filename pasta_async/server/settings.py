@@ -68,6 +68,8 @@ class ServerSettings(Options, BaseSettings):
     """Seconds an answer waits for its turn before it is refused with 429."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds an answer may take; a request may ask for less."""
+    max_choices: int = Field(default=16, ge=1)
+    """Answers that one request may ask for (`n`, or several prompts)."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Tokens that a request may ask for; default: what the model's context holds."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -16,7 +16,7 @@ from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+    from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Chunks = AsyncGenerator[list[dict[str, Any]], None]
 
-__all__ = ["AnswerResponse", "event_fields", "stream_response", "unless_gone"]
+__all__ = ["AnswerResponse", "event_fields", "merged", "stream_response", "unless_gone"]
 
 _T = TypeVar("_T")
 
@@ -158,3 +158,35 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of several answers as they come, each with its answer's place in the sequence.
+
+    Raises what ends any of the answers. Closing it ends them all.
+    """
+    waiting: dict[asyncio.Future[Event], int] = {}
+    async with AsyncExitStack() as stack:
+        for answer in answers:
+            await stack.enter_async_context(answer)
+        if len(answers) == 1:  # no tasks needed
+            async for event in answers[0]:
+                yield 0, event
+            return
+        try:
+            waiting |= {asyncio.ensure_future(anext(each)): index for index, each in enumerate(answers)}
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    index = waiting.pop(task)
+                    try:
+                        event = task.result()
+                    except StopAsyncIteration:
+                        continue
+                    waiting[asyncio.ensure_future(anext(answers[index]))] = index
+                    yield index, event
+        finally:
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting)

@@ -181,6 +181,13 @@ def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
         Client(backend, **options)
 
 
+@pytest.mark.parametrize("text", [5, None, b"Why?", ["Why?"], "half a pair: \ud83c"], ids=range(5))
+async def test_a_text_to_encode(text: Any) -> None:
+    async with Client(ScriptedBackend("Because.")) as client:
+        with pytest.raises(InvalidRequestError):
+            await client.encode(text)
+
+
 async def test_a_path_that_is_too_long() -> None:
     with pytest.raises(PastaError):
         await generate("Why?", backend="local:/" + "x" * 5000)

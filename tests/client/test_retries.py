@@ -20,6 +20,7 @@ from pasta_async import (
     GenerationTimeoutError,
     Limits,
     PastaError,
+    PromptTooLongError,
     ThreadFailedError,
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
@@ -65,6 +66,22 @@ class Flaky(ScriptedBackend):
     async def detokenize(self, ids: Sequence[int]) -> str:
         await self._try("detokenize")
         return await super().detokenize(ids)
+
+
+async def test_a_text_is_encoded_with_retries_and_limits() -> None:
+    """`Client.encode` is what a server calls before an answer, so it is bounded as an answer is."""
+    flaky = Flaky("encode", [BUSY])
+    async with Client(flaky, clock=flaky.clock) as client:
+        ids = await client.encode("Why not?")
+        assert (await client.generate(ids)).usage.prompt_tokens == len(ids)
+        assert flaky.calls == 2
+    async with Client(flaky, limits=Limits(prompt_tokens=1)) as client:
+        with pytest.raises(PromptTooLongError):
+            await client.encode("Why not?")
+    silent = Flaky("encode", silent=True)
+    async with Client(silent, clock=silent.clock, limits=Limits(timeout=9)) as client:
+        with pytest.raises(GenerationTimeoutError):
+            await client.encode("Why not?")
 
 
 async def ask(backend: ScriptedBackend, **limits: Any) -> str:

@@ -27,15 +27,19 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
 
 MODEL = "pasta-tiny"
-CHAT = "/v1/chat/completions"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 class CountingBackend(WatchedBackend):
-    """Notes the conversations that it encodes."""
+    """Counts the texts and the conversations that it encodes."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
         self.encoded: list[str] = []
+
+    async def encode(self, text: str) -> list[int]:
+        self.encoded.append(text)
+        return await super().encode(text)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         self.encoded.append(messages[-1]["content"])
@@ -53,27 +57,40 @@ def assert_refused(reply: httpx.Response, status: int = 400) -> None:
     assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_encoded_once_for_all_its_choices(stream: bool) -> None:
+    backend = CountingBackend(ScriptedBackend("Fine."))
+    with running(backend) as server:
+        body = {"model": "scripted", "prompt": ["One", "Two"], "n": 3, "stream": stream}
+        assert post(server, COMPLETIONS, body).status_code == 200
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "Three"}], "n": 5}
+        assert post(server, CHAT, {**chat, "stream": stream}).status_code == 200
+    assert backend.encoded == ["One", "Two", "Three"]
+
+
 def test_a_text_that_is_refused_for_want_of_a_place_is_not_encoded() -> None:
     stalling = ScriptedBackend("One two three.", faults=[Fault(0, 2, "stall", times=9)])
     backend = CountingBackend(stalling)
     with running(backend, max_answers=1, max_queue=0) as server, server.connect() as first:
-        bodies = [
-            {
-                "model": "scripted",
-                "messages": [{"role": "user", "content": text}],
-                "pasta": {"baseline": True},
-            }
-            for text in ("first", "second")
-        ]
-        first.sendall(http_request(CHAT, json.dumps(bodies[0]).encode()))
+        body = {"model": "scripted", "prompt": "first"}
+        first.sendall(http_request(COMPLETIONS, json.dumps(body).encode()))
         backend.wait(lambda e: e.open == 1)
-        assert post(server, CHAT, bodies[1]).status_code == 429
+        assert post(server, COMPLETIONS, {**body, "prompt": "second"}).status_code == 429
     assert backend.encoded == ["first"]
 
 
-def test_a_lone_surrogate_is_no_text(server: LiveServer) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "a\udfff"}]}
-    assert_refused(post(server, CHAT, body))
+@pytest.mark.parametrize(
+    "prompt", [[-1], [2**40], [2**70], [1.5], [True], ["12", 5], [[1], [-1]], [[]], [], "", ["a", ""], None]
+)
+def test_bad_prompts(server: LiveServer, prompt: object) -> None:
+    assert_refused(post(server, COMPLETIONS, {"model": MODEL, "prompt": prompt}))
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_lone_surrogate_is_no_text(server: LiveServer, path: str) -> None:
+    body = {"model": MODEL, "prompt": "\ud800", "messages": [{"role": "user", "content": "a\udfff"}]}
+    del body["messages" if path == COMPLETIONS else "prompt"]
+    assert_refused(post(server, path, body))
 
 
 @pytest.mark.parametrize("depth", [150, 1_000, 1_000_000])
@@ -95,6 +112,9 @@ def too_many() -> list[tuple[str, dict[str, Any]]]:
         (CHAT, {"messages": [message], "stop": ["x"] * 300_000}),
         (CHAT, {"messages": [5] * 300_000}),
         (CHAT, {"messages": [message], "tools": [{}] * 300_000}),
+        (COMPLETIONS, {"prompt": ["x"] * 300_000}),
+        (COMPLETIONS, {"prompt": [[1]] * 300_000}),
+        (COMPLETIONS, {"prompt": [1, "x"] * 150_000}),
     ]
 
 

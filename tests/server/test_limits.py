@@ -148,6 +148,7 @@ def test_waiting_too_long() -> None:
         first.sendall(http_request("/v1/chat/completions", json.dumps(body).encode()))
         engine.wait(lambda e: e.open > 0)
         assert ask(server).status_code == 429
+        assert ask(server, n=2).status_code == 400  # more than there are places
 
 
 def test_the_time_limit_of_the_server_and_the_text_so_far() -> None:
@@ -215,6 +216,9 @@ def test_reasoning_stands_beside_the_answer() -> None:
         assert (message["reasoning_content"], message["content"]) == ("Tea first.", "Both are fine.")
         lines = ask(server, stream=True).text.splitlines()
         chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        body = {"model": "scripted", "prompt": "x", "max_tokens": 99}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Tea first."
     assert "".join(delta.get("content", "") for delta in deltas) == "Both are fine."
+    assert reply.json()["choices"][0]["text"] == "Both are fine."

@@ -23,12 +23,19 @@ async def ask(client: openai.AsyncOpenAI, **values: Any) -> Any:
     return await create(**{"model": MODEL, "messages": MESSAGES, "temperature": 0, **values})
 
 
+async def complete(client: openai.AsyncOpenAI, **values: Any) -> Any:
+    """A completion; greedy unless told otherwise."""
+    create: Any = client.completions.create
+    return await create(**{"model": MODEL, "temperature": 0, **values})
+
+
 async def chunks_of(client: openai.AsyncOpenAI, **values: Any) -> list[ChatCompletionChunk]:
     return await read(ask(client, stream=True, **values))
 
 
-def text_of(chunks: list[ChatCompletionChunk]) -> str:
-    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
 
 
 async def test_an_answer_is_the_librarys(client: openai.AsyncOpenAI, library: Client) -> None:
@@ -98,6 +105,20 @@ async def test_a_seed_repeats_the_answer_and_is_the_librarys(
     assert first == second == expected.text
 
 
+async def test_choices_have_seeds_of_their_own(client: openai.AsyncOpenAI, library: Client) -> None:
+    values: Any = {"temperature": 1.5, "seed": 5}
+    reply = await ask(client, n=3, **values)
+    expected = [
+        await library.generate(PROMPT, sampling=Sampling(temperature=1.5, seed=seed)) for seed in (5, 6, 7)
+    ]
+    assert [choice.message.content for choice in reply.choices] == [answer.text for answer in expected]
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    assert reply.usage.prompt_tokens == expected[0].usage.prompt_tokens
+    assert reply.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in expected)
+    chunks = await chunks_of(client, n=3, **values)
+    assert [text_of(chunks, index) for index in range(3)] == [answer.text for answer in expected]
+
+
 async def test_without_a_temperature_it_is_openais_default(
     client: openai.AsyncOpenAI, library: Client
 ) -> None:
@@ -157,6 +178,30 @@ async def test_limits_of_one_answer(client: openai.AsyncOpenAI, library: Client)
     assert reply.choices[0].message.content == expected.text
 
 
+async def test_a_text_is_continued_without_a_chat_template(
+    client: openai.AsyncOpenAI, library: Client
+) -> None:
+    ids = await library.backend.encode(PROMPT)
+    expected = await library.generate(ids, sampling=Sampling(max_tokens=16))
+    for prompt in (PROMPT, ids):
+        reply = await complete(client, prompt=prompt)
+        assert reply.choices[0].text == expected.text
+        assert reply.usage.prompt_tokens == len(ids)
+    chunks = await read(complete(client, prompt=PROMPT, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert chunks[-1].choices[0].finish_reason
+
+
+async def test_several_prompts_with_several_choices(client: openai.AsyncOpenAI) -> None:
+    texts = ["The first", "A second one"]
+    values: Any = {"temperature": 1, "seed": 2, "max_tokens": 5, "n": 2}
+    both = await complete(client, prompt=texts, **values)
+    alone = [await complete(client, prompt=text, **values) for text in texts]
+    assert [choice.text for choice in both.choices] == [c.text for reply in alone for c in reply.choices]
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.usage.prompt_tokens == sum(reply.usage.prompt_tokens for reply in alone)
+
+
 async def test_models(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL, "alias"]
     assert (await client.models.retrieve("alias")).id == "alias"
@@ -173,8 +218,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"messages": [{"role": "user", "content": "long " * 3000}]}, None, "context_length_exceeded"),
     ({"temperature": 3}, "temperature", "invalid_value"),
     ({"n": 0}, "n", "invalid_value"),
-    ({"n": 100}, "n", "invalid_value"),
-    ({"n": 2}, "n", "unsupported_parameter"),
+    ({"n": 100}, "n", None),
     ({"stop": ""}, "stop", "invalid_value"),
     ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", None),
     ({"stream_options": {"include_usage": True}}, "stream_options", None),

@@ -115,7 +115,7 @@ class Campaign:
         body: dict[str, Any] = {
             "model": (await self.client.connect()).name,
             "messages": [{"role": "user", "content": _prompt(drawn)}],
-            **{"stream": drawn.random() < 0.7, "temperature": 0},
+            **{"stream": drawn.random() < 0.7, "temperature": 0, "n": drawn.choice((1, 1, 2))},
         }
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(http_request("/v1/chat/completions", json.dumps(body).encode(), "Connection: close"))
@@ -167,10 +167,6 @@ async def served(client: Client, at_once: int) -> AsyncGenerator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await task
-        for left in asyncio.all_tasks():  # sse-starlette's, one for each event loop, which outlives the server
-            if getattr(left.get_coro(), "__name__", "") == "_shutdown_watcher":
-                left.cancel()
-                await asyncio.wait([left])
 
 
 async def break_off(plan: Plan, engine: Engine, at_once: int = AT_ONCE) -> dict[str, Any]:

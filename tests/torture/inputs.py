@@ -24,8 +24,8 @@ from pasta_async.lang import MAX_TAG, TAG_TOKENS, Document, Parser, check, parse
 from pasta_async.server import ServerSettings
 from pasta_async.server.errors import ApiError, api_error
 from pasta_async.server.requests import (
-    ENGINE_ONLY,
     ChatRequest,
+    CompletionRequest,
     check_request,
     generate_kwargs,
     parse_body,
@@ -123,7 +123,7 @@ def guard_text(drawn: random.Random) -> int:
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
-FIELDS = (*ChatRequest.model_fields, *ENGINE_ONLY)
+FIELDS = (*ChatRequest.model_fields, *CompletionRequest.model_fields, *ChatRequest.passed_on)
 NAMES = (
     *(*FIELDS, "pasta", "nonsense", "role", "content", "type", "text", "limits", "timeout", "include_usage"),
     *("\ud800", "", "__class__"),
@@ -145,7 +145,7 @@ def _value(drawn: random.Random, depth: int = 0) -> Any:
 
 
 def _body(drawn: random.Random) -> bytes:
-    body = dict(CHAT)
+    body = dict(CHAT) if drawn.random() < 0.7 else {"model": "scripted", "prompt": "Why?"}
     for _ in range(drawn.randrange(4)):
         body[drawn.choice(NAMES)] = _value(drawn)
     raw = json.dumps(body, ensure_ascii=drawn.random() < 0.5).encode("utf-8", "surrogatepass")
@@ -165,9 +165,10 @@ def ask(drawn: random.Random) -> int:
     """A body for the API: taken, or refused with an error that can be sent and blames whoever asked."""
     raw = _body(drawn)
     try:
-        body = parse_body(raw)
+        body = parse_body(raw, ChatRequest if drawn.random() < 0.7 else CompletionRequest)
         check_request(body, _service())
-        assert generate_kwargs(body, _service())["prompt"]
+        assert len(generate_kwargs(body, _service())) == body.choices
+        assert body.prompts
     except (ApiError, InvalidRequestError) as error:
         refused = api_error(error)
         assert 400 <= refused.status < 500

@@ -161,7 +161,7 @@ class Soak:
         body: dict[str, Any] = {
             "model": "pasta-tiny",
             "messages": [{"role": "user", "content": prompt}],
-            **{"stream": stream, "temperature": 0},
+            **{"stream": stream, "temperature": 0, "n": drawn.choice((1, 1, 1, 2))},
         }
         if events:
             body["pasta"] = {"events": True}
