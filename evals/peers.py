@@ -15,17 +15,21 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pydantic import Field
+
+from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import PastaError
-from pasta_async.evals.llama_cpp import LlamaCpp
+from pasta_async.evals.llama_cpp import LlamaCpp, llama_cpp_files
 from pasta_async.evals.records import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 
-__all__ = ["Peer", "RemoteEngine", "open_engine_process"]
+__all__ = ["LlamaCppSettings", "Peer", "RemoteEngine", "open_engine_process", "open_llama_cpp"]
 
 _SLOTS = 8192  # of the embedded engine
 _MODULES = {
@@ -185,6 +189,34 @@ def open_engine_process(peer: Peer, threads: int) -> Generator[RemoteEngine]:
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield RemoteEngine(pool, peer, threads)
+
+
+class LlamaCppSettings(CommandSettings):
+    """Settings of a command that times llama.cpp beside a backend."""
+
+    llama_cpp: Path | None = Field(
+        default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
+    )
+    llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
+    threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
+
+
+@contextmanager
+def open_llama_cpp(settings: LlamaCppSettings) -> Generator[RemoteEngine | None]:
+    """llama.cpp with the weights that the settings name; None if they name none.
+
+    Raises:
+        PastaError: llama.cpp is not installed, or cannot convert the model.
+    """
+    if settings.llama_cpp is None:
+        yield None
+        return
+    with TemporaryDirectory() as folder:
+        name = settings.llama_cpp_type
+        files = llama_cpp_files(settings.llama_cpp, Path(folder), [name])
+        peer = Peer("llama.cpp", name, str(files[name]))
+        with open_engine_process(peer, settings.threads or os.cpu_count() or 1) as engine:
+            yield engine
 
 
 _engine: Any = None  # of the process

@@ -23,22 +23,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
 from statistics import fmean
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from pasta_async import Sampling
-from pasta_async.cli.command import Command, CommandSettings, Count, command
+from pasta_async.cli.command import Command, command
 from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import WARM_UP_SEED, digest, draw_prompts, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.overview import overview, overview_table
+from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
 from pasta_async.evals.records import environment, markdown_table, measurements, opened_journal
 from pasta_async.training.statistics import format_share
 from pasta_async.training.synthetic import FAMILIES
@@ -169,7 +169,7 @@ def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-class SpeedSettings(CommandSettings):
+class SpeedSettings(LlamaCppSettings):
     """What is timed."""
 
     backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
@@ -186,12 +186,7 @@ class SpeedSettings(CommandSettings):
     seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
-    threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
     brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
-    llama_cpp: Path | None = Field(
-        default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
-    )
-    llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"
     )
@@ -214,21 +209,6 @@ def _asked(settings: SpeedSettings) -> list[Prompt]:
     return [prompts[place] for place in draw_prompts(prompts, settings.sample)]
 
 
-def _open_peer(settings: SpeedSettings, stack: ExitStack) -> RemoteEngine | None:
-    if settings.llama_cpp is None:
-        return None
-    import os
-
-    from pasta_async.evals.llama_cpp import llama_cpp_files
-    from pasta_async.evals.peers import Peer, open_engine_process
-
-    folder = Path(stack.enter_context(TemporaryDirectory()))
-    name = settings.llama_cpp_type
-    files = llama_cpp_files(settings.llama_cpp, folder, [name])
-    peer = Peer("llama.cpp", name, str(files[name]))
-    return stack.enter_context(open_engine_process(peer, settings.threads or os.cpu_count() or 1))
-
-
 def _run(settings: SpeedSettings) -> str:
     prompts = _asked(settings)
     elsewhere = {"prompts", "sample", "n", "families", "brief", "llama_cpp", "out"}
@@ -240,8 +220,7 @@ def _run(settings: SpeedSettings) -> str:
         **({"brief": True} if settings.brief else {}),
     }
     sampling = {"temperature", "seed", "max_tokens"}
-    with opened_journal(settings.out, measured) as journal, ExitStack() as stack:
-        peer = _open_peer(settings, stack)
+    with opened_journal(settings.out, measured) as journal, open_llama_cpp(settings) as peer:
         work = measure(
             partial(open_forms, settings.backend, settings.options),
             prompts,

@@ -8,6 +8,7 @@ whatever it needs besides: tags, an outline, its prompts. An SGLang server has t
 --enable-custom-logit-processor and --enable-cache-report. The methods take turns at each answer, in an order
 that goes round, and a number before the question keeps an answer from finding another's KV. Before anything
 counts, each method writes an answer of another kind. Every ratio is of the same answers, prompt by prompt.
+With --llama-cpp, llama.cpp writes the same plain text, with the same weights, as a method of its own.
 This compares speed; it does not say which method a model could follow, or how good its answers would be.
 """
 
@@ -25,8 +26,9 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
-from pasta_async.evals.methods.strategies import METHODS
+from pasta_async.evals.methods.strategies import METHODS, llama_cpp
 from pasta_async.evals.methods.track import cases_of, open_engine, play, warm_up
+from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.training.statistics import estimate, format_estimate
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Backend
+    from pasta_async.backends import BackendOptions
     from pasta_async.evals.methods.track import Method
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
@@ -110,7 +113,7 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
     return [METHODS[name] for name in dict.fromkeys(["sequential", *wanted])]
 
 
-class MethodSettings(ForcedSettings):
+class MethodSettings(ForcedSettings, LlamaCppSettings):
     """What is compared, and where."""
 
     methods: tuple[str, ...] = Field(default=(), description="default: all that can run there, but `auto`")
@@ -126,9 +129,13 @@ def _run(settings: MethodSettings) -> str:
         "documents": documents_digest(documents),
         "passes": settings.passes,
         "methods": [method.name for method in methods],
+        "threads": settings.threads,
+        "llama_cpp": settings.llama_cpp and settings.llama_cpp_type,
     }
-    opened, url = partial(cold_backend, settings.backend), settings.backend
-    with opened_journal(settings.out, measured) as journal:
+    options: BackendOptions = {"threads": settings.threads} if settings.threads else {}
+    opened, url = partial(cold_backend, settings.backend, **options), settings.backend
+    with open_llama_cpp(settings) as peer, opened_journal(settings.out, measured) as journal:
+        methods += [llama_cpp(peer)] if peer else []
         work = measure(opened, documents, methods, url=url, passes=settings.passes, journal=journal)
         table = markdown_table(summarise(asyncio.run(work)))
     return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
+    from pasta_async.evals.peers import RemoteEngine
 
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "llama_cpp"]
 
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
@@ -48,6 +49,23 @@ async def _auto(engine: Engine, case: Case) -> Work:
         return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
 
     return work
+
+
+def llama_cpp(peer: RemoteEngine) -> Method:
+    """What someone without this library runs: llama.cpp writes the same plain text, token by token."""
+
+    async def prepare(engine: Engine, case: Case) -> Work:
+        ids = await engine.ask(case.prompt)
+        text = (*await engine.encode(case.document.text), *engine.end)
+
+        async def work(track: Track) -> int:
+            await asyncio.to_thread(peer.call, "write", ids, text)
+            track.count(tokens=len(text), cached=0, prefilled=len(ids))
+            return len(text)
+
+        return work
+
+    return Method(peer.name, "llama.cpp writes the plain text, with the same weights", prepare)
 
 
 def _in_rounds(planned: Sequence[Sequence[tuple[Ids, Ids]]]) -> Work:
