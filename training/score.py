@@ -108,9 +108,11 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         (p.id, s.number): soundness(faults_of_sample(s)) for p in prompts for s in p.samples if not s.error
     }
     least = 1.0 if settings.sound_only else 0.0
-    answers = {
-        (p.id, s.text): p for p in prompts for s in p.samples if sound.get((p.id, s.number), -1.0) >= least
-    }
+    judged = [
+        p.model_copy(update={"samples": [s for s in p.samples if sound.get((p.id, s.number), -1) >= least]})
+        for p in prompts
+    ]
+    answers = {(p.id, s.text): p for p in judged for s in p.samples}
     async with AsyncExitStack() as stack:
         journal = journal_beside(settings.out)
         judge = await open_judge(settings, journal, stack)

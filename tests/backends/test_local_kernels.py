@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import local_models
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pasta_async.backends.local import compiled
+from pasta_async.backends.local import LocalBackend, compiled
 from pasta_async.backends.local.compiled import Team
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.linear import linear
@@ -115,14 +116,24 @@ def test_a_row_is_the_same_whatever_shares_its_step(folder: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(alone, together[0], strict=True))
 
 
-def test_the_number_of_threads_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_changes_nothing(folder: Path) -> None:
     prompts = [ids_of(length) for length in (1, 9, 30)]
     results: list[list[list[torch.Tensor]]] = []
     for threads in (1, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        results.append(logits(open_int8(folder), *prompts))
+        engine = Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8", threads=threads))
+        results.append(logits(engine, *prompts))
     for one, three in zip(*results, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, three, strict=True))
+
+
+async def test_the_kernels_have_the_threads_that_a_backend_is_given(tmp_path: Path) -> None:
+    made = local_models.model(**SHAPES["9 heads for 3 of keys"], intermediate_size=192)
+    before, folder = threading.enumerate(), local_models.save(tmp_path, made, local_models.byte_level())
+    backend = LocalBackend(folder, device="cpu", slots=1024, dtype="int8", threads=3)
+    await backend.connect()
+    workers = [thread for thread in threading.enumerate() if thread.name == "pasta-kernels"]
+    assert len([thread for thread in workers if thread not in before]) == 2, "and the engine's own"
+    await backend.aclose()
 
 
 @pytest.mark.parametrize("rows", range(1, 14))
