@@ -235,6 +235,8 @@ class _Model:
 
     def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
         try:
+            import torch
+
             from pasta_async.backends.local.checkpoint import weight_count
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.opening import open_checkpoint
@@ -248,8 +250,8 @@ class _Model:
                 "pip install 'pasta_async[local]' brings it"
             ) from error
         self.codec = checkpoint.codec()
-        default = _use_threads(1)  # they would wait for each other at every small piece of loading
-        count = threads or (1 if weight_count(checkpoint.config) < _SMALL else default)
+        count = threads or (1 if weight_count(checkpoint.config) < _SMALL else torch.get_num_threads())
+        default = _use_threads(count)
         self.engine = Engine(checkpoint, EngineOptions(*options, threads=count))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)

@@ -47,7 +47,9 @@ def _has_numba() -> bool:
 
 
 class Team:
-    """Threads that run a kernel together: the caller's own, and workers that sleep between calls.
+    """Threads that run a kernel together: the caller's own, and workers that wait for its next call.
+
+    They wait actively for some milliseconds, longer than between two steps, and then sleep.
 
     Args:
         size: How many threads, the caller's counted.
@@ -55,7 +57,7 @@ class Team:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._sync, self._turn = np.zeros(16, np.int64), 0
+        self._sync, self._turn = np.zeros(16, np.int64), 0  # two counts, see `kernels._CALLS`
         self._queues: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size - 1)]
         for tasks in self._queues:
             threading.Thread(target=_work, args=(tasks,), name="pasta-kernels", daemon=True).start()
@@ -65,7 +67,7 @@ class Team:
         """Call ``kernel(thread, threads, sync, turn, *args)`` in each thread; returns when all are through.
 
         `sync` is the address of the number of all waits so far, of all threads, and `turn` of those of each.
-        A kernel ends with a wait, and returns its next turn.
+        A kernel begins with `kernels._begin`, ends with `kernels._end`, and returns its next turn.
         """
         for number, tasks in enumerate(self._queues, 1):
             tasks.put((kernel, number, self.size, self._sync, self._turn, args))
