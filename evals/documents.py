@@ -175,7 +175,7 @@ class ForcedSettings(DocumentSettings):
     """Settings of a command that has them written on an engine, timed."""
 
     backend: str = Field(
-        description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:FILE"
+        description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:step=0.01"
     )
     out: Path | None = Field(
         default=None, description="file for the raw figures; one that was broken off is gone on with"

@@ -45,12 +45,11 @@ async def empty_prefix_cache(url: str) -> None:
 async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Backend]:
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
-    `simulated:FILE` is engines on a virtual clock (`EngineModel.load`); their constants are printed. Options
-    are those of `open_backend`.
+    `simulated:step=0.01` is engines on a virtual clock (`EngineModel.of`). Options are those of
+    `open_backend`.
     """
     if url.startswith("simulated:"):
-        backend = SimulatedBackend(EngineModel.load(url.removeprefix("simulated:")))
-        print(f"SIMULATED: {backend.model}\n")
+        backend = SimulatedBackend(EngineModel.of(url.removeprefix("simulated:")))
     elif url.startswith("http"):
         await empty_prefix_cache(url)
         options.setdefault("max_connections", FORCED_LIMITS.client_threads)

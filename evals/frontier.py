@@ -6,8 +6,8 @@
 
 The first command compares a model with its own sequential answers. The others compare it with those of a
 model that was trained on the same data without tags: the second measures that one, the third the model.
-Measured are theoretical and length-matched speed-up and wall clock, how good the answers are, how long, and
-how many of them are parallel. `pasta_async.training.run` gives the last two.
+Measured are theoretical and length-matched speed-up, how good the answers are, how long, and how many of them
+are parallel. `pasta_async.training.run` gives the last two; `pasta_async.evals.speed` measures wall clock.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from pydantic import Field, model_validator
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, compare, of_form, read_answers, theoretical
-from pasta_async.evals.documents import WARM_UP_SEED, digest, draw_prompts, held_out, read_prompts
+from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, read_answers, theoretical
+from pasta_async.evals.documents import digest, draw_prompts, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.judge import grade_answers
 from pasta_async.evals.records import markdown_table, write_result
-from pasta_async.evals.speed import measure as time_answers
-from pasta_async.evals.speed import open_forms
 from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
 from pasta_async.training.score import JudgeSettings
@@ -65,11 +63,9 @@ class FrontierSettings(JudgeSettings):
     sample: int | None = Field(
         default=None, ge=1, description="so many of a file's prompts, of every source and length"
     )
-    timed: int = Field(default=40, ge=0, description="so many prompts are timed, alone")
-    passes: int = Field(default=1, ge=1, description="how often they are timed")
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
-    together: int = Field(default=32, ge=1, description="answers at the same time, where nothing is timed")
+    together: int = Field(default=32, ge=1, description="answers at the same time")
 
     @model_validator(mode="after")
     def _checked_prompts(self) -> Self:
@@ -109,10 +105,10 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         "prompts": digest(prompt.text for prompt in prompts),
         **settings.model_dump(include={"max_tokens", "temperature", "seed"}),
     }
-    other, plain = None, list[Answer]()
+    plain = list[Answer]()
     if settings.baseline is not None:
-        other, plain = _read_baseline(settings.baseline, asked)
-    forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if other else FORMS
+        plain = _read_baseline(settings.baseline, asked)
+    forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if plain else FORMS
     identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
     async with cold_client(settings.backend) as client:
         with Journal(settings.out / "answers.jsonl", identity) as journal:
@@ -128,15 +124,12 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     else:
         answers = of_form(answers, "parallel")
         result |= outcome(prompts, answers, await grade(answers), (plain, plain_grades))
-        if settings.timed:
-            timed = [prompts[place] for place in draw_prompts(prompts, settings.timed)]
-            result["wall_clock"] = _wall_clock(await _time(settings, timed, other, identity))
     write_result(settings.out, result)
     return result
 
 
-def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answer]]:
-    """The sequential model's backend and its answers.
+def _read_baseline(folder: Path, asked: dict[str, Any]) -> list[Answer]:
+    """The sequential model's answers.
 
     Raises:
         InvalidRequestError: The folder has no result of such a model, or one for other prompts.
@@ -152,24 +145,7 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> tuple[str, list[Answe
             f"{folder} cannot be compared with, for its {', '.join(differ)}: measure a sequential model with "
             "equal options"
         )
-    return result["backend"], answers
-
-
-async def _time(
-    settings: FrontierSettings, prompts: Sequence[Prompt], baseline: str | None, identity: dict[str, Any]
-) -> list[Answer]:
-    """Answers of both, one at a time, in the order A B B A. Cancelling it closes both."""
-    warm = held_out(FAMILIES, 1, first_seed=WARM_UP_SEED)
-    measured = {**identity, "benchmark": "frontier, timed", "baseline": baseline, "timed": len(prompts)}
-    with Journal(settings.out / "timed.jsonl", measured) as journal:
-        return await time_answers(
-            partial(open_forms, settings.backend, baseline=baseline),
-            prompts,
-            warm=warm,
-            passes=settings.passes,
-            sampling=settings.sampling,
-            journal=journal,
-        )
+    return answers
 
 
 class _Graded(NamedTuple):
@@ -253,17 +229,7 @@ def _figures(answers: Sequence[Answer], grades: Sequence[float], clusters: Seque
     }
 
 
-def _wall_clock(runs: Sequence[Answer]) -> dict[str, Any]:
-    """The realised speed-up of answers that were timed alone, over passes and prompts."""
-    pairs = compare(runs)
-    return {
-        "prompts": len(pairs),
-        "speedup": estimate([pair.speedup for pair in pairs]) if pairs else None,
-        "seconds": {form: fmean(run.seconds for run in runs if run.method == form) for form in FORMS},
-    }
-
-
-def row(label: str, own: dict[str, Any], **more: str) -> dict[str, Any]:
+def row(label: str, own: dict[str, Any]) -> dict[str, Any]:
     """Figures of some answers as the row of a table."""
     return {
         "": label,
@@ -273,7 +239,6 @@ def row(label: str, own: dict[str, Any], **more: str) -> dict[str, Any]:
         "right %": format_estimate(own["right"]),
         "theoretical speed-up": format_estimate(own.get("theoretical_speedup"), ".2f"),
         "length-matched": format_estimate(own.get("length_matched_speedup"), ".2f"),
-        **more,
         "text tokens": own["text_tokens"],
         **{f"{name} %": own[name]["value"] for name in ("parallel", "synced", "malformed")},
         "cut by length %": own["cut_by_length"]["value"],
@@ -290,11 +255,7 @@ def table(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _run(settings: FrontierSettings) -> str:
-    result = await measure(settings)
-    shown = markdown_table(table(result))
-    if timed := result.get("wall_clock"):
-        shown += f"\n\nwall clock over {timed['prompts']} prompts: {format_estimate(timed['speedup'], '.2f')}"
-    return shown
+    return markdown_table(table(await measure(settings)))
 
 
 main: Command = command(FrontierSettings, _run, "frontier", __doc__, resumes=True)

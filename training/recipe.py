@@ -120,8 +120,6 @@ class Recipe(StrictModel):
                 raise ValueError(f"stage1.variants.{name}: {reason}")
         if BASELINE in variants:
             raise ValueError(f"stage1.variants: `{BASELINE}` is made in any case; it is no variant")
-        if self.serving is not None and self.evaluation.get("timed") != 0:
-            raise ValueError("evaluation.timed: a model that is served is not timed here; set it to 0")
         if self.stage2 is not None and self.stage2.start not in variants:
             raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1")
         if self.stage2 is not None and data.source is not None and not data.source.get("limit"):

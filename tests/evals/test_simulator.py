@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
-from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from pasta_async.evals.load import drive
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, open_engine
-from pasta_async.evals.simulator import EngineModel, Sample, SimulatedBackend, fit, main, take_samples
+from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
@@ -34,7 +33,7 @@ DOCUMENTS = {"many": parse(WRITTEN)}
 CASES = [Case(0, "many", DOCUMENTS["many"])]
 
 
-REAL = EngineModel(step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003, assumed=())
+REAL = EngineModel(step=0.01, sequence=0.001, context=2e-6, prefill=1e-4, round_trip=0.003)
 
 
 async def load(engines: int, at_once: int, method: str, constants: EngineModel, answers: int = 8) -> Block:
@@ -76,31 +75,6 @@ async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
     assert await prefilled(embedded=True) < await prefilled(embedded=False)
 
 
-async def test_the_constants_of_an_engine_are_found_by_timing_it():
-    backend = SimulatedBackend(REAL)
-    samples = await take_samples(backend, [*product((1, 4, 16), (64, 512))], rounds=1)
-    found = fit(samples)
-    for name in ("step", "sequence", "context", "prefill"):
-        assert getattr(found, name) == pytest.approx(getattr(REAL, name), rel=0.05), name
-    trip = found.round_trip + found.step  # a small difference of two larger ones
-    assert trip == pytest.approx(REAL.round_trip + REAL.step, rel=0.05)
-    (other,) = await take_samples(backend, [(3, 200)], rounds=1)
-    assert found.seconds(3, other.tokens) == pytest.approx(other.step, rel=0.01)
-    assert found.assumed == ()
-
-
-def test_no_constant_is_negative_and_too_few_samples_are_refused():
-    def sample(at_once: int, context: int, step: float) -> Sample:
-        return Sample(at_once, context, step, 0.02 + step)
-
-    settings = [*product((1, 4), (64, 512))]
-    found = fit([sample(n, context, 0.01 - context * 1e-6) for n, context in settings])
-    assert found.context == 0
-    assert found.step > 0.005
-    with pytest.raises(InvalidRequestError):
-        fit([sample(1, 64, 0.01), sample(4, 64, 0.01)])
-
-
 def request(backend: SimulatedBackend, forced: tuple[int, ...]) -> DecodeRequest:
     return DecodeRequest("a", 0, (8, 9), 50, Sampling(), extra={"forced": forced})
 
@@ -128,38 +102,25 @@ async def test_what_is_not_forced_is_refused_and_closing_ends_what_is_open():
         await anext(pieces)
 
 
-def test_a_load_on_simulated_engines_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    engine, documents, out = tmp_path / "engine.json", tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
-    engine.write_text(REAL.model_dump_json())
-    assert EngineModel.load(str(engine)) == REAL
+def test_a_load_on_simulated_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    documents, out = tmp_path / "documents.jsonl", tmp_path / "rows.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
     command = f"--documents {documents} --rates 1 --rates 4 --answers 6 --rounds 1"
-    run(loads.main, command, "--backend", f"simulated:{engine}?gpus=2&step=0.005", "--out", out)
-    printed = capsys.readouterr().out
-    assert "SIMULATED: 2 engines" in printed
-    assert "step 5 (ASSUMED), sequence 1," in printed
-    assert "| 4 a second | pasta | 6 |" in printed
+    run(loads.main, command, "--backend", "simulated:gpus=2&step=0.005", "--out", out)
+    assert "| 4 a second | pasta | 6 |" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2 + 6
-    for wrong in ("?speed=1", "?step=-1", "?step", "x"):
-        refusal = refused(loads.main, command, "--backend", f"simulated:{engine}{wrong}")
+    for wrong in ("step=1&speed=1", "step=-1", "gpus=2", "x"):
+        refusal = refused(loads.main, command, "--backend", f"simulated:{wrong}")
         assert refusal.startswith("InvalidRequestError")
 
 
-def test_the_command_fits_the_constants_of_the_shipped_model(tmp_path: Path):
-    run(main, "--backend local:pasta-tiny --rounds 1 --out", tmp_path / "engine.json")
-    found = EngineModel.load(str(tmp_path / "engine.json"))
-    assert found.embedded
-    assert found.assumed == ()
-
-
 def test_methods_are_compared_on_a_simulated_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    engine, documents = tmp_path / "engine.json", tmp_path / "documents.jsonl"
-    engine.write_text(EngineModel(step=0.01).model_dump_json())
+    documents = tmp_path / "documents.jsonl"
     record = {"id": "1", "messages": [{"role": "user", "content": "many"}], "written": WRITTEN}
     documents.write_text(json.dumps(record) + "\n")
     out = tmp_path / "rows.jsonl"
-    run(methods.main, f"--backend simulated:{engine} --documents {documents} --passes 1 --out {out}")
+    run(methods.main, f"--backend simulated:step=0.01 --documents {documents} --passes 1 --out {out}")
     rows = [json.loads(line) for line in out.read_text().splitlines()[2:]]
     assert len(rows) == 5
     assert all(row["seconds"] == pytest.approx(row["critical_path"] * 0.01, rel=0.2) for row in rows)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SMALLEST = (
     *("base.steps=4", "data.synthetic.count=8", "stage2.rounds=1", "stage2.sample.max_tokens=30"),
-    *("evaluation.timed=0", "evaluation.max_tokens=20"),
+    "evaluation.max_tokens=20",
 )
 RECIPE = ("smoke", *(word for value in SMALLEST for word in ("--set", value)))
 ALL = ("--only", "evaluation/round1/lambda4")

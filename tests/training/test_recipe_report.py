@@ -1,4 +1,4 @@
-"""The report of a run: plots, tables, the best point, what dominates what."""
+"""The report of a run: tables, a plot, the best point, what dominates what."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pasta_async.evals.report.__main__ import main
-from pasta_async.evals.report.results import Model, best
+from pasta_async.evals.report import Model, best, main, unbeaten
 from pasta_async.training.recipe import find_recipe, read_recipe
 from pasta_async.training.run import Plan
 
@@ -48,10 +47,7 @@ def figures(score: float, speedup: float | None, tokens: float) -> dict[str, Any
 
 def result(score: float, speedup: float | None, tokens: float = 60.0) -> dict[str, Any]:
     own = figures(score, speedup, tokens)
-    timed = {"wall_clock": {"prompts": 40, "speedup": about(speedup * 0.8, 0.1)}} if speedup else {}
-    where = {"time": "now", "cpu": "a fast one", "cores": 2, "load": 0.5}
-    by_family = {"describe": own, "chain": own}
-    return {"backend": "local:x", "environment": where, "all": own, "by_family": by_family, **timed}
+    return {"backend": "local:x", "all": own, "by_family": {"describe": own, "chain": own}}
 
 
 FOUND = {
@@ -89,13 +85,28 @@ def test_the_report_of_what_was_measured_so_far(measured: Path, capsys: pytest.C
     assert not left.value.code
     report = measured / "report"
     assert str(report / "report.md") in capsys.readouterr().out
-    for name in ("frontier", "frontier-wall-clock", "frontier-length-matched"):
-        assert (report / f"{name}.png").read_bytes().startswith(PNG)
+    plot = (report / "frontier.png").read_bytes()
+    assert plot.startswith(PNG)
     tables = (report / "report.md").read_text()
-    assert "It is round 2, λ = 8: speed-up 1.70 (1.60 to 1.80)" in tables
+    assert "The best point is round 2, λ = 8: speed-up 1.70 (1.60 to 1.80)" in tables
     assert "| round 2, λ = ∞ | 50 | 92.0 (91.0 to 93.0) | +2.0 (+1.0 to +3.0) |" in tables
     assert "| round 2, λ = 4 |" not in tables
     assert "| all | 49 | 9 | 13.5 |" in tables  # 90 seconds each
+    with pytest.raises(SystemExit):
+        main([str(measured)])
+    assert (report / "report.md").read_text() == tables
+    assert (report / "frontier.png").read_bytes() == plot
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([str(tmp_path)])
+    assert str(left.value.code).startswith("InvalidRequestError")
+
+
+def test_no_point_of_the_frontier_is_beaten_by_another() -> None:
+    places = [(1.0, 50.0), (1.4, 52.0), (1.4, 51.0), (2.0, 45.0), (1.9, 44.0)]
+    assert unbeaten(places) == [(1.4, 52.0), (2.0, 45.0)]
 
 
 def test_there_is_no_report_before_there_is_something_to_compare(measured: Path) -> None:

@@ -53,7 +53,7 @@ def measured(out: Path, model: str) -> dict[str, Any]:
 
 def test_smoke_runs_to_its_report_and_does_nothing_twice(tmp_path: Path) -> None:
     values = ["stage2.rounds=1", "base.steps=10", "data.synthetic.count=16", "stage2.sample.max_tokens=40"]
-    values += ["evaluation.timed=1", "evaluation.max_tokens=30"]
+    values += ["evaluation.max_tokens=30"]
     models = ["stage1/noisy", "round1/lambda4"]
     only = [f"evaluation/{model}" for model in models]
     run("smoke", tmp_path, models[:1], values)
@@ -96,7 +96,7 @@ def test_the_recipe_of_pasta_smol_runs_with_a_smaller_model(tmp_path: Path) -> N
         *("stage1.train.steps=1", "stage1.variants.likelihood.annotate={least=1, tau=9, sync_tau=9}"),
         *("stage2.rounds=1", "stage2.quality_weights=[4]", "stage2.prompts=4", "stage2.sample.n=4"),
         *("stage2.sample.max_tokens=60", "stage2.train.batch=4", "stage2.train.epochs=1"),
-        *(f"evaluation.prompts='{prompts}'", "evaluation.max_tokens=40", "evaluation.timed=0"),
+        *(f"evaluation.prompts='{prompts}'", "evaluation.max_tokens=40"),
     ]
     run("pasta-smol", out, (), values)
     answers = [*read_records(out / "data/plain/records.jsonl")]
