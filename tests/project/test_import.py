@@ -26,7 +26,6 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
-    "evals/alpaca": {"pandas", "yaml"},
     "evals/forcing": {"torch"},
     "evals/llama_cpp": {"gguf"},
     "evals/peers": {"torch", "transformers"},
