@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import httpx
 import pytest
 
+from pasta_async import Sampling
 from pasta_async.backends.sglang import launch
+from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
+
+    from pasta_async.backends.sglang import SGLangBackend
 
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""
@@ -48,6 +52,47 @@ class RealServer(NamedTuple):
     def flush(self) -> None:
         """Empty the prefix cache."""
         httpx.post(f"{self.url}/flush_cache", params={"timeout": 10}).raise_for_status()
+
+
+class Forked(NamedTuple):
+    """What came of a request that was forked while it ran."""
+
+    main: list[int]
+    """Its own tokens."""
+    outputs: list[list[int]]
+    """Those of its forks."""
+    computed: list[int]
+    """Tokens that each fork found nowhere in the prefix cache."""
+
+
+def greedy(ids: Sequence[int], tokens: int, *, thread: int = 0, answer: str = "a") -> DecodeRequest:
+    """A greedy request that goes on to its last token."""
+    extra: dict[str, Any] = {"sampling_params": {"ignore_eos": True}}
+    return DecodeRequest(answer, thread, tuple(ids), tokens, Sampling(), extra=extra)
+
+
+async def read(backend: SGLangBackend, wanted: DecodeRequest) -> tuple[list[int], int]:
+    """The ids, and how many tokens of the context were computed."""
+    pieces = [piece async for piece in backend.decode(wanted)]
+    assert pieces[-1].cached_tokens is not None
+    return [i for piece in pieces for i in piece.ids], len(wanted.ids) - pieces[-1].cached_tokens
+
+
+async def fork_running(
+    backend: SGLangBackend, prompt: Sequence[int], marks: Sequence[int], *, answer: str = "a"
+) -> Forked:
+    """Decode behind a prompt, and fork that when it has so many tokens; `answer` is the forks'."""
+    found = Forked([], [], [])
+    async with aclosing(backend.decode(greedy(prompt, marks[-1] + 40))) as pieces:
+        async for piece in pieces:
+            found.main.extend(piece.ids)
+            while len(found.outputs) < len(marks) and len(found.main) >= marks[len(found.outputs)]:
+                number = len(found.outputs)
+                context = [*prompt, *found.main[: marks[number]], 5]
+                ids, computed = await read(backend, greedy(context, 12, thread=1 + number, answer=answer))
+                found.outputs.append(ids)
+                found.computed.append(computed)
+    return found
 
 
 async def until(server: RealServer, count: int, polls: int = 100) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import real_server as stand_ins
 from fork_torture import SMALL, STRICT, Torture
-from real_server import require_sglang, until
+from real_server import fork_running, require_sglang, until
 
 from pasta_async import BackendError, Client, Generation
 from pasta_async.backends.sglang import LaunchedBackend
@@ -134,6 +134,8 @@ async def test_a_small_server_of_ones_own_answers_alike_survives_forks_and_ends_
     # It reserves room for `max_tokens`, of which it has little.
     there, here = await answers(backend, some, max_tokens=120), await answers(local, some, max_tokens=120)
     assert written(there) == written(here)
+    forked = await fork_running(backend, range(20, 120), (30, 31, 61))
+    assert max(forked.computed) < ODD["page_size"] + 2
     torture = Torture(backend, ranks=2)
     await torture.run(12)
     assert torture.found["answers"] == 12 and torture.found["forks"] > 5

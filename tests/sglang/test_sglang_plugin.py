@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from real_server import until
+from real_server import fork_running, greedy, read, until
 
 from pasta_async import Client
 from pasta_async.evals.documents import held_out
-from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from real_server import RealServer
+    from real_server import Forked, RealServer
 
     from pasta_async.backends.sglang import SGLangBackend
-    from pasta_async.protocol import Piece
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -32,52 +27,24 @@ MARKS = (30, 31, 120)
 """Tokens that a parent has decoded when it is forked."""
 
 
-def request(ids: Sequence[int], tokens: int, *, thread: int = 0, answer: str = "a") -> DecodeRequest:
-    """A greedy request that goes on to its last token."""
-    extra: dict[str, Any] = {"sampling_params": {"ignore_eos": True}}
-    return DecodeRequest(answer, thread, tuple(ids), tokens, Sampling(), extra=extra)
-
-
-async def read(backend: SGLangBackend, wanted: DecodeRequest) -> tuple[list[int], Piece]:
-    """The ids, and the last piece."""
-    pieces = [piece async for piece in backend.decode(wanted)]
-    return [i for piece in pieces for i in piece.ids], pieces[-1]
-
-
-def computed(wanted: DecodeRequest, last: Piece) -> int:
-    assert last.cached_tokens is not None
-    return len(wanted.ids) - last.cached_tokens
-
-
 async def test_a_fork_of_a_running_request_computes_two_tokens_and_changes_nothing(
     backend: SGLangBackend, server: RealServer
 ) -> None:
     """Against a fork that names no parent: one whose parent belongs to another answer."""
     prompt = await backend.encode_chat([{"role": "user", "content": held_out(FAMILIES, 1)[2].text}], {})
-    written: dict[str, list[list[int]]] = {}
+    found: dict[str, Forked] = {}
     for answer in ("a", "stranger"):
         server.flush()
-        main: list[int] = []
-        outputs: list[list[int]] = []
-        new: list[int] = []
-        async with aclosing(backend.decode(request(prompt, 160))) as pieces:
-            async for piece in pieces:
-                main += piece.ids
-                while len(new) < len(MARKS) and len(main) >= MARKS[len(new)]:
-                    context = [*prompt, *main[: MARKS[len(new)]], 5]
-                    fork = request(context, 12, thread=1 + len(new), answer=answer)
-                    ids, last = await read(backend, fork)
-                    outputs.append(ids)
-                    new.append(computed(fork, last))
-        assert len(main) == 160 and len(set(main)) > 20 and len(new) == len(MARKS)
-        assert max(new) <= 2 if answer == "a" else new[0] > 30
-        written[answer] = [main, *outputs]
-    assert written["a"] == written["stranger"]
+        found[answer] = await fork_running(backend, prompt, MARKS, answer=answer)
+    own, stranger = found["a"], found["stranger"]
+    assert (own.main, own.outputs) == (stranger.main, stranger.outputs)
+    assert len(own.main) == 160 and len(set(own.main)) > 20
+    assert max(own.computed) <= 2 and stranger.computed[0] > 30
 
 
 async def test_a_parent_that_does_not_run_changes_nothing(backend: SGLangBackend, server: RealServer) -> None:
     server.flush()
-    long = request(PROMPT, 1000)
+    long = greedy(PROMPT, 1000)
     async with aclosing(backend.decode(long)) as pieces:
         await anext(pieces)
     await until(server, 0)
@@ -114,12 +81,12 @@ async def test_parents_and_forks_left_at_any_moment_leave_nothing_behind(
         answer = f"left after {after}"
         main: list[int] = []
         async with asyncio.TaskGroup() as group:
-            async with aclosing(backend.decode(request(PROMPT, 1000, answer=answer))) as pieces:
+            async with aclosing(backend.decode(greedy(PROMPT, 1000, answer=answer))) as pieces:
                 async for piece in pieces:
                     main += piece.ids
                     if len(main) >= after:
                         break
-                fork = request([*PROMPT, *main, 5], 60, thread=1, answer=answer)
+                fork = greedy([*PROMPT, *main, 5], 60, thread=1, answer=answer)
                 tasks = [group.create_task(read(backend, replace(fork, thread=k))) for k in (1, 2)]
                 await asyncio.sleep(0)
             tasks[0].cancel()
