@@ -128,7 +128,7 @@ class CompiledLinear:
 
 
 class CompiledStep:
-    """All layers and the head over few rows, in one call.
+    """All layers and the head over few rows, in one call; and what layers of a prompt do behind attention.
 
     Args:
         config: The model's shape.
@@ -150,7 +150,7 @@ class CompiledStep:
         rotations: torch.Tensor,
         epsilon: float,
     ) -> None:
-        from pasta_async.backends.local.kernels import step
+        from pasta_async.backends.local.kernels import feed_forward, step
 
         self._config, self._team, self._head = config, team, head
         self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
@@ -158,7 +158,7 @@ class CompiledStep:
         self._qk_norms = qk_norms.float().numpy()
         self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
         self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
-        self._kernel = step
+        self._kernel, self._feed_forward = step, feed_forward
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // _LANES)
         self._most = 0  # rows that there is scratch for
         self._scratch: tuple[NDArray[Any], ...] = ()
@@ -197,6 +197,14 @@ class CompiledStep:
             logits,
         )
         return torch.from_numpy(logits)[:, : c.vocab_size]
+
+    def feed_forward(self, layer: int, x: torch.Tensor) -> None:
+        """Add a layer's second half to a prompt's rows, float32 `[rows, hidden]`, in place."""
+        gate_up = np.empty((len(x), 2 * self._config.intermediate), np.float32)
+        *scratch, _ = self._private(len(x))
+        self._team.run(
+            self._feed_forward, self._table[layer], x.numpy(), self._epsilons[0], gate_up, *scratch
+        )
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """What each thread has for itself: quantised rows, their sizes and zeros, scores of a row's heads."""

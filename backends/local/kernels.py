@@ -33,7 +33,7 @@ from pasta_async.backends.local.vectors import (
     tile,
 )
 
-__all__ = ["product", "step"]
+__all__ = ["feed_forward", "product", "step"]
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
@@ -328,6 +328,58 @@ def _attend(
 
 
 @_kernel
+def _feed_forward(
+    thread: int,
+    threads: int,
+    sync: int,
+    turn: int,
+    gate_up_weights: Ints,
+    down_weights: Ints,
+    x: Floats,
+    epsilon: np.float32,
+    gate_up: Floats,
+    q: Bytes,
+    sizes: Floats,
+    zeros: Zeros,
+) -> int:
+    """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
+    rows, wide = len(x), gate_up.shape[1] // 2
+    first, last = _part(wide // GROUP, thread, threads)
+    _quantise(x, rows, q, sizes, zeros, True, epsilon)
+    for behind in 0, wide // GROUP:  # gate, then up
+        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind)
+    _activate(gate_up, first * GROUP, last * GROUP)
+    turn = _wait(sync, threads, turn)
+    _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
+    first, last = _part(x.shape[1] // GROUP, thread, threads)
+    _multiply(q, sizes, zeros, rows, down_weights, x, 1, first, last)
+    return turn
+
+
+@_kernel
+def feed_forward(
+    thread: int,
+    threads: int,
+    sync: int,
+    turn: int,
+    layer: Ints,
+    x: Floats,
+    epsilon: np.float32,
+    gate_up: Floats,
+    all_q: Bytes,
+    all_sizes: Floats,
+    all_zeros: Zeros,
+) -> int:
+    """A layer's second half, added to x `[rows, hidden]`; the arguments are those of `step`, for a prompt."""
+    _begin(sync, thread)
+    q, sizes, zeros = all_q[thread], all_sizes[thread], all_zeros[thread]
+    turn = _feed_forward(
+        thread, threads, sync, turn, layer[2], layer[3], x, epsilon, gate_up, q, sizes, zeros
+    )
+    return _end(sync, thread, threads, turn)
+
+
+@_kernel
 def step(
     thread: int,
     threads: int,
@@ -391,12 +443,10 @@ def step(
         logits: `[len(last), outputs]`.
     """
     _begin(sync, thread)
-    rows, wide = len(x), gate_up.shape[1] // 2
+    rows = len(x)
     q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
     x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
-    gate_from, gate_to = _part(wide // GROUP, thread, threads)
-    up_from, up_to = gate_from + wide // GROUP, gate_to + wide // GROUP
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
         _quantise(x, rows, q, sizes, zeros, True, epsilon)
@@ -409,13 +459,9 @@ def step(
         _quantise(attended, rows, q, sizes, zeros, False, _ZERO)
         _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
         turn = _wait(sync, threads, turn)
-        _quantise(x, rows, q, sizes, zeros, True, epsilon)
-        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, gate_from, gate_to)
-        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, up_from, up_to)
-        _activate(gate_up, gate_from * GROUP, gate_to * GROUP)
-        turn = _wait(sync, threads, turn)
-        _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
-        _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to)
+        turn = _feed_forward(
+            thread, threads, sync, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros
+        )
         turn = _wait(sync, threads, turn)
     if thread == 0:
         for i in range(len(last)):

@@ -90,8 +90,12 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        for layer, kv in zip(self._layers, cache.layers, strict=True):
-            layer.forward(x, rotation, self._epsilon, batch, kv)
+        for number, (layer, kv) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            layer.attend(x, rotation, self._epsilon, batch, kv)
+            if self._compiled is not None:
+                self._compiled.feed_forward(number, x)
+            else:
+                layer.feed_forward(x, self._epsilon)
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
@@ -161,7 +165,7 @@ class _Layer:
         """Queries, keys and values; out; gate and up; down."""
         return self._qkv, self._out, self._gate_up, self._down
 
-    def forward(
+    def attend(
         self,
         x: torch.Tensor,
         rotation: torch.Tensor,
@@ -171,6 +175,9 @@ class _Layer:
     ) -> None:
         """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`."""
         x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
+
+    def feed_forward(self, x: torch.Tensor, epsilon: torch.Tensor) -> None:
+        """Change `x`, `[padded rows, hidden]`, in place."""
         gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
         x.add_(self._down(F.silu(gate).mul_(up)))
 
