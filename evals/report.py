@@ -74,8 +74,13 @@ class Model:
         return self.result["all"]
 
     @property
+    def comparable(self) -> bool:
+        """Whether it has a speed-up: not so where a limit ended every answer."""
+        return self.figures["theoretical_speedup"] is not None
+
+    @property
     def place(self) -> tuple[float, float]:
-        """Theoretical speed-up and score."""
+        """Theoretical speed-up, if it has one, and score."""
         return self.figures["theoretical_speedup"]["value"], self.figures["score"]["value"]
 
 
@@ -86,7 +91,9 @@ def best(found: Sequence[Model], margin: float) -> Model | None:
     if there is none.
     """
     bounds = [(model, model.figures["difference"]["bound"]) for model in found if model.candidate]
-    as_good = [model for model, bound in bounds if bound is not None and bound >= -margin]
+    as_good = [
+        model for model, bound in bounds if model.comparable and bound is not None and bound >= -margin
+    ]
     return max(as_good, key=lambda one: one.place, default=None)
 
 
@@ -128,7 +135,7 @@ def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join([f"# {plan['title']}", *_scores(models, margin), "## Time", *_times(states)])
     (folder / "report.md").write_text(text + "\n", encoding="utf-8")
-    _draw(models, folder / "frontier.png")
+    _draw([one for one in models if one.comparable], models[0].figures["baseline"], folder / "frontier.png")
     return True
 
 
@@ -185,7 +192,7 @@ def _times(states: dict[str, dict[str, Any]]) -> list[str]:
     return [markdown_table(rows)]
 
 
-def _draw(models: Sequence[Model], path: Path) -> None:
+def _draw(models: Sequence[Model], baseline: dict[str, Any], path: Path) -> None:
     """Every model with its intervals, a line through those of a round, and one through the unbeaten."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -194,7 +201,7 @@ def _draw(models: Sequence[Model], path: Path) -> None:
         figure: Figure = Figure(figsize=(8.0, 4.9))
         axes = figure.subplots()
         axes.set(xlabel="theoretical speed-up", ylabel="score, %")
-        sequential = 1.0, models[0].figures["baseline"]["score"]["value"]
+        sequential = 1.0, baseline["score"]["value"]
         frontier = unbeaten([sequential, *(one.place for one in models)])
         axes.plot(*zip(*frontier, strict=True), color="#655d4f", lw=4, alpha=0.25, label="frontier")
         axes.plot(*sequential, "s", color="#25211a")

@@ -133,3 +133,6 @@ def test_the_best_point_is_the_fastest_that_is_not_worse_by_more_than_the_margin
     few = model(99, 4)
     few.figures["difference"]["bound"] = None
     assert best([few, better], 2) is better, "too few prompts to say"
+    cut = model(99, 5)
+    cut.figures["theoretical_speedup"] = None
+    assert best([cut, better], 2) is better, "a limit ended all of its answers"
