@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["ChatTemplate"]
-
 
 class ChatTemplate:
     """A model's Jinja template, run in a sandbox as Hugging Face does.

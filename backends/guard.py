@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["EDGE", "beginnings", "check_messages", "free_marker", "mark", "replace_texts", "texts_in"]
-
 MAX_DEPTH = 64
 """How deep lists and objects in a message may be nested."""
 

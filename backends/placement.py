@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["BLOCK", "Placement", "Prefixes"]
-
 BLOCK = 64
 """Tokens that are looked at together. A prompt shorter than this has no prefix worth sharing."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pasta_async.load import EngineLoad
     from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
-__all__ = ["Checkable", "Member", "RoutedBackend"]
-
 _T = TypeVar("_T")
 
 _LOG = logging.getLogger(__name__)

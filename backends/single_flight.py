@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable
 
-__all__ = ["SingleFlight"]
-
 _T = TypeVar("_T")
 
 

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = [
-    "AsyncTextCodec",
-    "Detokenizer",
-    "TextCodec",
-    "TokenizerFiles",
-    "add_tags",
-    "find_template",
-    "named_ends",
-    "read_object",
-]
-
 _T = TypeVar("_T")
 
 LONG_TEXT = 5_000

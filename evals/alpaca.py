@@ -20,8 +20,6 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS
 from pasta_async.evals.instruments import InstrumentSettings, read_forms
 
-__all__ = ["main", "write_outputs"]
-
 
 def write_outputs(answers: Path, out: Path) -> list[Path]:
     """Write a file of each form, in AlpacaEval's format, into a folder; returns the files.

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.synthetic import Split
 
-__all__ = [
-    "WARM_UP_SEED",
-    "DocumentSettings",
-    "ForcedSettings",
-    "Prompt",
-    "digest",
-    "documents_digest",
-    "draw_prompts",
-    "held_out",
-    "read_documents",
-    "read_prompts",
-    "stratified",
-]
-
 WARM_UP_SEED = 1_000_000
 """Where the held-out prompts come from that do not count: far from those that do."""
 

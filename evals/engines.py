@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pasta_async import Backend
     from pasta_async.backends import BackendOptions
 
-__all__ = ["cold_backend", "cold_client", "empty_prefix_cache"]
-
 
 async def empty_prefix_cache(url: str) -> None:
     """Empty the prefix cache of an SGLang server on which nothing is running.

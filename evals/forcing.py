@@ -33,17 +33,6 @@ if TYPE_CHECKING:
     Ids = tuple[int, ...]
     _EncodedViews = dict[int, list[tuple[Ids, Ids]]]
 
-__all__ = [
-    "FORCE",
-    "FORCED_LIMITS",
-    "FORCED_SAMPLING",
-    "ForcedBackend",
-    "encode_segments",
-    "force",
-    "tags_of",
-    "unwrapped",
-]
-
 _PLAIN = -1
 
 FORCED_LIMITS = Limits(chunk_tokens=2**20, max_threads=256, client_threads=4096)

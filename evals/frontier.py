@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
 
-__all__ = ["FrontierSettings", "main", "measure", "outcome", "row", "table"]
-
 
 class FrontierSettings(JudgeSettings):
     """What is measured."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pasta_async.evals.answers import Answer
     from pasta_async.training.statistics import Estimate, Gain
 
-__all__ = ["Figures", "Forms", "InstrumentSettings", "compared", "read_forms", "table"]
-
 Forms = dict[str, list["Answer"]]
 """The answers by form, each in order of the prompts."""
 Figures = dict[str, dict[str, list[float | None]]]

@@ -45,20 +45,6 @@ if TYPE_CHECKING:
     from pasta_async.evals.methods.track import Case, Engine, Method
     from pasta_async.jobs import Journal
 
-__all__ = [
-    "Block",
-    "Figures",
-    "LoadSettings",
-    "Mode",
-    "compare_methods",
-    "default_target",
-    "drive",
-    "figures",
-    "main",
-    "measure",
-    "summarise",
-]
-
 Mode = Literal["open", "closed"]
 """Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""
 

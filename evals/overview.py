@@ -14,8 +14,6 @@ from pasta_async.training.statistics import Estimate, estimate, format_estimate,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["Overview", "overview", "overview_table"]
-
 T = TypeVar("T")
 
 

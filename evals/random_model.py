@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Document
 
-__all__ = ["SHAPES", "describe_model", "main", "make_model", "texts_of"]
-
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
     "small": {"hidden": 256, "layers": 6, "heads": 8, "kv_heads": 2, "intermediate": 704},

@@ -16,17 +16,6 @@ from pasta_async.jobs import Journal
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
-__all__ = [
-    "cell",
-    "environment",
-    "markdown_table",
-    "measurements",
-    "memory_of",
-    "opened_journal",
-    "write_result",
-    "write_rows",
-]
-
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.statistics import Estimate
 
-__all__ = ["Model", "ReportSettings", "best", "main", "unbeaten", "write_report"]
-
 _FAMILIES = {
     "Answers with a promise, %": ("parallel", ".0f"),
     "Answers with a sync, %": ("synced", ".0f"),

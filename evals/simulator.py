@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import FinishReason
     from pasta_async.testing import Tokenizer
 
-__all__ = ["EngineModel", "SimulatedBackend", "clock_of"]
-
 
 class EngineModel(BaseModel):
     """A step takes step + sequence x requests + context x their tokens + prefill x tokens computed anew.

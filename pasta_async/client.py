@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message, ModelInfo
     from pasta_async.streaming import Watch
 
-__all__ = ["Client", "generate", "stream"]
-
 _T = TypeVar("_T")
 
 _FORMS = 64

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["REAL_CLOCK", "Clock", "RealClock", "time_limit"]
-
 
 class Clock(Protocol):
     """What waits is given one of these."""

@@ -17,8 +17,6 @@ from pasta_async.errors import InvalidRequestError, PastaError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 
-__all__ = ["Advance", "Journal", "for_each", "journal_beside", "progress"]
-
 Item = TypeVar("Item")
 
 

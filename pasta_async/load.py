@@ -17,8 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["MOST_ANSWERS", "UNSURE_ANSWERS", "EngineLoad", "Payoff", "Room", "StepMeter", "StepTimes", "room"]
-
 MOST_KV = 0.9
 """Share of the KV cache in use from which on nothing is decoded in parallel: what comes would evict."""
 

@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import DecodeRequest, FinishReason
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = [
-    "AnswerObserver",
-    "AnswerStart",
-    "Observation",
-    "Observer",
-    "Turn",
-    "error_type",
-    "observed_request",
-    "outcome",
-]
-
 Turn = Literal["waiting", "decoding", "over"]
 """A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""
 

@@ -14,8 +14,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-__all__ = ["AnswerOptions", "Limits", "Options", "Sampling", "Settings"]
-
 Parallel = Literal["always", "auto", "never"]
 """How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
 

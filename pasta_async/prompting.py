@@ -17,20 +17,6 @@ if TYPE_CHECKING:
     from pasta_async.options import Limits
     from pasta_async.protocol import ModelInfo
 
-__all__ = [
-    "INSTRUCTIONS",
-    "SYSTEM_PROBE",
-    "USER_PROBE",
-    "Prompt",
-    "check_ids",
-    "check_json",
-    "check_length",
-    "check_text",
-    "default_system",
-    "read_prompt",
-    "with_instructions",
-]
-
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text (one user message), chat messages, or token ids."""
 

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from pasta_async.load import EngineLoad
     from pasta_async.options import Sampling
 
-__all__ = [
-    "Backend",
-    "DecodeRequest",
-    "FinishReason",
-    "LoadReporting",
-    "Message",
-    "ModelInfo",
-    "PassThrough",
-    "Piece",
-    "TagIds",
-]
-
 FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
 """Why a request, a thread or an answer ended; a backend says one of the first three.
 

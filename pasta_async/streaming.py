@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Watch = Callable[[Callable[[], Generation]], None]
 
-__all__ = ["AnswerStream"]
-
 _BUFFER = 128
 """Events that may wait for the reader; a thread that adds more then waits for it."""
 

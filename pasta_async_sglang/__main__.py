@@ -16,8 +16,6 @@ from pathlib import Path
 
 from pasta_async_sglang.fit import misfits
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Check, print the result, and return the exit status.

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["misfits"]
-
 _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "srt/plugins/hook_registry.py": {
         "HookRegistry": ("register(cls, target, hook, hook_type)",),

@@ -12,8 +12,6 @@ from typing import Any
 
 from pasta_async_sglang.fit import misfits
 
-__all__ = ["ON", "STATE", "TESTED", "VARIABLE", "Plugin", "register"]
-
 VARIABLE = "PASTA_SGLANG_PLUGIN"
 """The environment variable that switches the plug-in on, where it is 1."""
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus import Record
     from pasta_async.training.preference import Plain
 
-__all__ = ["AnswerSettings", "draw_answers", "main"]
-
 
 class AnswerSettings(PartSettings):
     """How to draw. Every field is a flag of the command line."""

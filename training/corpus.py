@@ -26,26 +26,6 @@ from pasta_async.training.leakage import LeakageFilter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "CorpusSettings",
-    "PartSettings",
-    "Prompt",
-    "Record",
-    "SourceSettings",
-    "StrictModel",
-    "convert",
-    "digest",
-    "explain",
-    "main",
-    "plain_record",
-    "read_lines",
-    "read_prompts",
-    "read_records",
-    "read_source",
-    "without_leaks",
-    "write_records",
-]
-
 _SPEAKERS = ("system", "user", "assistant")
 _LIST: TypeAdapter[list[Any]] = TypeAdapter(list[Any])
 

@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
 
-__all__ = [
-    "NAMES",
-    "Comparer",
-    "Completion",
-    "Endpoint",
-    "EndpointSettings",
-    "FailureBudget",
-    "collect",
-    "probability",
-]
-
 NAMES = ("m", "M")
 """What a judge calls the first and the second of two answers: AlpacaEval's names."""
 

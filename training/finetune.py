@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus import Record
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["FinetuneSettings", "Supervised", "finetune", "main"]
-
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 
 

@@ -11,8 +11,6 @@ from pasta_async.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["backend_digest", "model_digest"]
-
 _PATTERNS = ("config.json", ADAPTER_CONFIG, "*.safetensors")
 _END = 2**20
 """Bytes at the end of a file that are looked at: no training leaves them as they were."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["JUDGE_PROMPT", "Judge", "ModelJudge", "PairwiseJudge", "TaskJudge"]
-
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")
 )

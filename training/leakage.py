@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["LeakageFilter", "Overlap"]
-
 SHINGLE = 5
 NEAR = 0.7
 """Least Jaccard index. Of the tests' prompts, reworded ones have 0.73 or more, others 0.61 or less."""

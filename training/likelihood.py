@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["LanguageModel", "LikelihoodJudge", "bits_per_token"]
-
 
 class LanguageModel:
     """A model and its tokenizer, which say how likely tokens are.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.lang.document import Document
     from pasta_async.training.tokens import Encoder
 
-__all__ = ["Trie", "pack_plain", "pack_views"]
-
 
 @dataclass(slots=True)
 class Trie:

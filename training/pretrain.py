@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["PretrainSettings", "Stream", "main", "pretrain", "write_new_model"]
-
 _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")
 
 

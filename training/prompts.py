@@ -26,18 +26,6 @@ from pasta_async.training.leakage import LeakageFilter
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "Family",
-    "Group",
-    "PromptSettings",
-    "families",
-    "lacks_passage",
-    "main",
-    "make_prompts",
-    "ordered",
-    "write_prompts",
-]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from pasta_async.training.corpus import StrictModel, explain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["BASELINE", "PACKAGED", "Options", "Recipe", "Serving", "find_recipe", "read_recipe"]
-
 Options = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.recipe import Options, Recipe, Serving, Stage2
 
-__all__ = ["SERVED", "Plan", "RunSettings", "Step", "as_arguments", "main", "run", "run_steps"]
-
 SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
 

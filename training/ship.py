@@ -27,8 +27,6 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     from pasta_async.backends.tokenization import TokenizerFiles
 
-__all__ = ["ShipSettings", "main", "ship"]
-
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",
     "  x = [1,\t2]  # naïve 漢字 🎉",

@@ -12,19 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-__all__ = [
-    "MIN_SAMPLE",
-    "Estimate",
-    "Gain",
-    "estimate",
-    "format_estimate",
-    "format_gain",
-    "format_share",
-    "gain",
-    "ratio",
-    "share",
-]
-
 MIN_SAMPLE = 10
 """Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["BEGIN", "END", "PAD", "SPECIAL", "build_tokenizer", "save_tokenizer"]
-
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT, PLAIN = "<|system|>", "<|user|>", "<|assistant|>", "<|plain|>"
 """A turn is a role, its text, and `END`. `ASSISTANT` asks for PASTA-LANG, `PLAIN` for text without tags."""

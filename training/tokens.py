@@ -23,23 +23,6 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Node
 
-__all__ = [
-    "CountTokens",
-    "EncodedView",
-    "Encoder",
-    "Mark",
-    "align",
-    "critical_path",
-    "encode_views",
-    "in_tens",
-    "insert_tags",
-    "marks_of",
-    "recount",
-    "rough_tokens",
-    "text_speedup",
-    "token_counter",
-]
-
 CountTokens = Callable[[str], int]
 """Tokens of a text, without special ones."""
 

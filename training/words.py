@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SMALL", "runs", "same_stem", "words"]
-
 SMALL: frozenset[str] = frozenset(
     (
         "a an the this that these those is are was were be been it its they their there here you your i "

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.tokenization import TextCodec
 
-__all__ = ["ADAPTER_WEIGHTS", "AdapterFolder", "grown_rows"]
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _ROW_MULTIPLE = 64

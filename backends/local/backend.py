@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pasta_async.load import EngineLoad
     from pasta_async.protocol import DecodeRequest, Message, Piece
 
-__all__ = ["LocalBackend"]
-
 _LOG = logging.getLogger(__name__)
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "BASE_FILE",
-    "SHIPPED",
-    "BaseSource",
-    "base_of",
-    "cache_folder",
-    "default_model",
-    "find_model",
-]
-
 SHIPPED = ("pasta-smol", "pasta-tiny")
 """Models in the package: an adapter for real prompts, and a whole model for tests and the synthetic task."""
 

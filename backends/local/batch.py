@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-__all__ = ["Batch", "BatchMaker", "Block", "Entry", "FewRows", "OwnPart"]
-
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
 _FEW_NEW = 32  # tokens of an entry up to which the compiled step, which looks at keys row by row, is faster

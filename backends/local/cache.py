@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     Ids = NDArray[np.int64]
 
-__all__ = ["PAGE", "KVCache", "Node", "RadixCache", "SlotPool"]
-
-
 PAGE = 32
 """Slots that attention reads together. Products are compiled for each new shape: shapes should come back."""
 

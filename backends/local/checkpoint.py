@@ -19,20 +19,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointFolder",
-    "ConfigReader",
-    "ModelConfig",
-    "compare_shapes",
-    "expected_shapes",
-    "open_safetensors",
-    "read_config",
-    "read_json",
-    "weight_count",
-    "write_json",
-]
-
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = ("F64", "F32", "F16", "BF16")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.local.checkpoint import Checkpoint
 
-__all__ = ["ExportDType", "export_folder"]
-
 ExportDType = Literal["float32", "bfloat16", "float16"]
 
 _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 
-__all__ = ["GGUFFile"]
-
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

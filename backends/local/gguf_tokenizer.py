@@ -10,8 +10,6 @@ from pasta_async.backends.tokenization import TokenizerFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["gguf_tokenizer"]
-
 _LOG = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6  # types of tokens

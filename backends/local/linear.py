@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.compiled import Team
     from pasta_async.backends.local.quantised import Basis
 
-__all__ = [
-    "DType",
-    "Embedding",
-    "Linear",
-    "choose_dtype",
-    "fast_bfloat16",
-    "kv_dtype",
-    "linear",
-    "pad_rows",
-    "storage_dtype",
-]
-
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 
 _LOG = logging.getLogger(__name__)

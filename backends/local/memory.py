@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
     from pasta_async.backends.local.linear import DType
 
-__all__ = ["affordable_slots", "available_memory", "keep_freed_memory"]
-
 _CACHE_BYTES = 2**30
 _MOST_SLOTS = 32768
 _FEWEST_SLOTS = 1024

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     Read = Callable[[str], torch.Tensor]
     KeysValues = tuple[torch.Tensor, torch.Tensor]
 
-__all__ = ["CausalLM"]
-
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.local.checkpoint import Checkpoint
 
-__all__ = ["open_checkpoint"]
-
 
 def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:
     """A checkpoint folder, a GGUF file, or the folder of an adapter with its base.

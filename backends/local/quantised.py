@@ -10,8 +10,6 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-__all__ = ["GROUP", "Basis", "blocks", "has_vnni", "quantised"]
-
 GROUP = 64
 """Outputs whose weights stand together for our own kernels, and are computed by one thread."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.local.cache import Node
     from pasta_async.backends.local.sampler import TokenSampler
 
-__all__ = ["Job", "Scheduler", "Task"]
-
 _HEADROOM = 8  # slots left for each running job when another is admitted
 _REMEMBERED = 4096  # answers that count as started
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
 
-__all__ = ["EngineLoop", "PieceWriter", "Session", "Stream"]
-
 _MOST_WAITING = 32  # pieces in a reader's buffer before its job pauses
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pasta_async.load import EngineLoad
     from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
-__all__ = ["SGLangBackend"]
-
 _T = TypeVar("_T")
 
 ABORT_SECONDS = 5.0

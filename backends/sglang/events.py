@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
     Run = tuple[tuple[int, ...], str]
 
-__all__ = ["Increment", "Increments", "LocalReader", "RemoteReader", "checked_token_ids"]
-
 _TAGS = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 

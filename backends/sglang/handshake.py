@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.tokenization import AsyncTextCodec
 
-__all__ = ["ROUTING_KEY", "ServedModel", "engines", "shake_hands"]
-
 ROUTING_KEY = "X-SMG-Routing-Key"
 """The header by which a router with `--policy manual` keeps requests together; others ignore it."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.sglang.handshake import ServedModel
     from pasta_async.protocol import ModelInfo
 
-__all__ = ["Device", "LaunchedBackend", "ServerCommand", "running_server", "server_command"]
-
 Device = Literal["cuda", "cpu"]
 
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pasta_async.backends.sglang.transport import Server
 
-__all__ = ["LoadReader"]
-
 FRESH_SECONDS = 0.25
 """How long a reading serves; no server is asked more often."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pasta_async.backends.sglang.transport import Server
     from pasta_async.protocol import Message
 
-__all__ = ["RemoteTokenizer"]
-
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""
 

@@ -26,8 +26,6 @@ from pasta_async.errors import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
 
-__all__ = ["DEFAULT_TIMEOUT", "Connections", "EventStream", "Server"]
-
 DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 """Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""
 

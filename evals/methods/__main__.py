@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from pasta_async.jobs import Journal
     from pasta_async.lang import Document
 
-__all__ = ["MethodSettings", "main", "measure", "methods_for", "summarise"]
-
 
 async def measure(
     opened: Callable[[], AbstractAsyncContextManager[Backend]],

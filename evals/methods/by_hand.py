@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
 
-__all__ = ["by_hand"]
-
 How = Literal["planned", "split", "whole"]
 
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pasta_async.evals.peers import RemoteEngine
 
 
-__all__ = ["METHODS", "llama_cpp"]
-
-
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
     ids = await engine.ask_library(case, plain="baseline" in options)

@@ -33,22 +33,6 @@ if TYPE_CHECKING:
     Work = Callable[["Track"], Awaitable[int]]
     """Decodes the answer; returns its critical path in tokens."""
 
-__all__ = [
-    "Case",
-    "Engine",
-    "Method",
-    "Part",
-    "Track",
-    "cases_of",
-    "open_engine",
-    "outline",
-    "play",
-    "rounds",
-    "stretches",
-    "time_work",
-    "warm_up",
-]
-
 _NONE: Mapping[int, Callable[[], object]] = {}
 _NUMBERS = itertools.count(random.randrange(900**2))
 

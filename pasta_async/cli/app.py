@@ -14,8 +14,6 @@ from pasta_async.cli.generate import GenerateOptions, run
 from pasta_async.cli.models import ExportOptions, PullOptions, export, pull
 from pasta_async.errors import missing_extra
 
-__all__ = ["app"]
-
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

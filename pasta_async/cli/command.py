@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = [
-    "Command",
-    "CommandSettings",
-    "Count",
-    "Positive",
-    "as_command",
-    "command",
-    "fail",
-    "read_text",
-    "reported_errors",
-]
-
 S = TypeVar("S", bound=BaseModel)
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

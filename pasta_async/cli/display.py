@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pasta_async.results import Generation, Span, ThreadRecord
     from pasta_async.streaming import AnswerStream
 
-__all__ = ["Display", "JsonDisplay", "LiveDisplay", "bar", "summary", "view"]
-
 _INTERVAL = 0.1
 """Seconds between two pictures. Drawing takes time from decoding, so not more often."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     _Both = tuple[Generation, Generation | None]
 
-__all__ = ["GenerateOptions", "answer", "run"]
-
 _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that what only a first request pays is in neither measurement."""
 

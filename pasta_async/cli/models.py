@@ -15,8 +15,6 @@ from pasta_async.errors import InvalidRequestError, missing_extra
 if TYPE_CHECKING:
     from pasta_async.backends.local.checkpoint import Checkpoint
 
-__all__ = ["ExportOptions", "PullOptions", "export", "pull"]
-
 
 class PullOptions(CommandSettings):
     """Which base, and where it may be had without a download."""

@@ -14,8 +14,6 @@ from pasta_async.server.settings import Names, ServerSettings
 if TYPE_CHECKING:
     from pasta_async.protocol import Backend
 
-__all__ = ["ServeOptions", "run"]
-
 
 class ServeOptions(ServerSettings):
     """The server's settings, its backends, and limits that its client has."""

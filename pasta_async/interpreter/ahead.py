@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pasta_async.observers import AnswerObserver
     from pasta_async.protocol import Backend, FinishReason
 
-__all__ = ["MIN_TOKENS", "AheadSender"]
-
 MIN_TOKENS = 32
 """Tokens of chunks that a further request has to bring; fewer cost less at the join than a request."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import FinishReason
     from pasta_async.results import RequestRecord, Span, Width
 
-__all__ = ["Answer", "diagnostics_since"]
-
 
 class Answer:
     """What the threads wrote so far, where the answer ends in it, and the result that it makes.

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Machine"]
-
 _SYNCS = (SYNC, "<sync />", "<sync>")
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pasta_async.lang import Reading
     from pasta_async.protocol import TagIds
 
-__all__ = ["THINK_OPEN", "Dialect", "Part", "Reader", "ReasoningRead", "RecordedTokens", "ThinkingFilter"]
-
 Dialect = Literal["ids", "text", "plain"]
 """How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""
 

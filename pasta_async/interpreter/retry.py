@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pasta_async.events import Emit, Event
     from pasta_async.results import Generation
 
-__all__ = ["retry_delay", "run_restarting", "with_retries"]
-
 _T = TypeVar("_T")
 
 FIRST_DELAY = 0.25

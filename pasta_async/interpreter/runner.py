@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Backend, FinishReason
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Runner", "thread_seed"]
-
 
 def thread_seed(seed: int | None, thread: int) -> int | None:
     """The seed of a thread: a hash of the answer's seed and the thread's number, 31 bits."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pasta_async.options import Limits
     from pasta_async.protocol import FinishReason, Piece
 
-__all__ = ["Cut", "Thread", "TokenBudget"]
-
 _TAIL = 64
 """Characters that a request's latest text is remembered by."""
 

@@ -13,8 +13,6 @@ from pasta_async.interpreter.reading import overlap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Lane", "Visible"]
-
 
 @dataclass(slots=True)
 class Lane:

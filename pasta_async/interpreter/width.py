@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Backend
     from pasta_async.results import Generation
 
-__all__ = ["PrioritySemaphore", "Share", "WidthControl"]
-
 _Turn = asyncio.Future[None]
 
 

@@ -13,17 +13,6 @@ from typing import NamedTuple
 from pasta_async.lang.diagnostics import Code
 from pasta_async.lang.document import MAX_TAG, TAG_START, Promise, unquoted
 
-__all__ = [
-    "MAX_ESTIMATE",
-    "Lexeme",
-    "Lexer",
-    "Place",
-    "Tag",
-    "read_attributes",
-    "read_promise",
-    "split_marker",
-]
-
 
 class Place(NamedTuple):
     """Where something starts. Among lexemes: a tag starts there that is broken off, and so is text."""

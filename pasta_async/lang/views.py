@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from pasta_async.lang.document import Document, Node
 
-__all__ = ["Segment", "View", "segments", "views"]
-
 _PROMISE = re.compile(
     f'{re.escape(PROMISE_OPEN)}([^"]*)(?:{re.escape(PROMISE_TOKENS)}([^"]*))?{re.escape(PROMISE_CLOSE)}'
 )

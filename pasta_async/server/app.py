@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Awaitable[Response]]
 
-__all__ = ["create_app", "uvicorn_server"]
-
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from pasta_async.server.settings import ServerSettings
 
-__all__ = ["HttpProtocol", "http_protocol"]
-
 
 def http_protocol(settings: ServerSettings) -> Any:
     """What uvicorn is to make connections with, so that `body_timeout` and `stall_timeout` hold.

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
     Mode = Literal["parallel", "sequential", "baseline"]
 
-__all__ = ["chat_completions", "completions"]
-
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
 """With one of these a stream begins; what fails before has an HTTP status."""
 

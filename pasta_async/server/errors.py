@@ -23,8 +23,6 @@ from pasta_async.errors import (
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["ApiError", "api_error", "invalid_body", "log_failure"]
-
 _LOG = logging.getLogger("pasta_async.server")
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

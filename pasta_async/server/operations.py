@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from pasta_async.server.service import Admission
     from pasta_async.server.settings import ServerSettings
 
-__all__ = ["Operations", "log_config"]
-
 _LOGGERS = ("uvicorn", "pasta_async")
 _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from pasta_async.server.service import Service
     from pasta_async.server.settings import ServerSettings
 
-__all__ = [
-    "ENGINE_ONLY",
-    "MAX_MESSAGES",
-    "ChatRequest",
-    "CompletionRequest",
-    "GenerateRequest",
-    "answer_limits",
-    "check_request",
-    "generate_kwargs",
-    "parse_body",
-    "read_body",
-    "sampling_values",
-]
-
 _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="GenerateRequest")
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import ModelInfo
     from pasta_async.server.settings import ServerSettings
 
-__all__ = ["Admission", "Service", "service_of"]
-
 
 @dataclass(frozen=True)
 class Service:

@@ -13,8 +13,6 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Options, Parallel
 
-__all__ = ["Names", "ServerSettings"]
-
 
 def _listed(value: Any) -> Any:
     """Environment variables hold lists with commas between the items."""

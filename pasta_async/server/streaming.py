@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Chunks = AsyncGenerator[list[dict[str, Any]], None]
 
-__all__ = ["AnswerResponse", "event_fields", "merged", "stream_response", "unless_gone"]
-
 _T = TypeVar("_T")
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord, ThreadRecord
 
-__all__ = ["Logs", "current_answer", "current_thread", "with_ids"]
-
 current_answer: ContextVar[str | None] = ContextVar("pasta_answer", default=None)
 """Id of the answer at work."""
 current_thread: ContextVar[int | None] = ContextVar("pasta_thread", default=None)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord
 
-__all__ = ["Metrics"]
-
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _RATIOS = (0.75, 0.9, 1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7.5, 10)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Attributes = dict[str, AttributeValue | None]
 
-__all__ = ["SCHEMA_URL", "Tracing"]
-
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 """The semantic conventions that the spans follow."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pasta_async.testing.script import Passages, ScriptLike, ScriptSource
     from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = ["Fault", "Play", "PrefixCache", "ScriptedBackend"]
-
 
 @dataclass(frozen=True, slots=True)
 class Fault:

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-__all__ = ["VirtualClock"]
-
 
 class VirtualClock:
     """A clock for tests: time stands still while any task can run, then jumps to the next sleeper.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import DecodeRequest, FinishReason
     from pasta_async.testing.tokenizer import Tokenizer
 
-__all__ = ["AnswerState", "Passage", "Passages", "Script", "ScriptLike", "ScriptSource", "read_script"]
-
 
 @dataclass(frozen=True, slots=True)
 class Script:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message
 
-__all__ = ["Chat", "Tokenizer", "WordTokenizer"]
-
 _WORD = re.compile(r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s")
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

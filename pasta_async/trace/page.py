@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pasta_async.results import Generation
 
-__all__ = ["Standalone", "standalone", "timeline_page"]
-
 
 def timeline_page(
     answer: Generation, baseline: Generation | None = None, *, prompt: str | None = None

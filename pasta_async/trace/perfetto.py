@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-__all__ = ["Round", "perfetto_trace", "rounds"]
-
 
 def perfetto_trace(answer: Generation, baseline: Generation | None = None) -> dict[str, Any]:
     """The trace of a finished answer, and of its baseline as a second process; for `json.dump`.

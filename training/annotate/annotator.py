@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["EXAMPLES", "Annotator", "Rejected", "annotate", "first_prompt", "main"]
-
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])
 """Prompts, and answers in their written form: our own, as the model is shown them."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pasta_async.lang import Diagnostic
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["Problem", "check_reply"]
-
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
 """What writing estimates and tags anew puts right."""
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus import Record
     from pasta_async.training.tokens import CountTokens, EncodedView
 
-__all__ = ["Costs", "LikelihoodModel", "annotate_by_likelihood", "choose"]
-
 _PLAIN = -1
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""

@@ -12,8 +12,6 @@ from pasta_async.training.annotate.structure import LEAST, Cut
 from pasta_async.training.corpus import SourceSettings
 from pasta_async.training.endpoint import EndpointSettings
 
-__all__ = ["AnnotateSettings"]
-
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
     """How to annotate. Every field is a flag of the command line.

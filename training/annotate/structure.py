@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.tokens import CountTokens
 
-__all__ = ["LEAST", "Cut", "annotate_by_structure", "is_item", "structure_marks"]
-
 Cut = Literal["points", "details"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""

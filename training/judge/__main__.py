@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.judge.preferences import Comparison
 
-__all__ = ["RewardSettings", "main", "train"]
-
 
 class RewardSettings(FeatureSettings):
     """How to train a judge. Every field is an option of the command line."""

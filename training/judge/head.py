@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.judge.preferences import Comparison
 
-__all__ = [
-    "Head",
-    "agreement",
-    "certainty",
-    "fit_head",
-    "length_effects",
-    "length_terms",
-    "lengths_and_wins",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Head:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["Comparison", "Folds", "Preference", "draw", "read_comparisons"]
-
 
 class Preference(BaseModel):
     """A line of a preference file: AlpacaEval's form of annotations, whose other fields are ignored."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["REFUSAL", "AnswerReader", "FeatureSettings", "RewardJudge", "StoredJudge"]
-
 REFUSAL = "a judge cannot read with it"
 
 

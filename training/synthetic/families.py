@@ -22,22 +22,6 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Document
 
-__all__ = [
-    "FAMILIES",
-    "SYLLABLES",
-    "WORDS",
-    "Example",
-    "Family",
-    "Split",
-    "Template",
-    "grade",
-    "is_held_out",
-    "make_name",
-    "sample",
-    "score",
-    "templates",
-]
-
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 Split = Literal["train", "names", "templates"]

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from pasta_async.lang import Document
     from pasta_async.training.synthetic.families import Example
 
-__all__ = [
-    "ERROR_RATES",
-    "Annotator",
-    "SyntheticSettings",
-    "annotate_noisily",
-    "draw_records",
-    "example_of",
-    "export",
-    "main",
-]
-
 SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]
 """Who annotates: the task's maker, who knows what is right; one that errs (`annotate_noisily`); nobody."""

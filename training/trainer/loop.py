@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pasta_async.training.trainer.settings import Schedule, TrainerSettings
     from pasta_async.training.trainer.task import Example, Task
 
-__all__ = ["Loop", "make_optimizers"]
-
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.processes import Processes
 
-__all__ = ["REFUSAL", "BaseModel", "export_model", "shard"]
-
 REFUSAL = "training does not support it"
 
 _MEANINGS: dict[str, str] = dict(

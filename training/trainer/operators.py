@@ -16,8 +16,6 @@ from transformers import AttentionInterface
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TREES", "Head", "embed", "linear_losses"]
-
 TREES = "trees"
 """Name of `_tree_attention` for transformers."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Checkpoints", "Processes", "is_first", "only_run", "open_processes"]
-
 _NOTE = "run.json"
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)

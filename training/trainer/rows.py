@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.packing import Trie
 
-__all__ = [
-    "SHARDED",
-    "Row",
-    "block_mask",
-    "compute_losses",
-    "deal_rows",
-    "log_probabilities",
-    "pack_row",
-    "row_length",
-    "target_losses",
-]
-
 _FLEX = "flex_attention"
 """transformers' name of FlexAttention, which has no backward pass on a CPU."""
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task
 
-__all__ = ["train"]
-
 _FREE = {
     *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"),
 }

@@ -16,8 +16,6 @@ from pasta_async.training.corpus import StrictModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Schedule", "TrainerSettings"]
-
 _ROW, _CPU_ROW = 4096, 512
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.packing import Trie
 
-__all__ = ["Example", "Task"]
-
 
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from pasta_async.protocol import Message, TagIds
 
-__all__ = ["ModelCodec", "write_tokenizer"]
-
 _COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
 
 MARK = "pasta\n"
