@@ -63,7 +63,7 @@ class WidthControl:
 
         Cancelling it is safe.
         """
-        if not share.limited or self._reporting is None:
+        if self._reporting is None:
             return
         before = share.engine.held
         try:

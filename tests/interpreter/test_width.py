@@ -69,11 +69,12 @@ async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() ->
     assert [request.thread for request in backend.requests] == [*range(41), 0]
 
 
+@pytest.mark.parametrize("parallel", ["auto", "always"])
 @pytest.mark.parametrize("others", [0, 60])
-async def test_joins_are_sent_ahead_while_there_is_room(others: int) -> None:
+async def test_joins_are_sent_ahead_while_there_is_room(others: int, parallel: Any) -> None:
     chunks = "".join(promise(f"part {n}", "word " * 40 * n) for n in (1, 2, 3))
     backend = Busy(f"Three: {chunks}<sync/> Done.", prefill_ahead=True)
-    async with on(backend) as client, client.stream("Why?") as answer:
+    async with on(backend) as client, client.stream("Why?", parallel=parallel) as answer:
         async for event in answer:
             if isinstance(event, SyncWaiting):
                 backend.others = others
