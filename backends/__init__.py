@@ -7,20 +7,17 @@ imported only when they are asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.protocol import LoadReporting
+from pasta_async.protocol import Backend, DecodeRequest, LoadReporting, Message, ModelInfo, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-    from pathlib import Path
-
     import httpx
 
     from pasta_async.load import EngineLoad
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
 
 __all__ = ["BackendOptions", "WrappingBackend", "backend_names", "open_backend"]
 

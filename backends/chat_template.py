@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pasta_async.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pasta_async.protocol import Message
 
 

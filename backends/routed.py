@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pasta_async.backends.placement import Placement
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.clock import REAL_CLOCK, time_limit
+from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -23,14 +24,10 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
-from pasta_async.protocol import LoadReporting, ModelInfo, PassThrough
+from pasta_async.protocol import Backend, DecodeRequest, LoadReporting, Message, ModelInfo, PassThrough, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-
-    from pasta_async.clock import Clock
     from pasta_async.load import EngineLoad
-    from pasta_async.protocol import Backend, DecodeRequest, Message, Piece
 
 _T = TypeVar("_T")
 

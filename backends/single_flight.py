@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
 from tokenizers import AddedToken, Tokenizer
@@ -27,12 +28,7 @@ from pasta_async.backends.guard import (
 )
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import TagIds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from pasta_async.protocol import Message
+from pasta_async.protocol import Message, TagIds
 
 _T = TypeVar("_T")
 

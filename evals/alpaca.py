@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,12 @@ from pydantic import AliasChoices, BaseModel, Field
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_lines, read_records
-from pasta_async.training.synthetic import Example, sample
+from pasta_async.training.synthetic import Example, Split, sample
 from pasta_async.training.synthetic.records import SOURCE
 from pasta_async.training.tokens import rough_tokens, text_speedup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from pasta_async.lang import Document
-    from pasta_async.training.synthetic import Split
 
 WARM_UP_SEED = 1_000_000
 """Where the held-out prompts come from that do not count: far from those that do."""

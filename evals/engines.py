@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import httpx
 
-from pasta_async import Client
-from pasta_async.backends import open_backend
+from pasta_async import Backend, Client
+from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from pasta_async import Backend
-    from pasta_async.backends import BackendOptions
 
 
 async def empty_prefix_cache(url: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from pasta_async.options import Limits, Sampling
 from pasta_async.prompting import USER_PROBE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
     import torch
 
     from pasta_async.lang import Document, Segment

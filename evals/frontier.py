@@ -13,18 +13,19 @@ are parallel. `pasta_async.training.run` gives the last two; `pasta_async.evals.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, answer_all, of_form, read_answers, theoretical
-from pasta_async.evals.documents import digest, draw_prompts, held_out, read_prompts
+from pasta_async.evals.answers import FORMS, Answer, Form, answer_all, of_form, read_answers, theoretical
+from pasta_async.evals.documents import Prompt, digest, draw_prompts, held_out, read_prompts
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.judge import grade_answers
 from pasta_async.evals.records import markdown_table, write_result
@@ -33,12 +34,6 @@ from pasta_async.lang import Sync, parse
 from pasta_async.training.score import JudgeSettings
 from pasta_async.training.statistics import estimate, format_estimate, gain, share
 from pasta_async.training.synthetic import FAMILIES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pasta_async.evals.answers import Form
-    from pasta_async.evals.documents import Prompt
 
 
 class FrontierSettings(JudgeSettings):

@@ -6,23 +6,26 @@ where it answered. A difference has a one-sided bound beside its interval: with 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import read_answers
+from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.records import markdown_table
-from pasta_async.training.statistics import estimate, format_estimate, format_gain, gain, share
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.evals.answers import Answer
-    from pasta_async.training.statistics import Estimate, Gain
+from pasta_async.training.statistics import (
+    Estimate,
+    Gain,
+    estimate,
+    format_estimate,
+    format_gain,
+    gain,
+    share,
+)
 
 Forms = dict[str, list["Answer"]]
 """The answers by form, each in order of the prompts."""

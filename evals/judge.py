@@ -9,7 +9,7 @@ The judge is one that scores samples for stage 2 (`pasta_async.training.score`).
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field

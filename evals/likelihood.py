@@ -8,7 +8,7 @@ has not seen.
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field

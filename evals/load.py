@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, cycle, islice, product
 from math import inf
 from statistics import geometric_mean, median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from numpy import quantile
 from pydantic import Field
@@ -34,16 +35,10 @@ from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS
-from pasta_async.evals.methods.track import cases_of, open_engine, time_work, warm_up
+from pasta_async.evals.methods.track import Case, Engine, Method, cases_of, open_engine, time_work, warm_up
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
-from pasta_async.jobs import for_each, progress
+from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.statistics import estimate, format_estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.evals.methods.track import Case, Engine, Method
-    from pasta_async.jobs import Journal
 
 Mode = Literal["open", "closed"]
 """Arrivals at a rate, whatever is still under way; or so many at once, the next one when one is done."""

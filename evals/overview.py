@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from pasta_async.evals.answers import FORMS, Answer, compare
 from pasta_async.lang import STYLE_CODES, Code, parse
 from pasta_async.training.faults import count_faults
 from pasta_async.training.statistics import Estimate, estimate, format_estimate, ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 T = TypeVar("T")
 

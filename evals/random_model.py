@@ -13,7 +13,8 @@ large model's tokenizer. SGLang makes the weights of a folder without any by `--
 from __future__ import annotations
 
 import json
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -23,8 +24,6 @@ from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from pasta_async.lang import Document
 
 SHAPES: dict[str, dict[str, int]] = {

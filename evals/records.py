@@ -6,15 +6,13 @@ import json
 import os
 import platform
 import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pasta_async.jobs import Journal
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 

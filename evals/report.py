@@ -10,6 +10,7 @@ Writes `report.md` and `frontier.png`. Every other command prints its own tables
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,12 @@ from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.frontier import row
 from pasta_async.evals.records import markdown_table
-from pasta_async.training.statistics import format_estimate, format_gain
+from pasta_async.training.statistics import Estimate, format_estimate, format_gain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pasta_async.training.statistics import Estimate
 
 _FAMILIES = {
     "Answers with a promise, %": ("parallel", ".0f"),

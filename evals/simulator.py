@@ -9,6 +9,7 @@ Nothing checks the constants: measure them on the engine that you ask about.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,21 +17,16 @@ from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pasta_async.clock import REAL_CLOCK
+from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import unwrapped
 from pasta_async.load import EngineLoad, StepMeter
-from pasta_async.protocol import DecodeRequest, Piece
-from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.protocol import DecodeRequest, FinishReason, Piece
+from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
 from pasta_async.testing.backend import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from pasta_async import Backend
-    from pasta_async.clock import Clock
-    from pasta_async.protocol import FinishReason
-    from pasta_async.testing import Tokenizer
 
 
 class EngineModel(BaseModel):

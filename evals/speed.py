@@ -26,7 +26,7 @@ import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.clock import REAL_CLOCK, time_limit
+from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
     BackendProtocolError,
     GenerationTimeoutError,
@@ -20,18 +21,21 @@ from pasta_async.errors import (
 )
 from pasta_async.interpreter import (
     THINK_OPEN,
+    Dialect,
     Machine,
     PrioritySemaphore,
     Runner,
+    Share,
     WidthControl,
     run_restarting,
     with_retries,
 )
-from pasta_async.observers import AnswerStart, Observation
-from pasta_async.options import Limits, Sampling, Settings
+from pasta_async.observers import AnswerStart, Observation, Observer
+from pasta_async.options import AnswerOptions, Limits, Sampling, Settings
 from pasta_async.prompting import (
     SYSTEM_PROBE,
     USER_PROBE,
+    Prompt,
     check_ids,
     check_json,
     check_length,
@@ -40,21 +44,13 @@ from pasta_async.prompting import (
     read_prompt,
     with_instructions,
 )
-from pasta_async.protocol import Backend
+from pasta_async.protocol import Backend, Message, ModelInfo
 from pasta_async.results import Generation
 from pasta_async.streaming import AnswerStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
     from pasta_async.backends import BackendOptions
-    from pasta_async.clock import Clock
     from pasta_async.events import Emit
-    from pasta_async.interpreter import Dialect, Share
-    from pasta_async.observers import Observer
-    from pasta_async.options import AnswerOptions
-    from pasta_async.prompting import Prompt
-    from pasta_async.protocol import Message, ModelInfo
     from pasta_async.streaming import Watch
 
 _T = TypeVar("_T")

@@ -6,12 +6,10 @@ Whatever waits in pasta_async (time-outs, retries, a scripted backend's latencie
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+from typing import Protocol
 
 
 class Clock(Protocol):

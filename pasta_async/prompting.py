@@ -11,11 +11,10 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
-from pasta_async.protocol import Message
+from pasta_async.protocol import Message, ModelInfo
 
 if TYPE_CHECKING:
     from pasta_async.options import Limits
-    from pasta_async.protocol import ModelInfo
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text (one user message), chat messages, or token ids."""

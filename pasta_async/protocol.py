@@ -6,14 +6,13 @@ end, because a fork must be a token prefix of its parent or the prefix cache mis
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
     from pasta_async.load import EngineLoad
     from pasta_async.options import Sampling
 

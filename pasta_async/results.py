@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -18,9 +19,6 @@ from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import parse
 from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
 

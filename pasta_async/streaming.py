@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from anyio import CancelScope
 
 from pasta_async.errors import InvalidStateError, PastaError
-from pasta_async.events import AnswerDone, TextDelta
+from pasta_async.events import AnswerDone, Emit, Event, TextDelta
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-    from types import TracebackType
-
-    from pasta_async.events import Emit, Event
     from pasta_async.results import Generation
 
     Watch = Callable[[Callable[[], Generation]], None]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path
 
 _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "srt/plugins/hook_registry.py": {

@@ -9,22 +9,17 @@ is what ends by itself, says something and does not repeat itself.
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, Count, command
-from pasta_async.training.corpus import PartSettings, plain_record, write_records
+from pasta_async.training.corpus import PartSettings, Record, plain_record, write_records
 from pasta_async.training.faults import repeats_itself
-from pasta_async.training.preference import read_samples
+from pasta_async.training.preference import Plain, read_samples
 from pasta_async.training.sample import SampleSettings, sample
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pasta_async.training.corpus import Record
-    from pasta_async.training.preference import Plain
 
 
 class AnswerSettings(PartSettings):

@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -22,9 +23,6 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.leakage import LeakageFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _SPEAKERS = ("system", "user", "assistant")
 _LIST: TypeAdapter[list[Any]] = TypeAdapter(list[Any])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
@@ -19,15 +20,12 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.jobs import for_each, progress
+from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.corpus import StrictModel
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-
     from openai.types.chat import ChatCompletion
 
-    from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
 
 NAMES = ("m", "M")

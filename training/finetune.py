@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, Json
@@ -15,7 +16,7 @@ from pydantic import Field, Json
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.lang import parse
-from pasta_async.training.corpus import read_records
+from pasta_async.training.corpus import Record, read_records
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.tokens import align, recount
 from pasta_async.training.trainer.processes import only_run
@@ -24,9 +25,6 @@ from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.training.corpus import Record
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}

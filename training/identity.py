@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PATTERNS = ("config.json", ADAPTER_CONFIG, "*.safetensors")
 _END = 2**20

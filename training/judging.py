@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tomllib
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,8 +16,6 @@ from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from pasta_async.training.packing import Trie
 from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from pasta_async.jobs import Journal
     from pasta_async.protocol import Message
     from pasta_async.training.preference import SampledPrompt

@@ -6,20 +6,18 @@ and its position is its depth: logits are exactly those of each view alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pasta_async.training.tokens import encode_views
+from pasta_async.training.tokens import Encoder, encode_views
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from pasta_async.lang.document import Document
-    from pasta_async.training.tokens import Encoder
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch

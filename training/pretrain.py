@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -30,8 +31,6 @@ from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
 _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")

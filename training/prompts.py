@@ -11,10 +11,11 @@ import random
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -22,9 +23,6 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, StrictModel, read_prompts, without_leaks, write_records
 from pasta_async.training.leakage import LeakageFilter
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 T = TypeVar("T")
 

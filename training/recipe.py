@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import StrictModel, explain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Options = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""

@@ -16,10 +16,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -28,13 +29,8 @@ from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, TrainingError
 from pasta_async.training.corpus import StrictModel, explain
 from pasta_async.training.prompts import PromptSettings
-from pasta_async.training.recipe import BASELINE, find_recipe, read_recipe
+from pasta_async.training.recipe import BASELINE, Options, Recipe, Serving, Stage2, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from pasta_async.training.recipe import Options, Recipe, Serving, Stage2
 
 SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""

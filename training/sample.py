@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field, Json

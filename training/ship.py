@@ -9,8 +9,8 @@ is checked. A model card (README.md) and a `base.json` that stand in the folder 
 from __future__ import annotations
 
 import math
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -20,12 +20,9 @@ from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
 from pasta_async.backends.local.bases import ADAPTER_CONFIG
 from pasta_async.backends.local.checkpoint import read_json, write_json
 from pasta_async.backends.local.opening import open_checkpoint
-from pasta_async.backends.tokenization import find_template
+from pasta_async.backends.tokenization import TokenizerFiles, find_template
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from pasta_async.backends.tokenization import TokenizerFiles
 
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+from typing import Any, Literal, TypedDict
 
 MIN_SAMPLE = 10
 """Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""

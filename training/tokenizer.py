@@ -12,17 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.synthetic import FAMILIES, sample, templates
 from pasta_async.training.synthetic.families import SYLLABLES, WORDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT, PLAIN = "<|system|>", "<|user|>", "<|assistant|>", "<|plain|>"

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pasta_async.lang import Document, Ignored, Promise, Segment, Text, views
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from pasta_async.lang import Node
 
 CountTokens = Callable[[str], int]

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from pasta_async.backends.local.bases import ADAPTER_CONFIG
 from pasta_async.backends.local.checkpoint import (
+    Checkpoint,
+    ModelConfig,
     compare_shapes,
     expected_shapes,
     open_safetensors,
     read_json,
     well_formed,
 )
-from pasta_async.backends.tokenization import TokenizerFiles, add_tags, find_template, named_ends
+from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, add_tags, find_template, named_ends
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
-    from pasta_async.backends.tokenization import TextCodec
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

@@ -9,18 +9,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from pasta_async.errors import BackendError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 SHIPPED = ("pasta-smol", "pasta-tiny")
 """Models in the package: an adapter for real prompts, and a whole model for tests and the synthetic task."""

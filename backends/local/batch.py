@@ -8,6 +8,7 @@ shared part are read once, and one product serves all threads. What only one thr
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -17,8 +18,6 @@ import torch
 from pasta_async.backends.local.cache import PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]

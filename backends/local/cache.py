@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import mmap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from pasta_async.backends.local.checkpoint import ModelConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,6 @@ from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, read_ob
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
     import torch
 
 _REFUSAL = "the embedded engine does not support it. SGLang may."

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import shutil
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from safetensors import torch as safetensors_torch
 
-from pasta_async.backends.local.checkpoint import expected_shapes, read_config, write_json
+from pasta_async.backends.local.checkpoint import Checkpoint, expected_shapes, read_config, write_json
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.jobs import progress
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import Checkpoint
 
 ExportDType = Literal["float32", "bfloat16", "float16"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,15 +21,11 @@ from gguf import (
     get_tensor_name_map,
 )
 
-from pasta_async.backends.local.checkpoint import ConfigReader, compare_shapes, expected_shapes
+from pasta_async.backends.local.checkpoint import ConfigReader, ModelConfig, compare_shapes, expected_shapes
 from pasta_async.backends.local.gguf_tokenizer import gguf_tokenizer
 from pasta_async.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import ModelConfig
     from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache

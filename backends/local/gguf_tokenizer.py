@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pasta_async.backends.tokenization import TokenizerFiles
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _LOG = logging.getLogger(__name__)
 _KEY = "tokenizer.ggml."

@@ -5,21 +5,15 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from pasta_async.backends.local.checkpoint import expected_shapes
-from pasta_async.backends.local.linear import kv_dtype, storage_dtype
+from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes
+from pasta_async.backends.local.linear import DType, kv_dtype, storage_dtype
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
-    from pasta_async.backends.local.linear import DType
 
 _CACHE_BYTES = 2**30
 _MOST_SLOTS = 32768

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pasta_async.backends.local.adapter import AdapterFolder
 from pasta_async.backends.local.bases import ADAPTER_CONFIG, base_of
-from pasta_async.backends.local.checkpoint import CheckpointFolder, read_json
+from pasta_async.backends.local.checkpoint import Checkpoint, CheckpointFolder, read_json
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import Checkpoint
 
 
 def open_checkpoint(path: Path, base: Path | None = None) -> Checkpoint:

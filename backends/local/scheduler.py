@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pasta_async.backends.local.cache import RadixCache, SlotPool
+from pasta_async.backends.local.cache import Node, RadixCache, SlotPool
 from pasta_async.load import EngineLoad
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence
-
     from numpy.typing import NDArray
 
     Ids = NDArray[np.int64]
 
-    from pasta_async.backends.local.cache import Node
     from pasta_async.backends.local.sampler import TokenSampler
 
 _HEADROOM = 8  # slots left for each running job when another is admitted

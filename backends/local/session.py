@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.backends.tokenization import Detokenizer
+from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendError
-from pasta_async.protocol import Piece
+from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from pasta_async.backends.local.engine import Engine, Output
     from pasta_async.backends.local.scheduler import Job
-    from pasta_async.backends.tokenization import TextCodec
-    from pasta_async.protocol import DecodeRequest, FinishReason
 
     Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
 

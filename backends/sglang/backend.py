@@ -7,9 +7,10 @@ import itertools
 import re
 import uuid
 import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
@@ -20,7 +21,7 @@ from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
 from pasta_async.backends.sglang.load import LoadReader
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
-from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, Server
+from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, EventStream, Server
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.errors import (
     BackendConnectError,
@@ -31,9 +32,6 @@ from pasta_async.errors import (
 from pasta_async.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-
-    from pasta_async.backends.sglang.transport import EventStream
     from pasta_async.backends.tokenization import AsyncTextCodec
     from pasta_async.load import EngineLoad
     from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece

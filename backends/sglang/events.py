@@ -7,18 +7,16 @@ each tag id alone, with its written form, and all text before it. The text of an
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import Piece
+from pasta_async.protocol import FinishReason, Piece, TagIds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-
     from pasta_async.backends.tokenization import Detokenizer
-    from pasta_async.protocol import FinishReason, TagIds
 
     Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
     Run = tuple[tuple[int, ...], str]

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pasta_async.backends.sglang.events import LocalReader, RemoteReader
@@ -30,9 +32,6 @@ from pasta_async.protocol import ModelInfo
 from pasta_async_sglang import ON, STATE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from pasta_async.backends.tokenization import AsyncTextCodec
 
 ROUTING_KEY = "X-SMG-Routing-Key"

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +28,6 @@ from pasta_async.errors import BackendConnectError, BackendError, UnsupportedMod
 from pasta_async_sglang import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
     from pasta_async.backends.sglang.handshake import ServedModel
     from pasta_async.protocol import ModelInfo
 

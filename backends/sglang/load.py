@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from pasta_async.errors import BackendError, BackendProtocolError, BackendStatus
 from pasta_async.load import EngineLoad, StepTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.backends.sglang.transport import Server
 
 FRESH_SECONDS = 0.25

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import anyio
 import httpx
@@ -22,9 +23,6 @@ from pasta_async.errors import (
     InvalidRequestError,
     PastaError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
 
 DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 """Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""

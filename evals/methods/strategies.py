@@ -8,6 +8,7 @@ text before a model would.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from pasta_async.evals.methods.track import Method, outline, rounds, stretches
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
     from pasta_async.evals.peers import RemoteEngine
 

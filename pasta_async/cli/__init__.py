@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.protocol import Backend
 
 __all__ = ["main"]

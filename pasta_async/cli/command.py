@@ -6,18 +6,15 @@ import asyncio
 import inspect
 import json
 import sys
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Protocol, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, NoReturn, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pasta_async.errors import InvalidRequestError, PastaError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
 S = TypeVar("S", bound=BaseModel)
 Count = Annotated[int, Field(ge=1)]

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pasta_async.events import SyncJoined, SyncWaiting, TextDelta
+from pasta_async.events import Event, SyncJoined, SyncWaiting, TextDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import RenderableType
-
-    from pasta_async.events import Event
     from pasta_async.results import Generation, Span, ThreadRecord
     from pasta_async.streaming import AnswerStream
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
-from pasta_async.options import Limits, Options, Sampling
+from pasta_async.options import AnswerOptions, Limits, Options, Sampling
 
 if TYPE_CHECKING:
     from pasta_async.cli.display import Display
-    from pasta_async.options import AnswerOptions
     from pasta_async.protocol import Backend
     from pasta_async.results import Generation
 

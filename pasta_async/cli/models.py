@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field

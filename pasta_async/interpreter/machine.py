@@ -6,12 +6,13 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pasta_async import events as ev
 from pasta_async.interpreter.assembly import Answer, diagnostics_since
-from pasta_async.interpreter.reading import Reader, ReasoningRead, RecordedTokens
-from pasta_async.interpreter.threads import Thread, TokenBudget
+from pasta_async.interpreter.reading import Dialect, Part, Reader, ReasoningRead, RecordedTokens
+from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import (
     ASYNC_CLOSE,
@@ -25,18 +26,13 @@ from pasta_async.lang import (
     SyncRead,
     TextRead,
 )
-from pasta_async.results import Span
+from pasta_async.results import Generation, RequestRecord, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.errors import PastaError
-    from pasta_async.interpreter.reading import Dialect, Part
-    from pasta_async.interpreter.threads import Cut
     from pasta_async.lang import ClosedBy, Promise, Reading
     from pasta_async.observers import AnswerStart
     from pasta_async.protocol import FinishReason, ModelInfo, Piece
-    from pasta_async.results import Generation, RequestRecord
 
 _SYNCS = (SYNC, "<sync />", "<sync>")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from pasta_async.lang import Reading
     from pasta_async.protocol import TagIds
 

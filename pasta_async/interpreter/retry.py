@@ -6,6 +6,7 @@ The one place where that is decided; backends never do it.
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,13 +17,10 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
-from pasta_async.events import ThreadDone, ThreadFailed, ThreadStarted
+from pasta_async.events import Emit, Event, ThreadDone, ThreadFailed, ThreadStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from pasta_async.clock import Clock
-    from pasta_async.events import Emit, Event
     from pasta_async.results import Generation
 
 _T = TypeVar("_T")

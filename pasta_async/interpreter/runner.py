@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count, takewhile
 from typing import TYPE_CHECKING
@@ -24,19 +25,15 @@ from pasta_async.errors import (
 from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.lang import PROMISE_OPEN
-from pasta_async.observers import observed_request
-from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.observers import AnswerObserver, observed_request
+from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Sequence
-
     from pasta_async.clock import Clock
     from pasta_async.events import Emit
     from pasta_async.interpreter.machine import Machine
     from pasta_async.interpreter.reading import Part
     from pasta_async.interpreter.width import PrioritySemaphore, Share
-    from pasta_async.observers import AnswerObserver
-    from pasta_async.protocol import Backend, FinishReason
     from pasta_async.results import Generation, RequestRecord
 
 

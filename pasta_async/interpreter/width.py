@@ -12,18 +12,16 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import BackendError
 from pasta_async.load import EngineLoad, Payoff, Room, room
-from pasta_async.protocol import LoadReporting
+from pasta_async.protocol import Backend, LoadReporting
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-
-    from pasta_async.protocol import Backend
     from pasta_async.results import Generation
 
 _Turn = asyncio.Future[None]

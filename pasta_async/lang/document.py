@@ -6,12 +6,11 @@ The language is that of the paper (arXiv 2502.11517, section 2); docs/language.m
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.lang.diagnostics import Diagnostic
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic, ParseError
 from pasta_async.lang.document import (
@@ -14,17 +14,16 @@ from pasta_async.lang.document import (
     PROMISE_TOKENS,
     SYNC,
     Chunk,
+    ClosedBy,
     Document,
     Ignored,
+    Node,
     Promise,
     Sync,
     Text,
     promise_source,
 )
 from pasta_async.lang.lexer import Lexer, Place, Tag, read_attributes, read_promise, split_marker
-
-if TYPE_CHECKING:
-    from pasta_async.lang.document import ClosedBy, Node
 
 __all__ = [
     "ChunkBegun",

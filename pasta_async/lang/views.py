@@ -7,8 +7,8 @@ the trainer's examples both come from here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from pasta_async.lang.document import (
     ASYNC_CLOSE,
@@ -17,17 +17,14 @@ from pasta_async.lang.document import (
     PROMISE_TOKENS,
     TAG_TOKENS,
     Chunk,
+    Document,
     Ignored,
+    Node,
     Promise,
     Sync,
     Text,
     unquoted,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pasta_async.lang.document import Document, Node
 
 _PROMISE = re.compile(
     f'{re.escape(PROMISE_OPEN)}([^"]*)(?:{re.escape(PROMISE_TOKENS)}([^"]*))?{re.escape(PROMISE_CLOSE)}'

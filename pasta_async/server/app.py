@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -31,8 +32,6 @@ from pasta_async.server.settings import ServerSettings
 from pasta_async.trace.page import standalone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 

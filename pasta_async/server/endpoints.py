@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -12,30 +13,26 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
-from pasta_async.events import AnswerDone, ReasoningDelta, TextDelta, ThreadDelta
+from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.protocol import PassThrough
 from pasta_async.server.errors import ApiError
 from pasta_async.server.requests import (
     ChatRequest,
     CompletionRequest,
+    GenerateRequest,
     answer_limits,
     check_request,
     generate_kwargs,
     read_body,
     sampling_values,
 )
-from pasta_async.server.service import service_of
+from pasta_async.server.service import Service, service_of
 from pasta_async.server.streaming import event_fields, merged, stream_response, unless_gone
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-
     from starlette.requests import Request
 
-    from pasta_async.events import Event
     from pasta_async.results import Generation
-    from pasta_async.server.requests import GenerateRequest
-    from pasta_async.server.service import Service
 
     Json = dict[str, Any]
     Mode = Literal["parallel", "sequential", "baseline"]

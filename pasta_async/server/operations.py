@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from pasta_async.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Collection, Generator
 
     from opentelemetry.sdk.trace import TracerProvider
     from starlette.requests import Request

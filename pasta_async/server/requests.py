@@ -6,6 +6,7 @@ own endpoint can honour; a request that sets one is passed through to it, as it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import anyio
@@ -15,8 +16,6 @@ from pasta_async.options import Limits, Parallel, Sampling
 from pasta_async.server.errors import ApiError, invalid_body
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from starlette.requests import Request
 
     from pasta_async.protocol import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from pathlib import Path  # noqa: TC003 - pydantic needs it at run time
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +17,6 @@ from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
-
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 

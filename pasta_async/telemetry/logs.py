@@ -8,16 +8,13 @@ that is logged meanwhile, whoever logs it.
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
-from pasta_async.observers import AnswerObserver, error_type, outcome
+from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextvars import Token
-
-    from pasta_async.observers import AnswerStart, Turn
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord, ThreadRecord
 

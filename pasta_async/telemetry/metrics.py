@@ -7,11 +7,12 @@ rules) and, where there is the same thing, the names of SGLang and vLLM: `model_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
-from pasta_async.observers import AnswerObserver, error_type, outcome
+from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -19,9 +20,6 @@ except ModuleNotFoundError as _error:
     raise missing_extra("telemetry.metrics", "metrics", _error) from _error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pasta_async.observers import AnswerStart, Turn
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord
 

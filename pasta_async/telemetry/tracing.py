@@ -8,11 +8,12 @@ release of the OpenTelemetry semantic conventions that has them, since they move
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from time import time_ns
 from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
-from pasta_async.observers import AnswerObserver, error_type, outcome
+from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
 
 try:
     from opentelemetry import context, propagate, trace
@@ -20,14 +21,12 @@ except ModuleNotFoundError as _error:
     raise missing_extra("telemetry.tracing", "otel", _error) from _error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextvars import Token
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-    from pasta_async.observers import AnswerStart, Turn
     from pasta_async.protocol import DecodeRequest
     from pasta_async.results import Generation, RequestRecord, ThreadRecord
 

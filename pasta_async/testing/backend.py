@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect, bisect_left
 from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pasta_async.clock import REAL_CLOCK
+from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
-from pasta_async.protocol import ModelInfo, Piece
+from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import AnswerState, Passage, Script, read_script
-from pasta_async.testing.tokenizer import Chat, WordTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-
-    from pasta_async.clock import Clock
-    from pasta_async.protocol import DecodeRequest, FinishReason, Message
-    from pasta_async.testing.script import Passages, ScriptLike, ScriptSource
-    from pasta_async.testing.tokenizer import Tokenizer
+from pasta_async.testing.script import (
+    AnswerState,
+    Passage,
+    Passages,
+    Script,
+    ScriptLike,
+    ScriptSource,
+    read_script,
+)
+from pasta_async.testing.tokenizer import Chat, Tokenizer, WordTokenizer
 
 
 @dataclass(frozen=True, slots=True)

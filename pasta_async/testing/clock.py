@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextvars import Context
 
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -18,8 +19,6 @@ from pasta_async.lang.document import Promise, Text
 from pasta_async.trace.perfetto import rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from pasta_async.results import Generation
 
 

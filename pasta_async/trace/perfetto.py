@@ -6,14 +6,13 @@ track is the thread's and one: Perfetto keeps 0 for itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang.document import Promise, Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord
 
     Json = dict[str, Any]

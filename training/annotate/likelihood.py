@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,19 +23,15 @@ from pasta_async.jobs import Journal, progress
 from pasta_async.lang import Promise, Sync
 from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
 from pasta_async.training.annotate.structure import is_item, structure_marks
-from pasta_async.training.corpus import digest
+from pasta_async.training.corpus import Record, digest
 from pasta_async.training.identity import model_digest
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.packing import Trie
-from pasta_async.training.tokens import Mark, encode_views, insert_tags, recount
+from pasta_async.training.tokens import CountTokens, EncodedView, Mark, encode_views, insert_tags, recount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from pasta_async.lang import Document
     from pasta_async.training.annotate.settings import AnnotateSettings
-    from pasta_async.training.corpus import Record
-    from pasta_async.training.tokens import CountTokens, EncodedView
 
 _PLAIN = -1
 _AT_ONCE = 16

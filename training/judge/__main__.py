@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,16 +30,13 @@ from pasta_async.training.judge.head import (
     length_terms,
     lengths_and_wins,
 )
-from pasta_async.training.judge.preferences import Folds, draw, read_comparisons
+from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
 from pasta_async.training.judge.reward import REFUSAL, AnswerReader, FeatureSettings, StoredJudge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
     from pasta_async.protocol import Message
-    from pasta_async.training.judge.preferences import Comparison
 
 
 class RewardSettings(FeatureSettings):

@@ -11,6 +11,7 @@ How far it can be trusted is said by its agreement with preferences that it did 
 # pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.training.statistics import ratio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from pasta_async.training.judge.preferences import Comparison

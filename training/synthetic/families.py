@@ -9,6 +9,7 @@ import random
 import re
 import tomllib
 import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +19,6 @@ from pasta_async.lang import Chunk, Promise, Sync
 from pasta_async.training.tokens import Mark, insert_tags, recount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from pasta_async.lang import Document
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from pydantic import Field
@@ -15,14 +16,11 @@ from pydantic import Field
 from pasta_async.cli.command import Command, command
 from pasta_async.lang import Chunk, Promise
 from pasta_async.training.corpus import Record, StrictModel, write_records
-from pasta_async.training.synthetic.families import FAMILIES, Family, Split, sample
+from pasta_async.training.synthetic.families import FAMILIES, Example, Family, Split, sample
 from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from pasta_async.lang import Document
-    from pasta_async.training.synthetic.families import Example
 
 SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]

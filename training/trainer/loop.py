@@ -8,9 +8,11 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +22,6 @@ from pasta_async.jobs import progress
 from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_row, row_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from pasta_async.training.trainer.processes import Checkpoints, Processes
     from pasta_async.training.trainer.settings import Schedule, TrainerSettings
     from pasta_async.training.trainer.task import Example, Task

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,9 +33,6 @@ from pasta_async.training.trainer.operators import embed
 from pasta_async.training.trainer.rows import SHARDED, compute_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
-
     from pasta_async.training.trainer.processes import Processes
 
 REFUSAL = "training does not support it"

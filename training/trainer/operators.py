@@ -7,14 +7,12 @@ Attention of trees side by side, losses without a table of all logits, and embed
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 TREES = "trees"
 """Name of `_tree_attention` for transformers."""

@@ -14,6 +14,7 @@ so a boolean one hides nothing, and Flash attention takes no such mask at all.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from pasta_async.training.trainer.operators import TREES, Head, linear_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pasta_async.training.packing import Trie
 
 _FLEX = "flex_attention"

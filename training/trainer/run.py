@@ -4,7 +4,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,16 +19,11 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
 from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
-from pasta_async.training.trainer.processes import Checkpoints, open_processes
-from pasta_async.training.trainer.settings import Schedule
+from pasta_async.training.trainer.processes import Checkpoints, Processes, open_processes
+from pasta_async.training.trainer.settings import Schedule, TrainerSettings
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from pasta_async.training.trainer.processes import Processes
-    from pasta_async.training.trainer.settings import TrainerSettings
     from pasta_async.training.trainer.task import Task
 
 _FREE = {

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path  # noqa: TC003 (pydantic reads it at run time)
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from pathlib import Path
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from pasta_async.training.corpus import StrictModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ROW, _CPU_ROW = 4096, 512
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -17,9 +19,6 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from pasta_async.protocol import Message, TagIds
 
 _COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
