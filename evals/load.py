@@ -167,58 +167,6 @@ async def measure(
     return blocks
 
 
-@dataclass(frozen=True)
-class Figures:
-    """What a method comes to at one load, over all rounds: the points of the load curves.
-
-    Times are in seconds, rates by the second.
-    """
-
-    mode: Mode
-    level: float
-    method: str
-    answers: int
-    p50: float
-    """Latency: half of the answers were sooner."""
-    p90: float
-    p99: float
-    first_token: float
-    """Median."""
-    throughput: float
-    """Answers."""
-    goodput: float
-    """Answers whose latency met the target."""
-    tokens: float
-    """Decoded tokens, what a method needs besides the text counted."""
-    speedup: float | None
-    """Latency of the same answers in sequence / latency (geometric mean); None if they were not measured."""
-
-    @classmethod
-    def of(cls, blocks: Sequence[Block], bases: Sequence[Block], target: float) -> Figures:
-        """Those of a method's blocks beside the blocks in sequence, under a latency target in seconds."""
-        first = blocks[0]
-        found = [block.part(first.method) for block in blocks]
-        answers = [answer for block in found for answer in block.answers]
-        seconds = sum(block.seconds for block in found)
-        latencies = [answer.seconds for answer in answers]
-        p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
-        base = [answer for block in bases for answer in block.part(first.method).answers]
-        return cls(
-            mode=first.mode,
-            level=first.level,
-            method=first.method,
-            answers=len(answers),
-            p50=p50,
-            p90=p90,
-            p99=p99,
-            first_token=median(answer.first_token for answer in answers),
-            throughput=len(answers) / seconds,
-            goodput=sum(latency <= target for latency in latencies) / seconds,
-            tokens=sum(answer.tokens for answer in answers) / seconds,
-            speedup=geometric_mean(_speedups(answers, base)) if base else None,
-        )
-
-
 def _speedups(answers: Sequence[Answer], base: Sequence[Answer]) -> list[float]:
     """Of each prompt that both have: how much sooner its answer came, over all rounds."""
     ours, theirs = _by_prompt(answers), _by_prompt(base)
@@ -242,14 +190,39 @@ def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list
     return found
 
 
-def figures(blocks: Sequence[Block], target: float) -> list[Figures]:
-    """Figures of every load and method, under a latency target in seconds."""
+def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
+    """A row for each load and method, over all rounds: times in seconds, rates a second.
+
+    `goodput` is of answers whose latency met the target, `tokens` are decoded ones, what a method needs
+    besides the text counted; `speedup` is latency of the same answers in sequence / latency (geometric mean).
+    """
     return [
-        Figures.of(own, methods.get(BASE, ()), target)
+        _row(own, methods.get(BASE, ()), target)
         for methods in _grouped(blocks).values()
         for own in methods.values()
         if own
     ]
+
+
+def _row(blocks: Sequence[Block], bases: Sequence[Block], target: float) -> dict[str, Any]:
+    """That of a method's blocks beside the blocks in sequence."""
+    first = blocks[0]
+    found = [block.part(first.method) for block in blocks]
+    answers = [answer for block in found for answer in block.answers]
+    seconds = sum(block.seconds for block in found)
+    latencies = [answer.seconds for answer in answers]
+    base = [answer for block in bases for answer in block.part(first.method).answers]
+    return {
+        "load": f"{first.level:g} {UNITS[first.mode]}",
+        "method": first.method,
+        "answers": len(answers),
+        **dict(zip(("p50", "p90", "p99"), quantile(latencies, (0.5, 0.9, 0.99)).tolist(), strict=True)),
+        "first token": median(answer.first_token for answer in answers),
+        "throughput": len(answers) / seconds,
+        "goodput": sum(latency <= target for latency in latencies) / seconds,
+        "tokens": sum(answer.tokens for answer in answers) / seconds,
+        "speedup": geometric_mean(_speedups(answers, base)) if base else None,
+    }
 
 
 def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
@@ -303,13 +276,6 @@ def default_target(blocks: Sequence[Block]) -> float:
     base = [block for block in blocks if block.method == BASE] or blocks
     lowest = min(base, key=lambda block: (block.mode, block.level))
     return 2 * median(lowest.latencies)
-
-
-def summarise(found: Sequence[Figures]) -> list[dict[str, Any]]:
-    """The figures as rows of a table."""
-    rows = [{"load": f"{one.level:g} {UNITS[one.mode]}", **asdict(one)} for one in found]
-    names = [name for name in rows[0] if name not in ("mode", "level")]
-    return [{name.replace("_", " "): row[name] for name in names} for row in rows]
 
 
 class LoadSettings(ForcedSettings):
@@ -368,12 +334,15 @@ async def _measure(settings: LoadSettings) -> list[Block]:
 def _run(settings: LoadSettings) -> str:
     blocks = asyncio.run(_measure(settings))
     target = settings.target or default_target(blocks)
-    found = figures(blocks, target)
     head = f"seconds, rates a second; latency target {target:.3g} s"
     ratios = (
         "above 1: the first is better (geometric means, 95%: `sooner` over prompts, the rest over rounds)"
     )
-    tables = markdown_table(summarise(found)), ratios, markdown_table(compare_methods(blocks, target))
+    tables = (
+        markdown_table(summarise(blocks, target)),
+        ratios,
+        markdown_table(compare_methods(blocks, target)),
+    )
     return "\n\n".join([head, *tables])
 
 

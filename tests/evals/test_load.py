@@ -17,7 +17,6 @@ from pasta_async.evals.load import (
     compare_methods,
     default_target,
     drive,
-    figures,
     main,
     measure,
     summarise,
@@ -109,9 +108,9 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     assert [Block(**row) for row in rows] == blocks
     assert rows == json.loads(json.dumps([asdict(block) for block in blocks]))
-    pasta = next(one for one in figures(blocks, 1.0) if one.method == "pasta")
-    assert pasta.speedup is not None and pasta.speedup > 1
-    assert pasta.answers == 8
+    pasta = next(row for row in summarise(blocks, 1.0) if row["method"] == "pasta")
+    assert pasta["speedup"] > 1
+    assert pasta["answers"] == 8
 
 
 async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_places():
@@ -123,9 +122,9 @@ async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_p
     plain, mixed = blocks
     assert [answer.method for answer in mixed.answers] == NAMES * 5
     assert mixed.arrived == pytest.approx(plain.arrived)
-    found = figures(blocks, 1.0)[1]
-    assert (found.method, found.answers) == ("sequential + pasta", 5)
-    assert found.speedup == pytest.approx(1, abs=0.02)  # steps take no longer for what is beside
+    found = summarise(blocks, 1.0)[1]
+    assert (found["method"], found["answers"]) == ("sequential + pasta", 5)
+    assert found["speedup"] == pytest.approx(1, abs=0.02)  # steps take no longer for what is beside
     (row,) = compare_methods(blocks, 1.0)
     assert row["method"] == "sequential + pasta / sequential"
 
@@ -170,18 +169,17 @@ def test_figures_of_known_blocks():
         *(block("sequential", 4, 4.0, 6.0), block("pasta", 4, 3.0, 5.0)),
     ]
     assert default_target(blocks) == 6
-    found = figures(blocks, target=4.0)
-    assert [(one.level, one.method) for one in found] == [
-        (level, method) for level in (1, 4, 16) for method in ("sequential", "pasta")
+    found = summarise(blocks, target=4.0)
+    assert [(row["load"], row["method"]) for row in found] == [
+        (f"{level} at once", method) for level in (1, 4, 16) for method in ("sequential", "pasta")
     ]
     base, pasta = found[:2]
-    assert (base.p50, base.p90, base.p99) == pytest.approx((3.0, 3.8, 3.98))
-    assert (base.throughput, base.goodput, base.tokens) == (0.2, 0.2, 10)
-    assert pasta.speedup == pytest.approx(2)
-    assert found[3].goodput == 0.1
-    assert found[5].throughput == 0.1 and found[5].goodput == 0
-    assert found[5].speedup == pytest.approx(0.8)
-    assert summarise(found)[1]["speedup"] == pytest.approx(2)
+    assert (base["p50"], base["p90"], base["p99"]) == pytest.approx((3.0, 3.8, 3.98))
+    assert (base["throughput"], base["goodput"], base["tokens"]) == (0.2, 0.2, 10)
+    assert pasta["speedup"] == pytest.approx(2)
+    assert found[3]["goodput"] == 0.1
+    assert found[5]["throughput"] == 0.1 and found[5]["goodput"] == 0
+    assert found[5]["speedup"] == pytest.approx(0.8)
 
 
 def test_the_command_loads_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
