@@ -12,7 +12,6 @@ large model's tokenizer. SGLang makes the weights of a folder without any by `--
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,15 +25,20 @@ from pasta_async.lang import TAG_TOKENS
 if TYPE_CHECKING:
     from pasta_async.lang import Document
 
-SHAPES: dict[str, dict[str, int]] = {
-    "tiny": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128},
-    "small": {"hidden": 256, "layers": 6, "heads": 8, "kv_heads": 2, "intermediate": 704},
-    "medium": {"hidden": 512, "layers": 12, "heads": 8, "kv_heads": 4, "intermediate": 1536},
-    "135m": {"hidden": 576, "layers": 30, "heads": 9, "kv_heads": 3, "intermediate": 1536},
-    "1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "intermediate": 8192},
-    "8b": {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "intermediate": 14336},
+SHAPES: dict[str, tuple[int, ...]] = {
+    "tiny": (64, 2, 4, 2, 128),
+    "small": (256, 6, 8, 2, 704),
+    "medium": (512, 12, 8, 4, 1536),
+    "135m": (576, 30, 9, 3, 1536),
+    "1b": (2048, 16, 32, 8, 8192),
+    "8b": (4096, 32, 32, 8, 14336),
 }
 """Llama shapes by name: `135m` is SmolLM2's, the last two are those of Llama 3."""
+
+_SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    "intermediate_size",
+)
 
 
 def make_model(
@@ -58,13 +62,26 @@ def make_model(
         weights: Whether to write weights (float32), drawn with `seed`.
         seed: Of the weights.
     """
-    size = _save_tokenizer(folder, texts, vocabulary, context)
-    config = describe_model(SHAPES[shape], size, context)
-    if not weights:
-        config["torch_dtype"] = "bfloat16"  # what a server makes up weights of
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    sizes |= zip(_SIZES, SHAPES[shape], strict=True)
+    config = LlamaConfig(
+        vocab_size=_save_tokenizer(folder, texts, vocabulary, context),
+        max_position_embeddings=context,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        **sizes,
+    )
     if weights:
-        _save_weights(folder, seed)
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)
+        model.save_pretrained(folder)
+    else:
+        config.architectures = ["LlamaForCausalLM"]
+        config.dtype = "bfloat16"  # what a server makes up weights of
+        config.save_pretrained(folder)
 
 
 def _save_tokenizer(folder: Path, texts: Iterable[str], vocabulary: int, context: int) -> int:
@@ -85,44 +102,6 @@ def _save_tokenizer(folder: Path, texts: Iterable[str], vocabulary: int, context
     tokenizer.train_from_iterator(texts, trainer)
     save_tokenizer(tokenizer, folder, context)
     return tokenizer.get_vocab_size()
-
-
-def describe_model(shape: dict[str, int], vocabulary: int, context: int) -> dict[str, Any]:
-    """The config.json of a Llama model."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": shape["hidden"],
-        "intermediate_size": shape["intermediate"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
-        "num_key_value_heads": shape["kv_heads"],
-        "head_dim": shape["hidden"] // shape["heads"],
-        "vocab_size": vocabulary,
-        "max_position_embeddings": context,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "torch_dtype": "float32",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-
-
-def _save_weights(folder: Path, seed: int) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from pasta_async.backends.local.checkpoint import expected_shapes, read_config
-
-    draw = torch.Generator().manual_seed(seed)
-    weights = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=draw) * 0.02
-        for name, shape in expected_shapes(read_config(folder)).items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 class ModelSettings(CommandSettings):
