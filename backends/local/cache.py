@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -207,32 +207,6 @@ class RadixCache:
             stack.extend(node.children.values())
             yield node
 
-    def check(self, standing: Sequence[Node], owned: Ids, total: int) -> None:
-        """Verify every invariant (for tests; costs time linear in the tree).
-
-        Args:
-            standing: The node of each running sequence, one for each lock taken.
-            owned: Slots that are free or private to a sequence.
-            total: Slots in all.
-
-        Raises:
-            AssertionError: The tree, its locks or the ownership of slots is inconsistent.
-        """
-        locks: dict[int, int] = {}
-        for node in standing:
-            for step in node.path():
-                locks[id(step)] = locks.get(id(step), 0) + 1
-        slots = [owned]
-        evictable = 0
-        for node in self.nodes():
-            _check_node(node, locks.pop(id(node), 0))
-            slots.append(node.slots)
-            evictable += 0 if node.locks else len(node.ids)
-        _require(not locks, "a sequence stands on a node that is not in the tree")
-        _require(evictable == self._evictable, "the count of evictable slots is wrong")
-        every = np.sort(np.concatenate(slots))
-        _require(np.array_equal(every, np.arange(total)), "a slot is lost or has two owners")
-
     def _walk(self, node: Node, ids: Ids) -> tuple[Node, int]:
         self._clock += 1
         for step in node.path():
@@ -291,18 +265,3 @@ def _common(a: Ids, b: Ids) -> int:
     size = min(len(a), len(b))
     differ = np.flatnonzero(a[:size] != b[:size])
     return int(differ[0]) if len(differ) else size
-
-
-def _check_node(node: Node, locks: int) -> None:
-    _require(len(node.ids) == len(node.slots) > 0, "a node is empty or has not one slot for each id")
-    _require(node.locks == locks, f"a node has {node.locks} locks, {locks} sequences stand on it or below")
-    parent = node.parent
-    assert parent is not None
-    _require(parent.children.get(int(node.ids[0])) is node, "a node is not where its first id says")
-    for child in node.children.values():
-        _require(child.parent is node, "a child names another parent")
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise AssertionError(what)

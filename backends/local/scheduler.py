@@ -169,17 +169,6 @@ class Scheduler:
         self.radix.unlock(job.node)
         job.node, job.shared = node, job.filled
 
-    def check(self) -> None:
-        """Verify that every slot has one owner and every lock a holder (for tests, between steps)."""
-        private = [job.slots[job.shared : job.filled] for job in self.running]
-        nodes = [job.node for job in self.running if job.node is not None]
-        self.radix.check(nodes, np.concatenate([self.pool.peek(), *private]), self.pool.size)
-        for job in self.running:
-            assert job.node is not None
-            slots = [step.slots for step in job.node.path()][::-1]
-            known = np.concatenate(slots) if slots else np.empty(0, np.int64)
-            assert np.array_equal(known, job.slots[: job.shared]), "a job's slots are not those of its path"
-
     def _admit(self) -> None:
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from cache_checks import check_scheduler
+
 from pasta_async import Client, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.evals.documents import held_out
@@ -42,7 +44,7 @@ def engine(backend: LocalBackend) -> Engine:
 def nothing_runs(backend: LocalBackend) -> None:
     scheduler = engine(backend).scheduler
     assert scheduler.running == scheduler.waiting == []
-    scheduler.check()
+    check_scheduler(scheduler)
 
 
 async def test_a_request_of_no_tokens_computes_its_context_and_decodes_nothing() -> None:

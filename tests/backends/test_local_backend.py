@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import local_models
 import pytest
 import torch
+from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local.session import EngineLoop
@@ -248,7 +249,7 @@ async def test_closing_early_leaves_nothing_and_keeps_the_cache(backend: LocalBa
     await stream.aclose()
     assert engine_tasks() == []
     assert scheduler(backend).running == scheduler(backend).waiting == []
-    scheduler(backend).check()
+    check_scheduler(scheduler(backend))
     received = await pieces(backend, request(range(40), 2))
     assert received[0].cached_tokens == 39
 
@@ -269,7 +270,7 @@ async def test_cancelling_a_reader_leaves_nothing(backend: LocalBackend) -> None
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert engine_tasks() == []
     assert scheduler(backend).running == []
-    scheduler(backend).check()
+    check_scheduler(scheduler(backend))
 
 
 async def test_closing_one_request_does_not_disturb_the_others(backend: LocalBackend) -> None:

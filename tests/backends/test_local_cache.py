@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from cache_checks import check_tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,7 +47,7 @@ def test_the_tree_finds_the_longest_prefix_ever_put_in(sequences: list[list[int]
         tree.lock(end)
         standing.append((end, ids))
         slots += len(fresh)
-        tree.check([node for node, _ in standing], np.array(sorted(free), np.int64), 1000)
+        check_tree(tree, [node for node, _ in standing], np.array(sorted(free), np.int64), 1000)
     for number, (node, ids) in enumerate(standing):
         if number % 2:
             tree.unlock(node)
@@ -57,7 +58,7 @@ def test_the_tree_finds_the_longest_prefix_ever_put_in(sequences: list[list[int]
     freed = tree.evict(10**6)
     assert len(freed) == evictable
     assert tree.evictable == 0
-    tree.check(kept, np.array(sorted(free | set(freed.tolist())), np.int64), 1000)
+    check_tree(tree, kept, np.array(sorted(free | set(freed.tolist())), np.int64), 1000)
     for _, ids in standing[::2]:
         assert len(tree.match(np.array(ids))[1]) == len(ids)  # what is locked stays
 
@@ -82,28 +83,28 @@ def test_the_check_notices_every_kind_of_damage() -> None:
 
     tree, node = grown()
     rest = np.arange(5, 8)
-    tree.check([node], rest, 8)
+    check_tree(tree, [node], rest, 8)
     with pytest.raises(AssertionError):
-        tree.check([node], rest[1:], 8)
+        check_tree(tree, [node], rest[1:], 8)
     with pytest.raises(AssertionError):
-        tree.check([node], np.arange(4, 8), 8)
+        check_tree(tree, [node], np.arange(4, 8), 8)
     with pytest.raises(AssertionError):
-        tree.check([], rest, 8)
+        check_tree(tree, [], rest, 8)
     node.locks = 0
     with pytest.raises(AssertionError):
-        tree.check([], rest, 8)
+        check_tree(tree, [], rest, 8)
     tree, node = grown()
     node.ids = node.ids + 1
     with pytest.raises(AssertionError):
-        tree.check([node], rest, 8)
+        check_tree(tree, [node], rest, 8)
     tree, node = grown()
     node.slots = node.slots[:-1]
     with pytest.raises(AssertionError):
-        tree.check([node], rest, 8)
+        check_tree(tree, [node], rest, 8)
     tree, node = grown()
     tree.root.children.clear()
     with pytest.raises(AssertionError):
-        tree.check([node], np.arange(8), 8)
+        check_tree(tree, [node], np.arange(8), 8)
 
 
 @given(

@@ -9,6 +9,7 @@ import local_models
 import numpy as np
 import pytest
 import torch
+from cache_checks import check_scheduler
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
@@ -97,7 +98,7 @@ def run(engine: Engine, *jobs: Job) -> None:
     for task in jobs:
         engine.add(task)
     while engine.step() is not None:
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
 
 
 def run_unchecked(engine: Engine, task: Job) -> None:
@@ -307,7 +308,7 @@ def test_when_slots_run_out_the_youngest_wait_and_all_come_out_right(made: Any, 
         engine.add(task)
     order: list[Job] = []
     while (outputs := engine.step()) is not None:
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
         order += [output.job for output in outputs if output.finish_reason]
     assert order[0] is jobs[0]
     assert [decoded(task) for task in jobs] == [reference(made, ids, 60) for ids in prompts]
@@ -326,7 +327,7 @@ def test_a_paused_job_keeps_its_place_until_its_slots_are_needed(made: Any, fold
     assert decoded(other) == reference(made, prompt(50, 2), 60)
     slow.paused = False
     while engine.step() is not None:
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
     assert decoded(slow) == reference(made, prompt(30, 1), 40)
 
 
@@ -349,7 +350,7 @@ def test_a_removed_job_leaves_its_slots_to_the_cache(engine: Engine) -> None:
     for _ in range(5):
         engine.step()
     engine.remove(task)
-    engine.scheduler.check()
+    check_scheduler(engine.scheduler)
     assert engine.scheduler.radix.evictable == 44
     again = job(prompt(40), 1)
     run(engine, again)
@@ -386,11 +387,11 @@ def test_any_mix_of_forks_and_removals_decodes_the_same(made: Any, folder: Path,
             ended = [output.job for output in engine.step() or () if output.finish_reason]
             alive = [task for task in alive if task not in ended]
             done += ended
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
     for task in alive:
         task.paused = False
     while engine.step() is not None:
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
     for task in alive + done:
         assert decoded(task) == _greedy(made, task.ids[: task.prompt].tolist(), task.limit - task.prompt)
 

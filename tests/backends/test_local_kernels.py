@@ -9,6 +9,7 @@ import local_models
 import numpy as np
 import pytest
 import torch
+from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend, compiled
 from pasta_async.backends.local.compiled import Team
@@ -86,7 +87,7 @@ def logits(engine: Engine, *prompts: list[int], count: int = 4) -> list[list[tor
     for each in watched:
         engine.add(each.job)
     while engine.step() is not None:
-        engine.scheduler.check()
+        check_scheduler(engine.scheduler)
     return [each.logits for each in watched]
 
 

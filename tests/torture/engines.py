@@ -10,6 +10,7 @@ import httpx
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
+from tests.backends.cache_checks import check_scheduler
 from tests.torture.measured import group_resident
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class LocalEngine(Engine):
 
     async def check(self) -> None:
         scheduler = self._scheduler
-        scheduler.check()
+        check_scheduler(scheduler)
         assert scheduler.pool.free + scheduler.radix.evictable == scheduler.pool.size
 
     @property
