@@ -7,19 +7,17 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
+from pasta_async.lang import Document
 from pasta_async.training.corpus import read_lines, read_records
 from pasta_async.training.synthetic import Example, Split, sample
 from pasta_async.training.synthetic.records import SOURCE
 from pasta_async.training.tokens import rough_tokens, text_speedup
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 WARM_UP_SEED = 1_000_000
 """Where the held-out prompts come from that do not count: far from those that do."""

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.documents import read_documents
-from pasta_async.lang import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
+from pasta_async.lang import TAG_TOKENS, Document
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "tiny": (64, 2, 4, 2, 128),

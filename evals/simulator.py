@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pasta_async import Backend
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
 from pasta_async.evals.forcing import unwrapped
@@ -24,9 +25,6 @@ from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
 from pasta_async.testing.backend import PrefixCache
-
-if TYPE_CHECKING:
-    from pasta_async import Backend
 
 
 class EngineModel(BaseModel):

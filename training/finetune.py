@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, Json
 
@@ -23,9 +23,7 @@ from pasta_async.training.trainer.processes import only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
-
-if TYPE_CHECKING:
-    from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.training.trainer.vocabulary import ModelCodec
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 

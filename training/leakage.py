@@ -11,10 +11,9 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
+from pasta_async.protocol import Message
 
 SHINGLE = 5
 NEAR = 0.7

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -17,15 +17,13 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import Journal
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import Message
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.packing import Trie
+from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
-
-if TYPE_CHECKING:
-    from pasta_async.jobs import Journal
-    from pasta_async.protocol import Message
-    from pasta_async.training.preference import SampledPrompt
 
 
 class LanguageModel:

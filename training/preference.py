@@ -17,8 +17,8 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Text, parse
-from pasta_async.protocol import FinishReason  # noqa: TC001 (pydantic reads it at run time)
-from pasta_async.results import ThreadRecord  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.protocol import FinishReason
+from pasta_async.results import ThreadRecord
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
 from pasta_async.training.faults import faults_of_sample, soundness
 from pasta_async.training.packing import Trie

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -29,9 +29,7 @@ from pasta_async.training.trainer.processes import is_first, only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
-
-if TYPE_CHECKING:
-    from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.training.trainer.vocabulary import ModelCodec
 
 _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kind.")
 

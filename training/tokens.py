@@ -14,12 +14,9 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from pasta_async.lang import Document, Ignored, Promise, Segment, Text, views
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Node
+from pasta_async.lang import Document, Ignored, Node, Promise, Segment, Text, views
 
 CountTokens = Callable[[str], int]
 """Tokens of a text, without special ones."""

@@ -19,20 +19,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document, escape, parse
+from pasta_async.protocol import Message
 from pasta_async.training.annotate.checks import check_reply
 from pasta_async.training.annotate.settings import AnnotateSettings
 from pasta_async.training.annotate.structure import annotate_by_structure
 from pasta_async.training.corpus import Record, StrictModel, digest, write_records
 from pasta_async.training.endpoint import Completion, Endpoint, collect
 from pasta_async.training.tokens import CountTokens, text_speedup, token_counter
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
 
 _TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("prompt.toml").read_text(encoding="utf-8"))
 EXAMPLES: tuple[tuple[str, str], ...] = tuple((one["prompt"], one["written"]) for one in _TEXTS["examples"])

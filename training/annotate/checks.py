@@ -11,13 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, parse
+from pasta_async.lang import Chunk, Code, Diagnostic, Document, Promise, Sync, check, parse
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Diagnostic
 
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
 """What writing estimates and tags anew puts right."""

@@ -17,21 +17,18 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pasta_async.jobs import Journal, progress
-from pasta_async.lang import Promise, Sync
+from pasta_async.lang import Document, Promise, Sync
 from pasta_async.lang.document import ASYNC_OPEN, PROMISE_CLOSE, PROMISE_OPEN
+from pasta_async.training.annotate.settings import AnnotateSettings
 from pasta_async.training.annotate.structure import is_item, structure_marks
 from pasta_async.training.corpus import Record, digest
 from pasta_async.training.identity import model_digest
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.packing import Trie
 from pasta_async.training.tokens import CountTokens, EncodedView, Mark, encode_views, insert_tags, recount
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
-    from pasta_async.training.annotate.settings import AnnotateSettings
 
 _PLAIN = -1
 _AT_ONCE = 16

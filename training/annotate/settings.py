@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from pasta_async.cli.command import Count  # noqa: TC001 (pydantic reads it at run time)
+from pasta_async.cli.command import Count
 from pasta_async.training.annotate.structure import LEAST, Cut
 from pasta_async.training.corpus import SourceSettings
 from pasta_async.training.endpoint import EndpointSettings

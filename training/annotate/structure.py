@@ -23,17 +23,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount, rough_tokens
 from pasta_async.training.words import SMALL
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 Cut = Literal["points", "details"]
 LEAST = 20

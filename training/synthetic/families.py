@@ -13,13 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from pasta_async.lang import Chunk, Promise, Sync
+from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.tokens import Mark, insert_tags, recount
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
 FAMILIES: tuple[Family, ...] = get_args(Family)

@@ -9,18 +9,15 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, command
-from pasta_async.lang import Chunk, Promise
+from pasta_async.lang import Chunk, Document, Promise
 from pasta_async.training.corpus import Record, StrictModel, write_records
 from pasta_async.training.synthetic.families import FAMILIES, Example, Family, Split, sample
 from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]

@@ -13,18 +13,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pasta_async.errors import TrainingError
 from pasta_async.jobs import progress
+from pasta_async.training.trainer.processes import Checkpoints, Processes
 from pasta_async.training.trainer.rows import deal_rows, log_probabilities, pack_row, row_length
-
-if TYPE_CHECKING:
-    from pasta_async.training.trainer.processes import Checkpoints, Processes
-    from pasta_async.training.trainer.settings import Schedule, TrainerSettings
-    from pasta_async.training.trainer.task import Example, Task
+from pasta_async.training.trainer.settings import Schedule, TrainerSettings
+from pasta_async.training.trainer.task import Example, Task
 
 _SCORED_TOGETHER = 256
 """Examples of each process that are dealt to rows at once, for the reference."""

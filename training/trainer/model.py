@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -30,10 +30,8 @@ from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.trainer.operators import embed
+from pasta_async.training.trainer.processes import Processes
 from pasta_async.training.trainer.rows import SHARDED, compute_losses
-
-if TYPE_CHECKING:
-    from pasta_async.training.trainer.processes import Processes
 
 REFUSAL = "training does not support it"
 

@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from pasta_async.training.packing import Trie
 from pasta_async.training.trainer.operators import TREES, Head, linear_losses
-
-if TYPE_CHECKING:
-    from pasta_async.training.packing import Trie
 
 _FLEX = "flex_attention"
 """transformers' name of FlexAttention, which has no backward pass on a CPU."""

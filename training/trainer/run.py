@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,10 +21,8 @@ from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, Processes, open_processes
 from pasta_async.training.trainer.settings import Schedule, TrainerSettings
+from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async.training.trainer.task import Task
 
 _FREE = {
     *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from pasta_async.training.packing import Trie
+from pasta_async.training.packing import Trie
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -17,9 +17,7 @@ from pasta_async.backends.local.checkpoint import read_json, write_json
 from pasta_async.backends.tokenization import TextCodec, add_tags, find_template
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message, TagIds
+from pasta_async.protocol import Message, TagIds
 
 _COPIED = ("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model")
 
