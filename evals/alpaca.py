@@ -1,53 +1,330 @@
-r"""AlpacaEval: answers in both forms as the files that its own command judges.
+r"""AlpacaEval: how often a judge prefers the parallel answer to the sequential one.
 
     python -m pasta_async.evals.answers --backend http://127.0.0.1:30000 --prompts alpaca_eval.jsonl \
-        --max-tokens 2048 --out results/answers.jsonl
-    python -m pasta_async.evals.alpaca results/answers.jsonl --out results/alpaca
-    alpaca_eval --model_outputs results/alpaca/parallel.json --reference_outputs results/alpaca/baseline.json
+        --max-tokens 2048 --out results/alpaca/answers.jsonl
+    python -m pasta_async.evals.alpaca results/alpaca/answers.jsonl \
+        --judge https://api.example.com/v1 --judge-model NAME --out results/alpaca
 
-The last command is AlpacaEval's (`pip install alpaca-eval`, in an environment of its own). docs/evaluation.md
-says what its figures mean here.
+AlpacaEval's own package writes the judge's prompts and flips the order of the answers, reads the
+log-probabilities, and fits its length-controlled model. The requests are the project's own, so that
+judgements are kept one by one. Nothing is fetched.
 """
 
+# AlpacaEval, pandas and numpy leave their types open, and may be missing where this is checked.
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
+import hashlib
+import io
+import logging
+import math
+import os
+import platform
+import sys
+import warnings
 from collections import Counter
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from pydantic import Field
 
 from pasta_async.cli.command import Command, command
-from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS
-from pasta_async.evals.instruments import InstrumentSettings, read_forms
+from pasta_async.errors import InvalidRequestError, PastaError
+from pasta_async.evals.answers import FORMS, theoretical
+from pasta_async.evals.instruments import read_forms
+from pasta_async.evals.records import markdown_table, write_result, write_rows
+from pasta_async.jobs import Journal
+from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
+from pasta_async.training.statistics import estimate, format_estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from pasta_async.evals.answers import Answer
+    from pasta_async.training.statistics import Estimate
+
+__all__ = [
+    "AlpacaSettings",
+    "JudgeFailedError",
+    "JudgementSettings",
+    "Pair",
+    "judge",
+    "main",
+    "tables",
+]
+
+_BOOTSTRAP_SEED = 0
+_CONFIG = "weighted_alpaca_eval_gpt4_turbo"
+"""AlpacaEval 2's own way to ask: one token, the probabilities of the two names."""
+_LENGTH_MODEL = "length_controlled_minimal"
+_FIELDS = ("max_tokens", "temperature", "logprobs", "top_logprobs")
+_PACKAGES = ("alpaca_eval", "openai", "scikit-learn", "pandas", "numpy", "patsy", "scipy")
 
 
-def write_outputs(answers: Path, out: Path) -> list[Path]:
-    """Write a file of each form, in AlpacaEval's format, into a folder; returns the files.
+class JudgeFailedError(PastaError):
+    """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
+
+
+class JudgementSettings(EndpointSettings):
+    """Who judges, and how."""
+
+    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
+    judge: str = Field(description="base URL of an OpenAI-compatible server")
+    judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
+    allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
+    bootstrap: int = Field(default=200, ge=0, description="fits of the length model, for its interval")
+    seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
+
+
+class Pair(NamedTuple):
+    """A prompt and the two answers to it."""
+
+    instruction: str
+    parallel: str
+    baseline: str
+
+
+def judge(pairs: Sequence[Pair], settings: JudgementSettings) -> dict[str, Any]:
+    """Judge the parallel answers against the baseline's; judgements in `out` are not asked for again.
+
+    Args:
+        pairs: Prompts and answers.
+        settings: Who judges. The key is read from the environment, and never written down.
+
+    Returns:
+        The preference for parallel (0 to 1, None where it is missing) for each prompt, AlpacaEval's win
+        rates, its length-controlled model's, versions.
 
     Raises:
-        InvalidRequestError: The answers cannot be read or are not whole, or a prompt stands there twice.
+        JudgeFailedError: More pairs than `allow_missing` were not judged.
+        PastaError: The judge cannot be used at all.
     """
-    _, forms = read_forms(answers, FORMS)
-    text, count = Counter(one.question for one in forms["baseline"]).most_common(1)[0]
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with _alpaca_eval(settings.out / "judge.log") as terminal:
+        rows, config = _annotations(pairs, settings, terminal)
+        figures = _metrics(rows, settings.bootstrap)
+    preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
+    return {
+        **figures,
+        "preferences": preferences,
+        "missing": preferences.count(None),
+        "judge_config": config,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+    }
+
+
+@contextlib.contextmanager
+def _alpaca_eval(log: Path) -> Generator[TextIO]:
+    """Import AlpacaEval without that it reads `.env` or sets the root logger; gives stderr as it was.
+
+    What AlpacaEval says goes to a file.
+    """
+    os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
+    os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
+    root, terminal = logging.getLogger(), sys.stderr
+    level = root.level
+    with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import alpaca_eval.annotators  # noqa: F401
+
+        root.setLevel(level)
+        yield terminal
+
+
+def _annotations(
+    pairs: Sequence[Pair], settings: JudgementSettings, terminal: TextIO
+) -> tuple[list[Any], dict[str, Any]]:
+    """The pairs with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
+    from alpaca_eval import utils
+    from alpaca_eval.annotators import PairwiseAnnotator
+
+    def complete(prompts: Sequence[str], **kwargs: Any) -> dict[str, list[Any]]:
+        messages = {prompt: utils.prompt_to_chatml(prompt.strip()) for prompt in prompts}
+        with contextlib.redirect_stderr(terminal):  # it shows the progress
+            replies = asyncio.run(_ask(messages, {name: kwargs[name] for name in _FIELDS}, settings))
+        completions = [_completion(replies.get(prompt)) for prompt in prompts]
+        return {"completions": [one["text"] for one in completions], "completions_all": completions}
+
+    annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=settings.seed, caching_path=None)
+    one: Any = next(iter(annotator.annotators.values()))
+    one.fn_completions = complete
+    baseline, parallel = (
+        [{"instruction": pair[0], "output": getattr(pair, name), "generator": name} for pair in pairs]
+        for name in ("baseline", "parallel")
+    )
+    rows: list[Any] = annotator.annotate_head2head(baseline, parallel, chunksize=None)
+    if [row["instruction"] for row in rows] != [pair.instruction for pair in pairs]:
+        raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
+    (config,) = utils.load_configs(str(annotator.annotators_config)).values()
+    template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
+    return rows, {**config, "prompt_template_sha256": template}
+
+
+async def _ask(
+    prompts: Mapping[str, Any], fields: dict[str, Any], settings: JudgementSettings
+) -> dict[str, Mapping[str, float]]:
+    """The log-probabilities of the judge's replies, by prompt.
+
+    Raises:
+        JudgeFailedError: More of them are missing than may be.
+    """
+    with Journal(settings.out / "judgements.jsonl", {"judgements": "alpaca-eval"}) as journal:
+        async with Endpoint(settings.judge, settings.judge_model, settings, **fields) as endpoint:
+            comparer = Comparer(endpoint, journal)
+            replies, reasons = await collect(
+                prompts, lambda prompt: comparer.logprobs(prompts[prompt]), settings.in_flight
+            )
+    if len(reasons) > settings.allow_missing or not replies:
+        raise JudgeFailedError(
+            f"{settings.judge_model} left {len(reasons)} of {len(prompts)} pairs unjudged: "
+            f"{'; '.join(dict.fromkeys(reasons.values()))}. The same command asks for these alone"
+        )
+    return replies
+
+
+def _completion(logprobs: Mapping[str, float] | None) -> dict[str, Any]:
+    """A reply as AlpacaEval's own client would return it."""
+    tokens = [{"token": token, "logprob": value} for token, value in (logprobs or {}).items()]
+    return {"text": "name" if tokens else "", "logprobs": {"content": [{"top_logprobs": tokens}]}}
+
+
+def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
+    """AlpacaEval's figures, and those of its length-controlled model on prompts drawn with replacement."""
+    import numpy as np
+    import pandas as pd
+    from alpaca_eval import metrics
+    from alpaca_eval.metrics import glm_winrate
+
+    annotations: Any = pd.DataFrame(rows)
+    annotations["preference"] = annotations["preference"].astype(float)
+    found = {"winrate": {name: float(value) for name, value in metrics.get_winrate(annotations).items()}}
+    lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
+    if len(annotations) < 5 or not lengths.std() > 0:
+        return {**found, "no_length_control": "it takes five prompts, and answers of different lengths"}
+    columns = {"model": "none", "index": range(len(annotations)), "instruction_difficulty": 0.0}
+    hub_file = pd.DataFrame(columns).to_csv(index=False)  # its model of difficulties is not used
+    glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
+
+    def fit(some: Any) -> dict[str, float]:
+        fitted = glm_winrate.get_length_controlled_winrate(
+            some,
+            glm_name=_LENGTH_MODEL,
+            save_weights_dir=None,
+            is_add_glm_preference_inplace=False,
+            is_warn_extreme_changes=False,
+        )
+        return {name: float(fitted[name]) for name in ("length_controlled_winrate", "lc_standard_error")}
+
+    draw = np.random.default_rng(_BOOTSTRAP_SEED)
+    draws: list[float] = []
+    for _ in range(bootstrap):
+        some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
+        with contextlib.suppress(ValueError):  # a draw whose answers are all of one length
+            draws.append(fit(some)["length_controlled_winrate"])
+    return {**found, "length_controlled": fit(annotations), "length_controlled_draws": draws}
+
+
+class AlpacaSettings(JudgementSettings):
+    """What is judged, and by whom."""
+
+    answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
+
+
+def _measure(settings: AlpacaSettings) -> str:
+    if find_spec("alpaca_eval") is None:
+        raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
+    identity, forms = read_forms(settings.answers, FORMS)
+    plain, parallel = forms["baseline"], forms["parallel"]
+    text, count = Counter(one.question for one in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
-        raise InvalidRequestError(f"{answers}: a prompt stands there {count} times: {text!r}")
-    out.mkdir(parents=True, exist_ok=True)
-    written = {form: out / f"{form}.json" for form in FORMS}
-    for form, path in written.items():
-        rows = [
-            {"instruction": one.question, "output": one.text, "generator": form, "dataset": one.family}
-            for one in forms[form]
-        ]
-        path.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    return [*written.values()]
+        raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
+    pairs = [Pair(a.question, a.text, b.text) for a, b in zip(parallel, plain, strict=True)]
+    judged = judge(pairs, settings)
+    result = {
+        "benchmark": "alpaca",
+        "answers": identity,
+        "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
+        "length_control": _LENGTH_MODEL,
+        "seeds": {"alpaca_eval": settings.seed, "bootstrap": _BOOTSTRAP_SEED},
+        "versions": judged["versions"],
+        **_outcome(parallel, plain, judged),
+    }
+    write_result(settings.out, result)
+    preferences = zip(plain, judged["preferences"], strict=True)
+    rows = [{"instruction": one.question, "preference": preference} for one, preference in preferences]
+    write_rows(settings.out / "judged.jsonl", rows)
+    return "\n\n".join(map(markdown_table, tables(result)))
 
 
-def _run(settings: InstrumentSettings) -> str:
-    plain, parallel = write_outputs(settings.answers, settings.out)
-    return f"alpaca_eval --model_outputs {parallel} --reference_outputs {plain}"
+def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
+    """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up."""
+    preferences: list[float | None] = judged["preferences"]
+    sources: dict[str, list[float | None]] = {}
+    for answer, preference in zip(plain, preferences, strict=True):
+        sources.setdefault(answer.family, []).append(preference)
+    forms = {"baseline": plain, "parallel": parallel}
+    return {
+        "prompts": len(plain),
+        "win_rate": _win_rate(preferences),
+        "length_controlled_win_rate": _length_controlled(judged),
+        "alpaca_eval": {**judged["winrate"], **judged.get("length_controlled", {})},
+        "missing": judged["missing"],
+        "by_dataset": [
+            {"dataset": name, "prompts": len(found), "win_rate": _win_rate(found)}
+            for name, found in sources.items()
+        ],
+        "mean_length": {form: fmean(len(one.text) for one in found) for form, found in forms.items()},
+        "empty": {form: sum(not one.text.strip() for one in found) for form, found in forms.items()},
+        "same_text": sum(a.text == b.text for a, b in zip(parallel, plain, strict=True)),
+        "theoretical_speedup": theoretical(parallel, plain),
+        "cut_by_length": {form: fmean(one.ended_by_length for one in own) for form, own in forms.items()},
+        "malformed": fmean(not one.well_formed for one in parallel),
+        "with_promises": fmean(one.promises > 0 for one in parallel),
+    }
 
 
-main: Command = command(InstrumentSettings, _run, "alpaca", __doc__, positional=("answers",))
+def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
+    known = [100 * value for value in preferences if value is not None]
+    return estimate(known, "arithmetic", seed=_BOOTSTRAP_SEED) if known else None
+
+
+def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
+    if "length_controlled" not in judged:
+        return {"reason": judged["no_length_control"]}
+    value = judged["length_controlled"]["length_controlled_winrate"]
+    draws: list[float] = judged["length_controlled_draws"] or [value]
+    from numpy import quantile
+
+    low, high = quantile(draws, [0.025, 0.975])
+    return {"value": value, "low": float(low), "high": float(high), "draws": len(draws)}
+
+
+def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The result as rows of two tables: all prompts, and by source."""
+    controlled = result["length_controlled_win_rate"]
+    whole = {
+        "prompts": result["prompts"],
+        "win rate %": format_estimate(result["win_rate"]),
+        "length-controlled %": controlled.get("reason") or format_estimate(controlled),
+        "characters, parallel": result["mean_length"]["parallel"],
+        "characters, baseline": result["mean_length"]["baseline"],
+        "theoretical speed-up": format_estimate(result["theoretical_speedup"], ".2f"),
+        "malformed": f"{result['malformed']:.1%}",
+        "judge": result["judge"]["model"],
+    }
+    sources = [
+        {"source": row["dataset"], "prompts": row["prompts"], "win rate %": format_estimate(row["win_rate"])}
+        for row in result["by_dataset"]
+    ]
+    return [[whole], sources]
+
+
+main: Command = command(AlpacaSettings, _measure, "alpaca", __doc__, positional=("answers",), resumes=True)
 
 if __name__ == "__main__":
     main()

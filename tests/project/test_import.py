@@ -26,6 +26,7 @@ EXTRAS = {
 LATE = {
     "backends/sglang": {"sglang", "torch", "transformers"},
     "backends": {"tokenizers", "jinja2"},
+    "evals/alpaca": {"pandas", "yaml"},
     "evals/forcing": {"torch"},
     "evals/llama_cpp": {"gguf"},
     "evals/peers": {"torch"},
