@@ -30,21 +30,19 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from pasta_async.lang import Promise, parse
+from pasta_async.lang import Promise
 from pasta_async.training.words import SMALL, runs, same_stem, words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from pasta_async.lang import Document
-    from pasta_async.training.preference import Sample
 
 __all__ = [
     "OF_ANSWERS",
     "OF_PROMISES",
     "Faults",
     "count_faults",
-    "faults_of_sample",
     "repeats_itself",
     "soundness",
 ]
@@ -113,12 +111,6 @@ def count_faults(document: Document, *, well_formed: bool = True, cut: Collectio
         repeat=sum(_repeats(document)),
         off_topic=sum(_off_topic(document)),
     )
-
-
-def faults_of_sample(sample: Sample) -> Faults:
-    """The faults of a sampled answer, of which is known what ended its chunks."""
-    cut = {one.thread for one in sample.threads if one.was_cut}
-    return count_faults(parse(sample.written), well_formed=sample.well_formed, cut=cut)
 
 
 def soundness(faults: Faults) -> float:

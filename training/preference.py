@@ -20,7 +20,7 @@ from pasta_async.lang import Text, parse
 from pasta_async.protocol import FinishReason
 from pasta_async.results import ThreadRecord
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
-from pasta_async.training.faults import faults_of_sample, soundness
+from pasta_async.training.faults import count_faults, soundness
 from pasta_async.training.packing import Trie
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from pasta_async.lang import Node
     from pasta_async.protocol import Message
+    from pasta_async.training.faults import Faults
 
 __all__ = [
     "Malformed",
@@ -38,6 +39,7 @@ __all__ = [
     "SampledPrompt",
     "Score",
     "choose_pairs",
+    "faults_of_sample",
     "read_samples",
     "read_scores",
     "value",
@@ -169,6 +171,12 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
     return {(score.id, score.number): score for _, score in read_lines(path, Score)}
+
+
+def faults_of_sample(sample: Sample) -> Faults:
+    """The faults of a sampled answer, of which is known what ended its chunks."""
+    cut = {one.thread for one in sample.threads if one.was_cut}
+    return count_faults(parse(sample.written), well_formed=sample.well_formed, cut=cut)
 
 
 def choose_pairs(

@@ -29,10 +29,10 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal, journal_beside
 from pasta_async.training.corpus import write_records
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
-from pasta_async.training.faults import faults_of_sample, soundness
+from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge, TaskJudge
-from pasta_async.training.preference import Score, read_samples, value
+from pasta_async.training.preference import Score, faults_of_sample, read_samples, value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence

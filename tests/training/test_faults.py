@@ -12,11 +12,10 @@ from pasta_async.training.faults import (
     OF_PROMISES,
     Faults,
     count_faults,
-    faults_of_sample,
     repeats_itself,
     soundness,
 )
-from pasta_async.training.preference import Sample
+from pasta_async.training.preference import Sample, faults_of_sample
 from pasta_async.training.words import same_stem
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
