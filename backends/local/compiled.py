@@ -103,9 +103,8 @@ class CompiledLinear:
 
         self._team, self._product, self._outputs = team, product, len(rounded)
         weights = _padded(rounded.numpy(), np.int8)
-        packed = weights.reshape(-1, GROUP // _LANES, _LANES, weights.shape[1] // 4, 4).transpose(
-            0, 3, 1, 2, 4
-        )
+        fours = weights.view(np.int32)  # that one instruction takes together
+        packed = fours.reshape(-1, GROUP // _LANES, _LANES, fours.shape[1]).transpose(0, 3, 1, 2)
         self._arrays: tuple[NDArray[Any], ...] = (
             _aligned(packed),
             _padded(scales[:, 0].numpy(), np.float32),
@@ -230,8 +229,8 @@ def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
     """A contiguous copy that begins at a multiple of 64 bytes, a line of the processor's cache."""
-    memory = np.empty(array.size + 64, np.uint8)
+    memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    result = memory[start : start + array.size].view(np.int8).reshape(array.shape)
+    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     result[...] = array
     return result
