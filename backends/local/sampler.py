@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from pasta_async.options import Sampling
 
+    _Chosen = Sequence[tuple["TokenSampler", int]]  # with the position of its token
     LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 __all__ = ["TokenSampler", "sample"]
@@ -107,7 +108,7 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
         rows = [row for row, choice in enumerate(choices) if choice is choose]
         chosen = [(samplers[row], positions[row]) for row in rows]
         some = logits if len(rows) == len(samplers) else logits[rows]
-        tokens[rows] = choose(some, _parameters(chosen, logits))
+        tokens[rows] = choose(some, chosen)
     result = _list(tokens)
     for sampler, token in zip(samplers, result, strict=True):
         if sampler.processor is not None:
@@ -115,7 +116,7 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
     return result
 
 
-def _parameters(chosen: Sequence[tuple[TokenSampler, int]], logits: torch.Tensor) -> _Parameters:
+def _parameters(chosen: _Chosen, logits: torch.Tensor) -> _Parameters:
     vocabulary = logits.shape[-1]
     columns = [
         (s.temperature, s.top_k or vocabulary, s.top_p, s.min_p, sampler.draw(position))
@@ -126,22 +127,23 @@ def _parameters(chosen: Sequence[tuple[TokenSampler, int]], logits: torch.Tensor
     return _Parameters(*table[:, :, None].unbind(1))
 
 
-def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Parameters], torch.Tensor]:
+def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Chosen], torch.Tensor]:
     if sampler.greedy:
         return _likeliest
     return _draw_cut if sampler.cuts else _draw
 
 
-def _likeliest(logits: torch.Tensor, _: _Parameters) -> torch.Tensor:
+def _likeliest(logits: torch.Tensor, _: _Chosen) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
+def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
     """Invert the whole distribution at the drawn number: first find the block of tokens, then the token.
 
     Only sums of blocks need the precision of float64: adding all probabilities up in it cost as much as a
     step of the model.
     """
+    p = _parameters(chosen, logits)
     weights = _weights(logits, p)
     blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).view(len(weights), -1, _BLOCK)
     block, rest = _invert(blocks.sum(-1).double(), p.draw)
@@ -150,11 +152,12 @@ def _draw(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
     return (block * _BLOCK + token)[:, 0]
 
 
-def _draw_cut(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
+def _draw_cut(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
     """Cut to top_k, then top_p of what is left, then min_p; invert the distribution at the drawn number.
 
     The likeliest tokens are looked at alone, unless more remain: sorting a vocabulary costs more than a step.
     """
+    p = _parameters(chosen, logits)
     total = _weights(logits, p).sum(-1, keepdim=True, dtype=torch.float64)
     tokens, inside = _draw_among(min(_CANDIDATES, logits.shape[-1]), logits, p, total)
     if not inside.all():
