@@ -222,14 +222,14 @@ def choose_pairs(
         finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
         counts.update(_count(prompt, scores))
         promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
-
-        def may_win(one: Sample, promising: bool = promising) -> bool:
-            if not sound_only or not one.well_formed:
-                return one.well_formed
-            return (_promises(one) or not promising) and soundness(faults_of_sample(one)) == 1
-
         usable = [
-            ((may_win(one), round(value(scores[prompt.id, one.number], weight), 9)), one)
+            (
+                (
+                    one.well_formed and (not sound_only or _is_sound(one, promising)),
+                    round(value(scores[prompt.id, one.number], weight), 9),
+                ),
+                one,
+            )
             for one in prompt.samples
             if one.exact and one.targets and (prompt.id, one.number) in scores
             if one.well_formed or malformed == "last"
@@ -260,6 +260,11 @@ def _pair(
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
     return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
+
+
+def _is_sound(sample: Sample, promising: bool) -> bool:
+    """Whether it has no fault, and promises where it has to."""
+    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample)) == 1
 
 
 def _promises(sample: Sample) -> bool:
