@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,24 +44,23 @@ from pasta_async.training.statistics import format_share
 from pasta_async.training.synthetic import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from pasta_async import Client
     from pasta_async.backends import BackendOptions
-    from pasta_async.evals.answers import Form
     from pasta_async.evals.documents import Prompt
     from pasta_async.evals.peers import RemoteEngine
     from pasta_async.jobs import Journal
 
-__all__ = ["SpeedSettings", "main", "measure", "open_forms", "summarise"]
+__all__ = ["SpeedSettings", "main", "measure", "summarise"]
 
 GREEDY = Sampling(max_tokens=1024)
 BRIEF = "brief"
 
 
 async def measure(
-    opened: Callable[[], AbstractAsyncContextManager[Mapping[Form, Client]]],
+    opened: Callable[[], AbstractAsyncContextManager[Client]],
     prompts: Sequence[Prompt],
     *,
     warm: Sequence[Prompt] = (),
@@ -74,7 +73,7 @@ async def measure(
     """Time every prompt in both forms; see `take_turns`.
 
     Args:
-        opened: Gives what answers in each form, with a cold prefix cache.
+        opened: Gives a client whose backend has a cold prefix cache.
         prompts: What is asked.
         warm: Prompts that are answered first, and not counted.
         passes: How often all of it is done.
@@ -83,29 +82,28 @@ async def measure(
         peer: Writes each plain answer again, with the same weights.
         journal: Keeps every row as it comes.
 
-    Cancelling it cancels the answer under way and closes the clients.
+    Cancelling it cancels the answer under way and closes the client.
     """
     rows = (Answer(**row) for row in measurements(journal))
     plain = {(row.prompt, row.number): row for row in rows if row.method == "baseline"}
 
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
-        async with opened() as clients:
+        async with opened() as client:
 
             async def ask(prompt: Prompt, method: str, index: int, number: int) -> Answer:
-                form = "parallel" if method == "parallel" else "baseline"
-                found = await clients[form].generate(
+                found = await client.generate(
                     f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text,
                     sampling=sampling,
                     seed=None if sampling.seed is None else sampling.seed + number,
-                    baseline=form == "baseline",
+                    baseline=method != "parallel",
                     parallel="always",
                 )
                 return Answer.of(found, index, method, number, prompt.family)
 
             async def answer(index: int, method: str, number: int) -> Answer:
                 if peer and method == peer.name:
-                    return await _write_again(peer, clients["baseline"], prompts[index], plain[index, number])
+                    return await _write_again(peer, client, prompts[index], plain[index, number])
                 row = await ask(prompts[index], method, index, number)
                 if method == "baseline":
                     plain[index, number] = row
@@ -136,17 +134,6 @@ async def _write_again(peer: RemoteEngine, client: Client, prompt: Prompt, plain
         cached_tokens=0,
         prefilled_tokens=len(ids),
     )
-
-
-@asynccontextmanager
-async def open_forms(
-    backend: str, options: BackendOptions | None = None, *, baseline: str | None = None
-) -> AsyncGenerator[Mapping[Form, Client]]:
-    """Clients for both forms, with a cold prefix cache; `baseline` is another model that answers as one."""
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(cold_client(backend, **(options or {})))
-        plain = client if baseline is None else await stack.enter_async_context(cold_client(baseline))
-        yield {"parallel": client, "baseline": plain}
 
 
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
@@ -222,7 +209,7 @@ def _run(settings: SpeedSettings) -> str:
     sampling = {"temperature", "seed", "max_tokens"}
     with opened_journal(settings.out, measured) as journal, open_llama_cpp(settings) as peer:
         work = measure(
-            partial(open_forms, settings.backend, settings.options),
+            partial(cold_client, settings.backend, **settings.options),
             prompts,
             warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
             passes=settings.passes,

@@ -11,7 +11,7 @@ from commands_run import run as run_command
 from pasta_async import Client, Sampling
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
-from pasta_async.evals.answers import FORMS, Answer, Form, compare
+from pasta_async.evals.answers import Answer, Form, compare
 from pasta_async.evals.documents import Prompt, draw_prompts, held_out, read_prompts, stratified
 from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.records import environment, markdown_table, write_rows
@@ -30,14 +30,14 @@ LATENCY = 0.01
 
 def scripted(
     scripts: Mapping[str, str], clock: VirtualClock
-) -> Callable[[], AbstractAsyncContextManager[Mapping[Form, Client]]]:
+) -> Callable[[], AbstractAsyncContextManager[Client]]:
     """Clients of new backends, which take time for each token and for nothing else."""
 
     @asynccontextmanager
-    async def opened() -> AsyncGenerator[Mapping[Form, Client]]:
+    async def opened() -> AsyncGenerator[Client]:
         backend = ScriptedBackend(scripts, clock=clock, latency=LATENCY)
         async with Client(backend, clock=clock) as client:
-            yield dict.fromkeys(FORMS, client)
+            yield client
 
     return opened
 
