@@ -76,6 +76,10 @@ class Sampling(Options):
     """Keep the k likeliest tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    """Above 1, what the context already holds gets less likely: a positive logit is divided by it, a negative
+    one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, where the
+    backend reads it (docs/backends.md); else 1, which is none."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed of the answer; every thread derives its own from it."""
     stop: Annotated[
@@ -141,6 +145,7 @@ class AnswerOptions(TypedDict, total=False):
     top_p: float | None
     top_k: int | None
     min_p: float | None
+    repetition_penalty: float | None
     seed: int | None
     stop: str | Sequence[str] | None
     """See `Sampling`; one text will do."""

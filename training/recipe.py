@@ -103,6 +103,8 @@ class Recipe(StrictModel):
     stage2: Stage2 | None = None
     evaluation: Options = Field(default={})
     """How every model is measured: options of `evals.frontier`."""
+    ship: Options = Field(default={})
+    """Options of `pasta_async.training.ship`, for models that were trained as adapters."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

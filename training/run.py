@@ -269,7 +269,7 @@ class Plan:
         own: dict[str, Any] = {"base": self._base, "base_name": self._base}
         for model in self.models[1:]:
             if model.adapter:
-                self._add(f"shipped/{model.name}", "ship", {}, adapter=model.adapter, **own)
+                self._add(f"shipped/{model.name}", "ship", self.recipe.ship, adapter=model.adapter, **own)
 
     def _backend(self, model: Path) -> str:
         return f"{SERVED if self.recipe.serving else 'local:'}{model}"

@@ -66,6 +66,9 @@ class SampleSettings(PartSettings):
         description="of the samples; the theory of stage 2 is about 1, small models want less",
     )
     plain_temperature: float = Field(default=0.0, ge=0, description="of plain answers (0: greedy)")
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=2, description="of all answers; default: the model's own"
+    )
     seed: int = Field(default=0, description="every answer has its own, derived from this one")
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
@@ -134,7 +137,15 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline), limits=limits))
     temperatures = {"temperature", "plain_temperature"}
-    fields = {"backend", "baseline", "max_tokens", "seed", "template_kwargs", *temperatures}
+    fields = {
+        "backend",
+        "baseline",
+        "max_tokens",
+        "repetition_penalty",
+        "seed",
+        "template_kwargs",
+        *temperatures,
+    }
     identity = {
         **settings.model_dump(mode="json", include=fields),
         "model": (await client.connect()).name,
@@ -306,6 +317,7 @@ class Drawing:
                 generation = await (self._baseline if number is None else self._client).generate(
                     record.messages,
                     temperature=temperature,
+                    repetition_penalty=settings.repetition_penalty,
                     max_tokens=settings.max_tokens,
                     seed=seed,
                     baseline=plain,

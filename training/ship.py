@@ -37,6 +37,7 @@ class ShipSettings(CommandSettings):
     adapter: Path = Field(description="the trainer's OUT/adapter")
     base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")
     base_name: str = Field(description="what peft is to call the base: a name on the Hugging Face hub")
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2, description="what users get by default")
     out: Path = Field(description="the folder that ships")
 
 
@@ -63,7 +64,11 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
         "target_modules": sorted(config["target_modules"]),
     }
     write_json(out / ADAPTER_CONFIG, {**config, **named})
-    write_json(out / "generation_config.json", {"eos_token_id": [*trained.codec().end_ids]})
+    generation = {
+        "eos_token_id": [*trained.codec().end_ids],
+        "repetition_penalty": settings.repetition_penalty,
+    }
+    write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
     shipped = AdapterFolder(out, base)

@@ -233,9 +233,10 @@ class _Model:
 
     def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
         try:
+            import numpy as np
             import torch
 
-            from pasta_async.backends.local.checkpoint import weight_count
+            from pasta_async.backends.local.checkpoint import repetition_penalty, weight_count
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.opening import open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
@@ -253,6 +254,8 @@ class _Model:
         self.engine = Engine(checkpoint, EngineOptions(*options, threads=count))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
+        self._penalty = repetition_penalty(path)
+        self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         _use_threads(self.engine.torch_threads, default)
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
@@ -278,7 +281,12 @@ class _Model:
 
         ids = _checked(request, self.info)
         sampler = TokenSampler(
-            request.sampling, request.seed, request.extra.get("logits_processor"), request.banned_ids
+            request.sampling,
+            request.seed,
+            request.extra.get("logits_processor"),
+            request.banned_ids,
+            penalty=self._penalty,
+            exempt=self._exempt,
         )
         stops = (*request.stop_ids, *self.info.end_ids)
         job = Job(request.answer, ids, request.max_tokens, sampler, stops)

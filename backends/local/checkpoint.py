@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _REFUSAL = "the embedded engine does not support it. SGLang may."
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_PENALTY, _MOST_PENALTY = "repetition_penalty", 2
 _MOST_LAYERS, _MOST_OF_A_HEAD = 1000, 1024  # of any model there is; a damaged file may say billions
 
 
@@ -160,6 +161,19 @@ def read_json(path: Path) -> dict[str, Any]:
     value = read_object(path)
     if value is None:
         raise UnsupportedModelError(f"{path} is missing: name a checkpoint folder with config.json in it")
+    return value
+
+
+def repetition_penalty(model: Path) -> float:
+    """What a model folder's `generation_config.json` says, where it has one: the model's own default, or 1.
+
+    Raises:
+        UnsupportedModelError: It is malformed, or not above 0 and at most 2.
+    """
+    path = model / "generation_config.json"
+    value = ConfigReader(path, read_object(path) or {}).number(_PENALTY, 1.0) if model.is_dir() else 1.0
+    if value > _MOST_PENALTY:
+        raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {value}")
     return value
 
 

@@ -151,7 +151,7 @@ class Engine:
         if len(ready) < len(tasks):
             logits = logits[ready]
         jobs = [tasks[i].job for i in ready]
-        tokens = sample(logits, [job.sampler for job in jobs], [job.length for job in jobs])
+        tokens = sample(logits, [job.sampler for job in jobs], [job.ids[: job.length] for job in jobs])
         return [*outputs, *(self._advance(job, token) for job, token in zip(jobs, tokens, strict=True))]
 
     def _end(self, job: Job) -> Output:

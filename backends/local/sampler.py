@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from pasta_async.options import Sampling
 
@@ -21,6 +24,7 @@ __all__ = ["TokenSampler", "sample"]
 _BITS = 2**64 - 1
 _BLOCK = 256  # tokens whose probabilities are added up first
 _CANDIDATES = 128  # likeliest tokens that cuts are tried on first
+_NONE = np.empty(0, np.int64)
 _BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
 
 
@@ -33,6 +37,8 @@ class TokenSampler:
         processor: Called with the ids generated so far and the logits, float32 `[vocabulary]`; returns the
             logits to choose from.
         banned: Ids that are never chosen, unless the processor raises them: it sees -inf there.
+        penalty: Repetition penalty where `sampling` has none of its own.
+        exempt: Ids that are never penalised, int64 `[n]`.
     """
 
     def __init__(
@@ -41,10 +47,14 @@ class TokenSampler:
         seed: int | None,
         processor: LogitsProcessor | None = None,
         banned: tuple[int, ...] = (),
+        penalty: float = 1.0,
+        exempt: NDArray[np.int64] = _NONE,
     ) -> None:
         self.sampling = sampling
         self.processor = processor
         self.banned = banned
+        self.penalty: float = sampling.repetition_penalty or penalty
+        self.exempt: NDArray[np.int64] = exempt
         self.generated: list[int] = []
         """What was chosen, for the processor; empty without one."""
         self._seed = secrets.randbits(64) if seed is None else seed
@@ -87,15 +97,18 @@ class _Parameters(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Sequence[int]) -> list[int]:
+def sample(
+    logits: torch.Tensor, samplers: Sequence[TokenSampler], contexts: Sequence[NDArray[np.int64]]
+) -> list[int]:
     """Choose a token for each row.
 
     Args:
         logits: `[rows, vocabulary]`, any floating type.
         samplers: One for each row.
-        positions: Where in its context the token of each row will stand.
+        contexts: The ids before each row's token, int64 `[length]`.
     """
     logits = logits.float()
+    _penalise(logits, samplers, contexts)
     banned = [(row, token) for row, sampler in enumerate(samplers) for token in sampler.banned]
     if banned:
         logits[tuple(zip(*banned, strict=True))] = -torch.inf
@@ -106,7 +119,7 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
     choices = [_choice(sampler) for sampler in samplers]
     for choose in dict.fromkeys(choices):
         rows = [row for row, choice in enumerate(choices) if choice is choose]
-        chosen = [(samplers[row], positions[row]) for row in rows]
+        chosen = [(samplers[row], len(contexts[row])) for row in rows]
         some = logits if len(rows) == len(samplers) else logits[rows]
         tokens[rows] = choose(some, chosen)
     result = _list(tokens)
@@ -114,6 +127,33 @@ def sample(logits: torch.Tensor, samplers: Sequence[TokenSampler], positions: Se
         if sampler.processor is not None:
             sampler.generated.append(token)
     return result
+
+
+def _penalise(
+    logits: torch.Tensor, samplers: Sequence[TokenSampler], contexts: Sequence[NDArray[np.int64]]
+) -> None:
+    """Make what the contexts hold less likely, in place."""
+    penalised = [(row, sampler) for row, sampler in enumerate(samplers) if sampler.penalty != 1]
+    if not penalised:
+        return
+    exempt = _places(logits, [(row, sampler.exempt) for row, sampler in penalised])
+    kept = logits[exempt]
+    found = [(row, contexts[row]) for row, _ in penalised]
+    penalties = np.repeat([sampler.penalty for _, sampler in penalised], [len(ids) for _, ids in found])
+    penalty = torch.as_tensor(penalties, dtype=torch.float32, device=logits.device)
+    at = _places(logits, found)
+    values = logits[at]  # read once: an id that stands twice is not penalised twice
+    logits[at] = torch.where(values > 0, values / penalty, values * penalty)
+    logits[exempt] = kept
+
+
+def _places(
+    logits: torch.Tensor, ids: Sequence[tuple[int, NDArray[np.int64]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows with ids of theirs, as an index of the logits."""
+    rows = np.repeat([row for row, _ in ids], [len(found) for _, found in ids])
+    columns = np.concatenate([found for _, found in ids])
+    return torch.as_tensor(rows, device=logits.device), torch.as_tensor(columns, device=logits.device)
 
 
 def _parameters(chosen: _Chosen, logits: torch.Tensor) -> _Parameters:

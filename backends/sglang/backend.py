@@ -365,7 +365,7 @@ def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
         "ignore_eos": False,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,

@@ -32,7 +32,6 @@ nothing."""
 ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
     "logit_bias": (None, {}),
     "logprobs": (None, False),
     "regex": (None,),
@@ -147,6 +146,8 @@ class GenerateRequest(BaseModel):
     top_k: int | None = None
     """SGLang's; -1 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    """SGLang's too."""
     pasta: PastaOptions = PastaOptions()
 
     @property
@@ -331,6 +332,7 @@ def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[
         "top_p": None if request.top_p is None else max(request.top_p, 1e-9),  # 0 is the likeliest token
         "top_k": None if request.top_k == -1 else request.top_k,
         "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
         "stop": request.stop,
         "max_tokens": settings.max_tokens if request.token_limit is None else request.token_limit,
     }

@@ -432,7 +432,7 @@ def test_a_seed_gives_the_same_tokens_whatever_the_batch(engine: Engine, samplin
 def _drawn(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     """Frequencies of the tokens drawn from one row of logits."""
     samplers = [TokenSampler(Sampling(**sampling), seed) for seed in range(count)]
-    tokens = sample(logits.expand(count, -1), samplers, [0] * count)
+    tokens = sample(logits.expand(count, -1), samplers, [np.empty(0, np.int64)] * count)
     return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / count
 
 
@@ -460,3 +460,18 @@ def test_cuts_keep_the_right_tokens(sampling: dict[str, Any], kept: set[int]) ->
     logits = torch.tensor([0.05, 0.55, 0.25, 0.15]).log()
     seen = _drawn(logits, 300, **{"temperature": 1.0, **sampling})
     assert {token for token, share in enumerate(seen) if share} == kept
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-6], ids=["greedy", "drawn"])
+def test_a_repetition_penalty_counts_what_the_context_holds_once(temperature: float) -> None:
+    logits = torch.tensor([[3.0, 2.9, 2.0, -1.0], [3.0, 2.9, 2.0, -1.0], [-1.0, -1.05, -4.0, -4.0]])
+    contexts = [np.array(ids, np.int64) for ids in ([0, 0, 0], [0, 1, 1], [0])]
+    penalised = Sampling(temperature=temperature, repetition_penalty=1.2)
+    samplers = [
+        TokenSampler(penalised, 0),  # 3 / 1.2 = 2.5 is less than 2.9
+        TokenSampler(penalised, 0, exempt=np.array([1])),
+        TokenSampler(Sampling(temperature=temperature), 0, penalty=1.2),  # -1 x 1.2 is less than -1.05
+    ]
+    assert sample(logits.clone(), samplers, contexts) == [1, 1, 1]
+    own = TokenSampler(Sampling(temperature=temperature, repetition_penalty=1), 0, penalty=1.2)
+    assert sample(logits[:1].clone(), [own], contexts[:1]) == [0]

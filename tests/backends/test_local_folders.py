@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import UnsupportedModelError
 
@@ -51,8 +52,14 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path
     return damage
 
 
+def _generation(**values: Any) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(values))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "a penalty of nothing": (_generation(repetition_penalty=0), "repetition_penalty"),
+    "a penalty beyond all": (_generation(repetition_penalty=3), "repetition_penalty"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
@@ -140,3 +147,15 @@ async def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> N
     with pytest.raises(UnsupportedModelError, match="300"):
         await backend.connect()
     await backend.aclose()
+
+
+async def test_the_repetition_penalty_is_the_folders_unless_another_is_asked_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    penalised = Path(shutil.copytree(folder, tmp_path / "model"))
+    _generation(repetition_penalty=2)(penalised)
+    texts: list[str] = []
+    for path, penalty in (folder, None), (folder, 2), (penalised, None), (penalised, 1):
+        async with Client(LocalBackend(path)) as client:
+            texts.append((await client.generate("Tea?", max_tokens=20, repetition_penalty=penalty)).text)
+    assert texts[1] == texts[2] != texts[0] == texts[3]

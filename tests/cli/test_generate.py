@@ -42,12 +42,13 @@ def test_system_message_and_sampling_reach_the_backend() -> None:
     backend = scripted()
     result = generate(
         *("x", "--system", "Be brief.", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "7"),
-        *("--min-p", "0.1", "--seed", "3", "--max-tokens", "900"),
+        *("--min-p", "0.1", "--repetition-penalty", "1.2", "--seed", "3", "--max-tokens", "900"),
         backend=backend,
     )
     assert result.exit_code == 0
     sampling = backend.requests[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
+    assert sampling.repetition_penalty == 1.2
     assert (sampling.seed, sampling.max_tokens) == (3, 900)
     assert "Be brief." in asyncio.run(backend.detokenize(backend.requests[0].ids))
 

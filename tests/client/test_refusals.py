@@ -33,6 +33,7 @@ from pasta_async.testing import ScriptedBackend, WordTokenizer
         {"top_p": 1.1},
         {"top_k": 0},
         {"min_p": -1},
+        {"repetition_penalty": 0},
         {"seed": -1},
         {"stop": ("",)},
         {"max_tokens": 0},
@@ -204,11 +205,19 @@ async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them
             temperature=0.7,
             top_k=4,
             min_p=0.1,
+            repetition_penalty=1.1,
             seed=1,
             stop="the end",
         )
     assert backend.requests[0].sampling == Sampling(
-        temperature=0.7, top_p=0.9, top_k=4, min_p=0.1, seed=1, stop=("the end",), max_tokens=3
+        temperature=0.7,
+        top_p=0.9,
+        top_k=4,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        seed=1,
+        stop=("the end",),
+        max_tokens=3,
     )
 
 

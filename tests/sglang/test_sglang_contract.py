@@ -135,7 +135,7 @@ async def test_a_path_and_a_key_go_with_every_request() -> None:
 async def test_everything_a_server_could_default_is_spelled_out() -> None:
     server = OddServer({"/server_info": {"version": "0.5.23", "enable_deterministic_inference": True}})
     server.decoding = [stream([sse([event([CLOSE], 1, finish_reason={"type": "stop", "matched": CLOSE})])])]
-    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)
+    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     await pieces_of(
         backend(server),
         sampling=sampling,
@@ -154,7 +154,7 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "min_p": 0.1,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
+        "repetition_penalty": 1.2,
         "ignore_eos": False,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,

@@ -42,7 +42,7 @@ PROMPTS = (
     "How can a small shop find more customers?",
     "Write an email that declines an invitation.",
 )
-SAMPLING = Sampling(max_tokens=64)
+SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count in different ways
 TOGETHER = 4
 SMALL_CACHE = ("--max-total-tokens", "16384")
 
