@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them
-_FEW_NEW = 32  # tokens of an entry up to which the compiled step, which looks at keys row by row, is faster
+_TOGETHER = 16  # new tokens of an entry from which on the compiled step has them attend together
 _MOST_QUERIES = 64  # of a prompt in one product: a part does not read the keys of those behind it
 _LARGE = 32  # queries of a group that is worth a product of its own
 _WASTE = 1.5  # groups share a block while padding makes it at most this much larger
@@ -93,7 +93,7 @@ class Batch:
         return self.ids.shape[0]
 
 
-class FewRows(NamedTuple):
+class RowBatch(NamedTuple):
     """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
 
     ids: Ints
@@ -107,18 +107,26 @@ class FewRows(NamedTuple):
     """The slots of all entries, one behind the other."""
     starts: Ints
     """Where in `seen` those of each row begin."""
+    single: Ints
+    """Rows that attend one by one."""
+    prompts: Ints
+    """`[prompts, 2]`: rows from the first up to the second, of one entry, that attend together."""
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> FewRows:
+    def of(cls, entries: Sequence[Entry]) -> RowBatch:
         """The batch of these entries, in order."""
         counts, lengths = [entry.count for entry in entries], [len(entry.slots) for entry in entries]
+        ends = np.cumsum(counts)
+        together = np.array(counts) >= _TOGETHER
         return cls(
             ids=np.concatenate([e.ids[e.start : len(e.slots)] for e in entries]),
             positions=np.concatenate([np.arange(e.start, len(e.slots)) for e in entries]),
             slots=np.concatenate([e.slots[e.start :] for e in entries]),
-            last=np.cumsum(counts) - 1,
+            last=ends - 1,
             seen=np.concatenate([entry.slots for entry in entries]),
             starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - np.array(lengths), counts),
+            single=np.flatnonzero(~np.repeat(together, counts)),
+            prompts=np.array([*zip(ends - counts, ends, strict=True)], np.int64)[together],
         )
 
 
@@ -150,20 +158,15 @@ class BatchMaker:
         slots: Size of the slot pool.
         device: Of the model.
         dtype: Of keys and values; masks are added to scores of this type.
-        compiled: The model has a compiled step.
     """
 
-    def __init__(
-        self, slots: int, device: torch.device, dtype: torch.dtype, *, compiled: bool = False
-    ) -> None:
+    def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
         pages = -(-slots // PAGE)
         self._column = np.empty(pages * PAGE, np.int64)  # of a slot among the keys of its group
-        self._device, self._dtype, self._compiled = device, dtype, compiled
+        self._device, self._dtype = device, dtype
 
-    def make(self, entries: Sequence[Entry]) -> Batch | FewRows:
+    def make(self, entries: Sequence[Entry]) -> Batch:
         """The batch of these entries, in order."""
-        if self._compiled and max(entry.count for entry in entries) <= _FEW_NEW:
-            return FewRows.of(entries)
         ends = np.cumsum([entry.count for entry in entries])
         members: dict[Hashable, list[tuple[Entry, int]]] = {}
         for entry, end in zip(entries, ends.tolist(), strict=True):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pasta_async.backends.local.quantised import GROUP, has_vnni
+from pasta_async.backends.local.quantised import BLOCK, GROUP, has_vnni
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from pasta_async.backends.local.batch import FewRows
+    from pasta_async.backends.local.batch import RowBatch
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
 
@@ -87,21 +87,15 @@ def _dismiss(queues: list[queue.SimpleQueue[Task | None]]) -> None:
 
 
 class CompiledLinear:
-    """8-bit weights with a scale for each output; activations are quantised row by row as they come.
+    """8-bit weights with a scale for each output, laid out for the kernels.
 
     Args:
-        team: Threads that compute.
         rounded: int8 `[out, in]`.
         scales: `[out, 1]`, what a step of each row is worth.
         bias: `[out]`, or None.
     """
 
-    def __init__(
-        self, team: Team, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        from pasta_async.backends.local.kernels import product
-
-        self._team, self._product, self._outputs = team, product, len(rounded)
+    def __init__(self, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
         weights = _padded(rounded.numpy(), np.int8)
         fours = weights.view(np.int32)  # that one instruction takes together
         packed = fours.reshape(-1, GROUP // _LANES, _LANES, fours.shape[1]).transpose(0, 3, 1, 2)
@@ -118,16 +112,9 @@ class CompiledLinear:
         )
         """Addresses of the weights, scales, sums and biases, and how many steps of 4 inputs there are."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """From float32 `[rows, in]` to `[rows, out]`."""
-        y = np.empty((len(x), self.padded), np.float32)
-        scratch = np.empty(x.shape, np.uint8), np.empty(len(x), np.float32), np.empty(len(x), np.int32)
-        self._team.run(self._product, x.contiguous().numpy(), self.kernel_arguments, y, *scratch)
-        return torch.from_numpy(y)[:, : self._outputs]
-
 
 class CompiledStep:
-    """All layers and the head over few rows, in one call; and what layers of a prompt do behind attention.
+    """All layers and the head in one call.
 
     Args:
         config: The model's shape.
@@ -149,7 +136,7 @@ class CompiledStep:
         rotations: torch.Tensor,
         epsilon: float,
     ) -> None:
-        from pasta_async.backends.local.kernels import feed_forward, step
+        from pasta_async.backends.local.kernels import step
 
         self._config, self._team, self._head = config, team, head
         self._table = np.stack([np.stack([each.kernel_arguments for each in layer]) for layer in layers])
@@ -157,12 +144,12 @@ class CompiledStep:
         self._qk_norms = qk_norms.float().numpy()
         self._rotations = torch.view_as_real(rotations).reshape(len(rotations), -1).numpy()
         self._epsilons = np.float32(epsilon), np.float32(config.norm_eps)
-        self._kernel, self._feed_forward = step, feed_forward
+        self._kernel = step
         self._shape = (0,) * (config.heads // config.kv_heads), (0,) * (config.head_dim // _LANES)
         self._most = 0  # rows that there is scratch for
         self._scratch: tuple[NDArray[Any], ...] = ()
 
-    def __call__(self, x: torch.Tensor, batch: FewRows, cache: KVCache) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, batch: RowBatch, cache: KVCache) -> torch.Tensor:
         """Logits, float32 `[len(batch.last), vocabulary]`.
 
         Args:
@@ -185,11 +172,14 @@ class CompiledStep:
             batch.seen,
             batch.starts,
             batch.positions + 1,
+            batch.single,
+            batch.prompts,
             stored,
             self._qk_norms,
             *self._epsilons,
             *(np.empty((rows, width), np.float32) for width in widths),
             *self._private(rows),
+            self._transposed(batch),
             batch.last,
             np.empty((outputs, c.hidden), np.float32),
             self._head.kernel_arguments,
@@ -197,13 +187,11 @@ class CompiledStep:
         )
         return torch.from_numpy(logits)[:, : c.vocab_size]
 
-    def feed_forward(self, layer: int, x: torch.Tensor) -> None:
-        """Add a layer's second half to a prompt's rows, float32 `[rows, hidden]`, in place."""
-        gate_up = np.empty((len(x), 2 * self._config.intermediate), np.float32)
-        *scratch, _ = self._private(len(x))
-        self._team.run(
-            self._feed_forward, self._table[layer], x.numpy(), self._epsilons[0], gate_up, *scratch
-        )
+    def _transposed(self, batch: RowBatch) -> NDArray[np.float32]:
+        """Where the keys of a prompt are put, `[kv_heads, blocks, head_dim, BLOCK]`."""
+        seen = batch.positions[batch.prompts[:, 1] - 1]
+        blocks = (int(seen.max()) // BLOCK + 1) if len(seen) else 0
+        return np.empty((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """What each thread has for itself: quantised rows, their sizes and zeros, scores of a row's heads."""
@@ -215,7 +203,7 @@ class CompiledStep:
                 np.empty((threads, rows, widest), np.uint8),
                 np.empty((threads, rows), np.float32),
                 np.empty((threads, rows), np.int32),
-                np.empty((threads, c.heads // c.kv_heads, len(self._rotations)), np.float32),
+                np.empty((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),
             )
         return self._scratch
 

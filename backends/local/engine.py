@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import torch
 
-from pasta_async.backends.local.batch import BatchMaker, Entry, FewRows
+from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import expected_shapes, weight_count
 from pasta_async.backends.local.linear import choose_dtype, kv_dtype
@@ -110,15 +110,14 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(
             slots, self._options.max_running, self._options.max_prefill_tokens
         )
-        self._batches = BatchMaker(slots, self._device, self._kv_dtype, compiled=self._model.compiled)
+        maker = BatchMaker(slots, self._device, self._kv_dtype)
+        self._batch = RowBatch.of if self._model.compiled else maker.make
         self._cache = KVCache(config, slots, device=self._device, dtype=self._kv_dtype)
 
     def _compile(self) -> None:
         """Have numba compile the kernels, or load them, now rather than in the first answer."""
         token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
-        prompts = BatchMaker(self.slots, self._device, self._kv_dtype)
-        for batch in FewRows.of([token]), prompts.make([token]):
-            self._model.forward(batch, self._cache)  # in a slot that is nobody's yet
+        self._model.forward(RowBatch.of([token]), self._cache)  # in a slot that is nobody's yet
 
     def add(self, job: Job) -> None:
         """Take a job in; its next `step` may work on it."""
@@ -138,7 +137,7 @@ class Engine:
             return None
         decoding = sum(count == 1 for _, count in tasks)
         self.latest = decoding, sum(count for _, count in tasks) - decoding
-        batch = self._batches.make(
+        batch = self._batch(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )
         logits = self._model.forward(batch, self._cache)

@@ -1,12 +1,11 @@
 """Kernels for CPUs with AVX512-VNNI, compiled by numba as a model is first loaded (and kept on disk).
 
-At the size of a small model most operators take longer to begin than to compute. So a step of few rows is
-one call: it goes through all layers, on several threads that wait for each other only where they must
-(`step`). `product` is an 8-bit product alone, for prompts.
+At the size of a small model most operators take longer to begin than to compute. So a step is one call: it
+goes through all layers, on several threads that wait for each other only where they must (`step`).
 
-Activations are quantised row by row, and each row attends by itself: its result does not depend on what else
-is in the batch, nor on the number of threads. Arrays are contiguous; `thread` of `threads` says whose call
-it is.
+Activations are quantised row by row, and each row attends by itself, those of a prompt in a way of their own:
+its result does not depend on what else is in the batch, nor on the number of threads. Arrays are contiguous;
+`thread` of `threads` says whose call it is.
 """
 
 # numba has no types.
@@ -20,20 +19,22 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.quantised import GROUP
+from pasta_async.backends.local.quantised import BLOCK, GROUP
 from pasta_async.backends.local.vectors import (
     add_atomically,
     as_float,
     attention_scores,
     attention_sum,
+    block_scores,
     give_way,
     load_atomically,
     pause,
     rounded_for,
     tile,
+    widened,
 )
 
-__all__ = ["feed_forward", "product", "step"]
+__all__ = ["step"]
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
@@ -43,6 +44,7 @@ _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
+_MANY = 16  # rows from which on threads share the work of quantising them
 _CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
@@ -158,6 +160,29 @@ def _quantise(
 
 
 @_kernel
+def _quantise_part(
+    thread: int,
+    threads: int,
+    sync: int,
+    turn: int,
+    x: Floats,
+    q: Bytes,
+    sizes: Floats,
+    zeros: Zeros,
+    normalised: bool,
+    epsilon: np.float32,
+) -> int:
+    """`_quantise` all rows: few in each thread, which is sooner than to wait; of many each a part."""
+    rows = len(x)
+    if rows < _MANY:
+        _quantise(x, rows, q, sizes, zeros, normalised, epsilon)
+        return turn
+    first, last = _part(rows, thread, threads)
+    _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], normalised, epsilon)
+    return _wait(sync, threads, turn)
+
+
+@_kernel
 def _multiply(
     q: Bytes,
     sizes: Floats,
@@ -196,29 +221,6 @@ def _multiply(
             else:
                 _tile1(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
                 r += 1
-
-
-@_kernel
-def product(
-    thread: int,
-    threads: int,
-    sync: int,
-    turn: int,
-    x: Floats,
-    weights: Ints,
-    y: Floats,
-    q: Bytes,
-    sizes: Floats,
-    zeros: Zeros,
-) -> int:
-    """`y = x W^T + b`, from `[rows, in]` to `[rows, out]`; q, sizes and zeros are scratch for the rows."""
-    _begin(sync, thread)
-    first, last = _part(len(x), thread, threads)
-    _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], False, _ZERO)
-    turn = _wait(sync, threads, turn)
-    first, last = _part(y.shape[1] // GROUP, thread, threads)
-    _multiply(q, sizes, zeros, len(x), weights, y, 0, first, last)
-    return _end(sync, thread, threads, turn)
 
 
 @_fast
@@ -304,6 +306,7 @@ def _attend(
     group: tuple[int, ...],
     parts: tuple[int, ...],
     qkv: Floats,
+    rows: Ints,
     seen: Ints,
     starts: Ints,
     counts: Ints,
@@ -313,11 +316,11 @@ def _attend(
     thread: int,
     threads: int,
 ) -> None:
-    """Each row attends to what it sees."""
+    """Each of some rows attends to what it sees."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
-    for item in range(thread, len(qkv) * kv_heads, threads):
-        r, h = item // kv_heads, item % kv_heads
+    for item in range(thread, len(rows) * kv_heads, threads):
+        r, h = int(rows[item // kv_heads]), item % kv_heads
         slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
         keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
         attention_scores(group, parts, kv, qkv[r, first:].ctypes.data, keys, slots, count, to, stride)
@@ -325,6 +328,56 @@ def _attend(
             _softmax(scores[i], count)
         values = keys + kv_heads * head_bytes
         attention_sum(group, parts, kv, to, stride, values, slots, count, out[r, first:].ctypes.data)
+
+
+@_fast
+def _transpose(keys: NDArray[Any], slots: Ints, to: Floats) -> None:
+    """Put the keys `[slots, head_dim]` of at most `BLOCK` slots into columns, `[head_dim, BLOCK]`."""
+    for column in range(len(slots)):
+        key = keys[slots[column]]
+        for i in range(len(key)):
+            to[i, column] = widened(key[i], keys)
+
+
+@_fast
+def _attend_together(
+    group: tuple[int, ...],
+    parts: tuple[int, ...],
+    qkv: Floats,
+    first: int,
+    last: int,
+    seen: Ints,
+    starts: Ints,
+    counts: Ints,
+    kv: NDArray[Any],
+    keys: Floats,
+    scores: Floats,
+    out: Floats,
+    thread: int,
+    threads: int,
+    sync: int,
+    turn: int,
+) -> int:
+    """The rows of a prompt attend to what they see: its keys are brought into an order for all of them."""
+    repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
+    slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
+    blocks = (len(slots) + BLOCK - 1) // BLOCK
+    for item in range(thread, blocks * kv_heads, threads):
+        b, h = item // kv_heads, item % kv_heads
+        _transpose(kv[h], slots[b * BLOCK : (b + 1) * BLOCK], keys[h, b])
+    turn = _wait(sync, threads, turn)
+    to = scores.ctypes.data
+    for item in range(thread, (last - first) * kv_heads, threads):
+        r, h = first + item // kv_heads, item % kv_heads
+        at, count = h * repeats * head_dim, counts[r]
+        for b in range((count + BLOCK - 1) // BLOCK):
+            place = to + 4 * b * BLOCK
+            block_scores(group, parts, qkv[r, at:].ctypes.data, keys[h, b].ctypes.data, place, stride)
+        for i in range(repeats):
+            _softmax(scores[i], count)
+        values = kv[kv_heads + h].ctypes.data
+        attention_sum(group, parts, kv, to, stride, values, slots.ctypes.data, count, out[r, at:].ctypes.data)
+    return _wait(sync, threads, turn)
 
 
 @_kernel
@@ -345,38 +398,16 @@ def _feed_forward(
     """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
     first, last = _part(wide // GROUP, thread, threads)
-    _quantise(x, rows, q, sizes, zeros, True, epsilon)
+    turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
     for behind in 0, wide // GROUP:  # gate, then up
         _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind)
     _activate(gate_up, first * GROUP, last * GROUP)
     turn = _wait(sync, threads, turn)
-    _quantise(gate_up[:, :wide], rows, q, sizes, zeros, False, _ZERO)
+    gated = gate_up[:, :wide]
+    turn = _quantise_part(thread, threads, sync, turn, gated, q, sizes, zeros, False, _ZERO)
     first, last = _part(x.shape[1] // GROUP, thread, threads)
     _multiply(q, sizes, zeros, rows, down_weights, x, 1, first, last)
     return turn
-
-
-@_kernel
-def feed_forward(
-    thread: int,
-    threads: int,
-    sync: int,
-    turn: int,
-    layer: Ints,
-    x: Floats,
-    epsilon: np.float32,
-    gate_up: Floats,
-    all_q: Bytes,
-    all_sizes: Floats,
-    all_zeros: Zeros,
-) -> int:
-    """A layer's second half, added to x `[rows, hidden]`; the arguments are those of `step`, for a prompt."""
-    _begin(sync, thread)
-    q, sizes, zeros = all_q[thread], all_sizes[thread], all_zeros[thread]
-    turn = _feed_forward(
-        thread, threads, sync, turn, layer[2], layer[3], x, epsilon, gate_up, q, sizes, zeros
-    )
-    return _end(sync, thread, threads, turn)
 
 
 @_kernel
@@ -394,6 +425,8 @@ def step(
     seen: Ints,
     starts: Ints,
     counts: Ints,
+    single: Ints,
+    prompts: Ints,
     kv: NDArray[Any],
     norms: Floats,
     epsilon: np.float32,
@@ -405,12 +438,13 @@ def step(
     all_sizes: Floats,
     all_zeros: Zeros,
     all_scores: Floats,
+    keys: Floats,
     last: Ints,
     chosen: Floats,
     head: Ints,
     logits: Floats,
 ) -> int:
-    """All layers and the head over few rows; returns the thread's next turn.
+    """All layers and the head; returns the thread's next turn.
 
     Args:
         thread: Of `threads` whose call this is.
@@ -426,6 +460,8 @@ def step(
         seen: Slots; row r sees `seen[starts[r] : starts[r] + counts[r]]`.
         starts: See `seen`.
         counts: See `seen`.
+        single: Rows that attend one by one.
+        prompts: `[prompts, 2]`: rows from the first up to the second, of one prompt, attend together.
         kv: `[layers, 2 * kv_heads, slots, head_dim]`: float32, or bfloat16 as uint16.
         norms: Of queries and keys, `[layers, heads + kv_heads, head_dim]`; `[layers, 0, head_dim]` without.
         epsilon: Of the other norms, as a length.
@@ -436,7 +472,8 @@ def step(
         all_q: Scratch of each thread, `[threads, rows, widest input]`.
         all_sizes: The same, `[threads, rows]`.
         all_zeros: The same, `[threads, rows]`.
-        all_scores: The same, `[threads, queries of a group, most positions]`.
+        all_scores: The same, `[threads, queries of a group, most positions and a block]`.
+        keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, BLOCK]`.
         last: Rows whose logits are wanted.
         chosen: Scratch of all threads, `[len(last), hidden]`.
         head: As a row of `table`.
@@ -444,19 +481,39 @@ def step(
     """
     _begin(sync, thread)
     rows = len(x)
-    q, sizes, zeros, scores = all_q[thread], all_sizes[thread], all_zeros[thread], all_scores[thread]
+    scores, own = all_scores[thread], 0 if rows >= _MANY else thread
+    q, sizes, zeros = all_q[own], all_sizes[own], all_zeros[own]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
     x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
-        _quantise(x, rows, q, sizes, zeros, True, epsilon)
+        turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
         _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
         turn = _wait(sync, threads, turn)
         _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, thread, threads)
         turn = _wait(sync, threads, turn)
-        _attend(group, parts, qkv, seen, starts, counts, kv[layer], scores, attended, thread, threads)
+        _attend(group, parts, qkv, single, seen, starts, counts, kv[layer], scores, attended, thread, threads)
+        for i in range(len(prompts)):
+            turn = _attend_together(
+                group,
+                parts,
+                qkv,
+                prompts[i, 0],
+                prompts[i, 1],
+                seen,
+                starts,
+                counts,
+                kv[layer],
+                keys,
+                scores,
+                attended,
+                thread,
+                threads,
+                sync,
+                turn,
+            )
         turn = _wait(sync, threads, turn)
-        _quantise(attended, rows, q, sizes, zeros, False, _ZERO)
+        turn = _quantise_part(thread, threads, sync, turn, attended, q, sizes, zeros, False, _ZERO)
         _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
         turn = _wait(sync, threads, turn)
         turn = _feed_forward(
@@ -467,6 +524,7 @@ def step(
         for i in range(len(last)):
             chosen[i] = x[last[i]]
     turn = _wait(sync, threads, turn)
+    q, sizes, zeros = all_q[thread], all_sizes[thread], all_zeros[thread]
     _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
     head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
     _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)

@@ -15,7 +15,6 @@ from pasta_async.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pasta_async.backends.local.compiled import Team
     from pasta_async.backends.local.quantised import Basis
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
@@ -94,31 +93,24 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def linear(
+    dtype: DType,
     matrices: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
-    dtype: DType,
     scale: torch.Tensor | None = None,
     basis: Basis | None = None,
-    team: Team | None = None,
 ) -> Linear:
     """The product with matrices that have the same input, in a number format.
 
     Args:
+        dtype: The number format.
         matrices: `[out, in]` each, of any floating type; the results stand side by side.
         biases: `[out]` each; none, or one for each matrix.
-        dtype: The number format.
         scale: `[in]`, multiplied into the columns.
         basis: That the input is in.
-        team: Threads for our own kernels (`compiled`), where int8 takes them.
     """
     bias = torch.cat(tuple(biases)) if biases else None
     if dtype == "int8":
-        rounded, scales = quantised(matrices, scale, basis)
-        if team is None:
-            return _Int8Linear(rounded, scales, bias)
-        from pasta_async.backends.local.compiled import CompiledLinear
-
-        return CompiledLinear(team, rounded, scales, bias)
+        return _Int8Linear(*quantised(matrices, scale, basis), bias)
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)

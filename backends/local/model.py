@@ -10,23 +10,24 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import FewRows
+from pasta_async.backends.local.batch import RowBatch
 from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
-from pasta_async.backends.local.quantised import GROUP, Basis
+from pasta_async.backends.local.quantised import GROUP, Basis, quantised
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pasta_async.backends.local.batch import Batch, Block, OwnPart
     from pasta_async.backends.local.cache import KVCache
     from pasta_async.backends.local.checkpoint import ModelConfig
-    from pasta_async.backends.local.compiled import CompiledLinear, CompiledStep, Team
+    from pasta_async.backends.local.compiled import CompiledStep, Team
     from pasta_async.backends.local.linear import DType, Linear
 
     Read = Callable[[str], torch.Tensor]
@@ -55,12 +56,13 @@ class CausalLM:
         self._dtype: DType = dtype
         basis = Basis(config.hidden) if dtype == "int8" else None
         team = _team(config, threads) if dtype == "int8" else None
+        product: Callable[..., Any] = _compiled_product if team else partial(linear, dtype)
         self._layers = [
-            _Layer(config, read, f"model.layers.{i}.", dtype, basis, team) for i in range(config.layers)
+            _Layer(config, read, f"model.layers.{i}.", dtype, basis, product) for i in range(config.layers)
         ]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
-        self._head = linear([head], [], dtype, _norm_scale(read("model.norm.weight")), basis, team)
+        self._head: Any = product([head], [], _norm_scale(read("model.norm.weight")), basis)
         self._embedding = Embedding(table, dtype, basis)
         self._rotation = _rotations(config, positions, table.device)
         self._epsilon = _epsilon(config, table.device)
@@ -70,17 +72,17 @@ class CausalLM:
 
     @property
     def compiled(self) -> bool:
-        """Whether it takes batches of `FewRows`."""
+        """Whether it takes a `RowBatch`, and nothing else."""
         return self._compiled is not None
 
     @torch.inference_mode()
-    def forward(self, batch: Batch | FewRows, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: Batch | RowBatch, cache: KVCache) -> torch.Tensor:
         """Compute keys and values of the batch's tokens.
 
         Returns logits, `[len(batch.last), vocabulary]`, of the type that the number format computes in. Row i
         belongs to the i-th of `batch.last`, a row of the batch.
         """
-        if isinstance(batch, FewRows):
+        if isinstance(batch, RowBatch):
             assert self._compiled is not None
             return self._compiled(self._embedding(torch.as_tensor(batch.ids)), batch, cache)
         ids, positions = batch.ids, batch.positions
@@ -88,12 +90,9 @@ class CausalLM:
             ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
-        for number, (layer, kv) in enumerate(zip(self._layers, cache.layers, strict=True)):
+        for layer, kv in zip(self._layers, cache.layers, strict=True):
             layer.attend(x, rotation, self._epsilon, batch, kv)
-            if self._compiled is not None:
-                self._compiled.feed_forward(number, x)
-            else:
-                layer.feed_forward(x, self._epsilon)
+            layer.feed_forward(x, self._epsilon)
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
@@ -101,15 +100,14 @@ class CausalLM:
     def _compiled_step(self, team: Team) -> CompiledStep:
         from pasta_async.backends.local.compiled import CompiledStep
 
-        products: Any = [layer.products for layer in self._layers]
         norms = [layer.qk_norm for layer in self._layers if layer.qk_norm is not None]
         none = torch.empty(self.config.layers, 0, self.config.head_dim)
         return CompiledStep(
             self.config,
             team,
-            products,
+            [layer.products for layer in self._layers],
             torch.stack(norms) if norms else none,
-            cast("CompiledLinear", self._head),
+            self._head,
             self._rotation,
             self._epsilon.item(),
         )
@@ -124,6 +122,18 @@ def _team(config: ModelConfig, threads: int) -> Team | None:
     return Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
 
 
+def _compiled_product(
+    matrices: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    scale: torch.Tensor | None = None,
+    basis: Basis | None = None,
+) -> Any:
+    """The product of `linear`, for `CompiledStep` alone."""
+    from pasta_async.backends.local.compiled import CompiledLinear
+
+    return CompiledLinear(*quantised(matrices, scale, basis), torch.cat(tuple(biases)) if biases else None)
+
+
 class _Layer:
     """Attention and feed-forward, each on a normalised input and added to it."""
 
@@ -134,7 +144,7 @@ class _Layer:
         prefix: str,
         dtype: DType,
         basis: Basis | None,
-        team: Team | None,
+        product: Callable[..., Any],
     ) -> None:
         c = self.config = config
         norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
@@ -144,22 +154,22 @@ class _Layer:
         biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
         for parts in (qkv, biases):
             parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
-        self._qkv = linear(qkv, biases, dtype, norm1, basis, team)
+        self._qkv: Linear = product(qkv, biases, norm1, basis)
         gate_up = _taken(read, [mlp + "gate_proj", mlp + "up_proj"], c.mlp_bias)
-        self._gate_up = linear(*gate_up, dtype, norm2, basis, team)
+        self._gate_up: Linear = product(*gate_up, norm2, basis)
 
         def write(name: str) -> torch.Tensor:
             return basis.outputs(read(name)) if basis else read(name)
 
-        self._out = linear(*_taken(write, [attention + "o_proj"], c.out_bias), dtype, team=team)
-        self._down = linear(*_taken(write, [mlp + "down_proj"], c.mlp_bias), dtype, team=team)
+        self._out: Linear = product(*_taken(write, [attention + "o_proj"], c.out_bias))
+        self._down: Linear = product(*_taken(write, [mlp + "down_proj"], c.mlp_bias))
         self.qk_norm: torch.Tensor | None = None
         if c.qk_norm:  # [heads + kv_heads, head_dim]: a weight for each head of queries and keys
             q, k = (_rotary_order(read(f"{attention}{n}_norm.weight"), c.head_dim) for n in "qk")
             self.qk_norm = torch.stack([q] * c.heads + [k] * c.kv_heads).to(storage_dtype(dtype))
 
     @property
-    def products(self) -> tuple[Linear, Linear, Linear, Linear]:
+    def products(self) -> tuple[Any, Any, Any, Any]:
         """Queries, keys and values; out; gate and up; down."""
         return self._qkv, self._out, self._gate_up, self._down
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 GROUP = 64
 """Outputs whose weights stand together for our own kernels, and are computed by one thread."""
 
+BLOCK = 64
+"""Keys of a prompt that our own kernels multiply a query with at once."""
+
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
 

@@ -15,6 +15,8 @@ from llvmlite import ir as _ir
 from numba.core import types as _types
 from numba.extending import intrinsic as _intrinsic
 
+from pasta_async.backends.local.quantised import BLOCK
+
 ir: Any = _ir
 types: Any = _types
 intrinsic: Any = _intrinsic
@@ -24,11 +26,13 @@ __all__ = [
     "as_float",
     "attention_scores",
     "attention_sum",
+    "block_scores",
     "give_way",
     "load_atomically",
     "pause",
     "rounded_for",
     "tile",
+    "widened",
 ]
 
 LANES = 16
@@ -146,6 +150,35 @@ def attention_scores(
 
 
 @intrinsic
+def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: Any, stride: Any) -> Any:
+    """Products of the queries that share a key-value head with `BLOCK` keys, which stand in columns.
+
+    `group`, `parts`, `queries`, `out` and `stride` as for `attention_scores`; `keys` is the address of
+    float32 `[head_dim, BLOCK]`.
+    """
+    heads, vectors = group.count, BLOCK // LANES
+
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        queries, keys, out, stride = args[2:]
+        size = _I64(LANES * parts.count)
+        with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
+            row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
+            key = [_load(b, row, _FLOATS, 64 * i) for i in range(vectors)]
+            for h in range(heads):
+                place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
+                query = _spread(b, _load(b, place, _F32), _FLOATS)
+                for i in range(vectors):
+                    at, part = h * vectors + i, b.fmul(query, key[i], flags=_FAST)
+                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
+        for at, total in enumerate(loop.carried):
+            h, i = divmod(at, vectors)
+            _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * i)))
+        return context.get_dummy_value()
+
+    return types.void(group, parts, *[types.int64] * 4), generate
+
+
+@intrinsic
 def attention_sum(
     _: Any,
     group: Any,
@@ -191,6 +224,17 @@ def rounded_for(_: Any, number: Any, array: Any) -> Any:
         return b.trunc(b.lshr(b.add(b.add(bits, _I32(0x7FFF)), odd), _I32(16)), ir.IntType(16))
 
     return (types.uint16 if half else types.float32)(types.float32, array), generate
+
+
+@intrinsic
+def widened(_: Any, number: Any, array: Any) -> Any:
+    """The float32 that a number of an array is: itself, or a bfloat16 whose bits are a uint16."""
+    half = array.dtype == types.uint16
+
+    def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+        return b.bitcast(b.shl(b.zext(args[0], _I32), _I32(16)), _F32) if half else args[0]
+
+    return types.float32(number, array), generate
 
 
 @intrinsic

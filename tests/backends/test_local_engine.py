@@ -198,7 +198,7 @@ def test_int8_rows_do_not_disturb_each_other() -> None:
     """A huge activation, as models have at their first token, must not take the precision of other rows."""
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
-    product = linear([weight], [], "int8")
+    product = linear("int8", [weight], [])
     x[0] *= 1000
     apart = torch.cat([product(row[None]) for row in x])
     for row, alone, exact in zip(product(x), apart, x @ weight.T, strict=True):
