@@ -181,7 +181,6 @@ class CompiledStep:
             *self._private(rows),
             self._transposed(batch),
             batch.last,
-            np.empty((outputs, c.hidden), np.float32),
             self._head.kernel_arguments,
             logits,
         )

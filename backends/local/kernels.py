@@ -440,7 +440,6 @@ def step(
     all_scores: Floats,
     keys: Floats,
     last: Ints,
-    chosen: Floats,
     head: Ints,
     logits: Floats,
 ) -> int:
@@ -475,14 +474,13 @@ def step(
         all_scores: The same, `[threads, queries of a group, most positions and a block]`.
         keys: Scratch of all threads for a prompt's keys, `[kv_heads, blocks, head_dim, BLOCK]`.
         last: Rows whose logits are wanted.
-        chosen: Scratch of all threads, `[len(last), hidden]`.
         head: As a row of `table`.
         logits: `[len(last), outputs]`.
     """
     _begin(sync, thread)
     rows = len(x)
-    scores, own = all_scores[thread], 0 if rows >= _MANY else thread
-    q, sizes, zeros = all_q[own], all_sizes[own], all_zeros[own]
+    scores, place = all_scores[thread], 0 if rows >= _MANY else thread  # see `_quantise_part`
+    q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
     x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
     for layer in range(len(table)):
@@ -513,6 +511,15 @@ def step(
                 turn,
             )
         turn = _wait(sync, threads, turn)
+        if layer == len(table) - 1 and len(last) < rows:  # of other rows nothing more is wanted
+            if thread == 0:
+                for i in range(len(last)):
+                    x[i], attended[i] = x[last[i]], attended[last[i]]
+            rows = len(last)
+            x, attended, gate_up = x[:rows], attended[:rows], gate_up[:rows]
+            place = 0 if rows >= _MANY else thread
+            q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
+            turn = _wait(sync, threads, turn)
         turn = _quantise_part(thread, threads, sync, turn, attended, q, sizes, zeros, False, _ZERO)
         _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
         turn = _wait(sync, threads, turn)
@@ -520,12 +527,7 @@ def step(
             thread, threads, sync, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros
         )
         turn = _wait(sync, threads, turn)
-    if thread == 0:
-        for i in range(len(last)):
-            chosen[i] = x[last[i]]
-    turn = _wait(sync, threads, turn)
-    q, sizes, zeros = all_q[thread], all_sizes[thread], all_zeros[thread]
-    _quantise(chosen, len(last), q, sizes, zeros, True, epsilon)
+    turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
     head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
-    _multiply(q, sizes, zeros, len(last), head, logits, 0, head_from, head_to)
+    _multiply(q, sizes, zeros, rows, head, logits, 0, head_from, head_to)
     return _end(sync, thread, threads, turn)

@@ -114,7 +114,9 @@ def sample(
         logits[tuple(zip(*banned, strict=True))] = -torch.inf
     for row, sampler in enumerate(samplers):
         if sampler.processor is not None:
-            logits[row] = sampler.processor(sampler.generated, logits[row])
+            mine = logits[row]
+            if (processed := sampler.processor(sampler.generated, mine)) is not mine:
+                logits[row] = processed
     tokens = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
     choices = [_choice(sampler) for sampler in samplers]
     for choose in dict.fromkeys(choices):
@@ -174,6 +176,8 @@ def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Chosen], torch.Te
 
 
 def _likeliest(logits: torch.Tensor, _: _Chosen) -> torch.Tensor:
+    if logits.is_cpu:  # numpy's is thirteen times as fast there
+        return torch.as_tensor(logits.numpy().argmax(-1))
     return logits.argmax(-1)
 
 

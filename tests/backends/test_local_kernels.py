@@ -124,7 +124,7 @@ def test_a_row_is_the_same_whatever_shares_its_step(folder: Path) -> None:
 
 
 def test_the_number_of_threads_changes_nothing(folder: Path) -> None:
-    prompts = [ids_of(length) for length in (1, 9, 30)]
+    prompts = [ids_of(length) for length in (1, 9, 30, *(2 for _ in range(17)))]  # and many rows' logits
     results: list[list[list[torch.Tensor]]] = []
     for threads in (1, 3):
         engine = Engine(folder, EngineOptions(device="cpu", slots=1024, dtype="int8", threads=threads))
