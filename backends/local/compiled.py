@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import queue
 import threading
 import weakref
@@ -177,7 +178,7 @@ class CompiledStep:
             stored,
             self._qk_norms,
             *self._epsilons,
-            *(np.empty((rows, width), np.float32) for width in widths),
+            *(_room((rows, width), np.float32) for width in widths),
             *self._private(rows),
             self._transposed(batch),
             batch.last,
@@ -190,7 +191,7 @@ class CompiledStep:
         """Where the keys of a prompt are put, `[kv_heads, blocks, head_dim, BLOCK]`."""
         seen = batch.positions[batch.prompts[:, 1] - 1]
         blocks = (int(seen.max()) // BLOCK + 1) if len(seen) else 0
-        return np.empty((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
+        return _room((self._config.kv_heads, blocks, self._config.head_dim, BLOCK), np.float32)
 
     def _private(self, rows: int) -> tuple[NDArray[Any], ...]:
         """What each thread has for itself: quantised rows, their sizes and zeros, scores of a row's heads."""
@@ -199,10 +200,10 @@ class CompiledStep:
             widest = max(c.hidden, c.heads * c.head_dim, c.intermediate)
             self._most = rows
             self._scratch = (
-                np.empty((threads, rows, widest), np.uint8),
-                np.empty((threads, rows), np.float32),
-                np.empty((threads, rows), np.int32),
-                np.empty((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),
+                _room((threads, rows, widest), np.uint8),
+                _room((threads, rows), np.float32),
+                _room((threads, rows), np.int32),
+                _room((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),
             )
         return self._scratch
 
@@ -215,9 +216,15 @@ def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray
 
 
 def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous copy that begins at a multiple of 64 bytes, a line of the processor's cache."""
-    memory = np.empty(array.nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    result = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    """A contiguous copy in `_room`."""
+    result = _room(array.shape, array.dtype)
     result[...] = array
     return result
+
+
+def _room(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A new array that begins at a multiple of 64 bytes, a line of the processor's cache."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
