@@ -68,7 +68,7 @@ class Team:
         """Call ``kernel(thread, threads, sync, turn, *args)`` in each thread; returns when all are through.
 
         `sync` is the address of the number of all waits so far, of all threads, and `turn` of those of each.
-        A kernel begins with `kernels._begin`, ends with `kernels._end`, and returns its next turn.
+        A kernel tells the others that a call begins, ends with `kernels._end`, and returns its next turn.
         """
         for number, tasks in enumerate(self._queues, 1):
             tasks.put((kernel, number, self.size, self._sync, self._turn, args))

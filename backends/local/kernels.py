@@ -34,12 +34,12 @@ from pasta_async.backends.local.vectors import (
     widened,
 )
 
-__all__ = ["step"]
-
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Zeros: TypeAlias = NDArray[np.int32]
+Who: TypeAlias = tuple[int, int, int]  # a thread, of how many, the address of the count that they wait with
+Sight: TypeAlias = tuple[Ints, Ints, Ints]  # `seen`, `starts` and `counts` of `step`
 _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
@@ -89,15 +89,9 @@ def _exp(x: np.float32) -> np.float32:
 
 
 @_kernel
-def _begin(sync: int, thread: int) -> None:
-    """The caller's thread tells those that are still awake that a call begins."""
-    if thread == 0:
-        add_atomically(sync + _CALLS, 1)
-
-
-@_kernel
-def _wait(sync: int, threads: int, turn: int) -> int:
+def _wait(who: Who, turn: int) -> int:
     """Go on when all threads are here; `turn` is how often they have waited before. Returns the next turn."""
+    _, threads, sync = who
     if threads == 1:
         return turn
     add_atomically(sync, 1)
@@ -111,13 +105,14 @@ def _wait(sync: int, threads: int, turn: int) -> int:
 
 
 @_kernel
-def _end(sync: int, thread: int, threads: int, turn: int) -> int:
+def _end(who: Who, turn: int) -> int:
     """Wait as `_wait` does in the caller's thread; in others for the next call, but not long.
 
     To wake a thread that sleeps takes about as long as a layer.
     """
+    thread, _, sync = who
     if thread == 0:
-        return _wait(sync, threads, turn)
+        return _wait(who, turn)
     calls = load_atomically(sync + _CALLS)
     add_atomically(sync, 1)
     for spins in range(_IDLE_SPINS):
@@ -130,8 +125,9 @@ def _end(sync: int, thread: int, threads: int, turn: int) -> int:
 
 
 @_kernel
-def _part(count: int, thread: int, threads: int) -> tuple[int, int]:
+def _part(count: int, who: Who) -> tuple[int, int]:
     """A thread's share of so many."""
+    thread, threads, _ = who
     return count * thread // threads, count * (thread + 1) // threads
 
 
@@ -161,9 +157,7 @@ def _quantise(
 
 @_kernel
 def _quantise_part(
-    thread: int,
-    threads: int,
-    sync: int,
+    who: Who,
     turn: int,
     x: Floats,
     q: Bytes,
@@ -177,9 +171,9 @@ def _quantise_part(
     if rows < _MANY:
         _quantise(x, rows, q, sizes, zeros, normalised, epsilon)
         return turn
-    first, last = _part(rows, thread, threads)
+    first, last = _part(rows, who)
     _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], normalised, epsilon)
-    return _wait(sync, threads, turn)
+    return _wait(who, turn)
 
 
 @_kernel
@@ -283,13 +277,12 @@ def _write(
     kv: NDArray[Any],
     norms: Floats,
     epsilon: np.float32,
-    thread: int,
-    threads: int,
+    who: Who,
 ) -> None:
     """Rotate queries and keys, and put keys and values into a layer's cache."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     heads, scaling = repeats * kv_heads, _ONE / np.float32(np.sqrt(head_dim))
-    for item in range(thread, len(qkv) * kv_heads, threads):
+    for item in range(who[0], len(qkv) * kv_heads, who[1]):
         r, h = item // kv_heads, item % kv_heads
         row = qkv[r].reshape(heads + 2 * kv_heads, head_dim)
         for i in range(repeats + 1):  # the queries of this key-value head, and its key
@@ -307,19 +300,17 @@ def _attend(
     parts: tuple[int, ...],
     qkv: Floats,
     rows: Ints,
-    seen: Ints,
-    starts: Ints,
-    counts: Ints,
+    sight: Sight,
     kv: NDArray[Any],
     scores: Floats,
     out: Floats,
-    thread: int,
-    threads: int,
+    who: Who,
 ) -> None:
     """Each of some rows attends to what it sees."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
-    for item in range(thread, len(rows) * kv_heads, threads):
+    seen, starts, counts = sight
+    for item in range(who[0], len(rows) * kv_heads, who[1]):
         r, h = int(rows[item // kv_heads]), item % kv_heads
         slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
         keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
@@ -334,9 +325,8 @@ def _attend(
 def _transpose(keys: NDArray[Any], slots: Ints, to: Floats) -> None:
     """Put the keys `[slots, head_dim]` of at most `BLOCK` slots into columns, `[head_dim, BLOCK]`."""
     for column in range(len(slots)):
-        key = keys[slots[column]]
-        for i in range(len(key)):
-            to[i, column] = widened(key[i], keys)
+        for i in range(len(to)):
+            to[i, column] = widened(keys[slots[column], i], keys)
 
 
 @_fast
@@ -344,47 +334,40 @@ def _attend_together(
     group: tuple[int, ...],
     parts: tuple[int, ...],
     qkv: Floats,
-    first: int,
-    last: int,
-    seen: Ints,
-    starts: Ints,
-    counts: Ints,
+    rows: Ints,
+    sight: Sight,
     kv: NDArray[Any],
     keys: Floats,
     scores: Floats,
     out: Floats,
-    thread: int,
-    threads: int,
-    sync: int,
+    who: Who,
     turn: int,
 ) -> int:
-    """The rows of a prompt attend to what they see: its keys are brought into an order for all of them."""
+    """Rows `[first, behind the last]` of a prompt attend to what they see; its keys are put into columns."""
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
+    (seen, starts, counts), first, last = sight, int(rows[0]), int(rows[1])
     slots, stride = seen[starts[first] : starts[first] + counts[last - 1]], 4 * scores.shape[1]
     blocks = (len(slots) + BLOCK - 1) // BLOCK
-    for item in range(thread, blocks * kv_heads, threads):
+    for item in range(who[0], blocks * kv_heads, who[1]):
         b, h = item // kv_heads, item % kv_heads
         _transpose(kv[h], slots[b * BLOCK : (b + 1) * BLOCK], keys[h, b])
-    turn = _wait(sync, threads, turn)
+    turn = _wait(who, turn)
     to = scores.ctypes.data
-    for item in range(thread, (last - first) * kv_heads, threads):
+    for item in range(who[0], (last - first) * kv_heads, who[1]):
         r, h = first + item // kv_heads, item % kv_heads
         at, count = h * repeats * head_dim, counts[r]
+        query, values, to_row = qkv[r, at:].ctypes.data, kv[kv_heads + h].ctypes.data, out[r, at:].ctypes.data
         for b in range((count + BLOCK - 1) // BLOCK):
-            place = to + 4 * b * BLOCK
-            block_scores(group, parts, qkv[r, at:].ctypes.data, keys[h, b].ctypes.data, place, stride)
+            block_scores(group, parts, query, keys[h, b].ctypes.data, to + 4 * b * BLOCK, stride)
         for i in range(repeats):
             _softmax(scores[i], count)
-        values = kv[kv_heads + h].ctypes.data
-        attention_sum(group, parts, kv, to, stride, values, slots.ctypes.data, count, out[r, at:].ctypes.data)
-    return _wait(sync, threads, turn)
+        attention_sum(group, parts, kv, to, stride, values, slots.ctypes.data, count, to_row)
+    return _wait(who, turn)
 
 
 @_kernel
 def _feed_forward(
-    thread: int,
-    threads: int,
-    sync: int,
+    who: Who,
     turn: int,
     gate_up_weights: Ints,
     down_weights: Ints,
@@ -397,15 +380,15 @@ def _feed_forward(
 ) -> int:
     """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
-    first, last = _part(wide // GROUP, thread, threads)
-    turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
+    first, last = _part(wide // GROUP, who)
+    turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
     for behind in 0, wide // GROUP:  # gate, then up
         _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind)
     _activate(gate_up, first * GROUP, last * GROUP)
-    turn = _wait(sync, threads, turn)
+    turn = _wait(who, turn)
     gated = gate_up[:, :wide]
-    turn = _quantise_part(thread, threads, sync, turn, gated, q, sizes, zeros, False, _ZERO)
-    first, last = _part(x.shape[1] // GROUP, thread, threads)
+    turn = _quantise_part(who, turn, gated, q, sizes, zeros, False, _ZERO)
+    first, last = _part(x.shape[1] // GROUP, who)
     _multiply(q, sizes, zeros, rows, down_weights, x, 1, first, last)
     return turn
 
@@ -477,40 +460,26 @@ def step(
         head: As a row of `table`.
         logits: `[len(last), outputs]`.
     """
-    _begin(sync, thread)
-    rows = len(x)
+    if thread == 0:  # tell those that are still awake that a call begins
+        add_atomically(sync + _CALLS, 1)
+    who, sight, rows = (thread, threads, sync), (seen, starts, counts), len(x)
     scores, place = all_scores[thread], 0 if rows >= _MANY else thread  # see `_quantise_part`
     q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
-    qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, thread, threads)
-    x_from, x_to = _part(x.shape[1] // GROUP, thread, threads)
+    qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
+    x_from, x_to = _part(x.shape[1] // GROUP, who)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
-        turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
+        turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
         _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
-        turn = _wait(sync, threads, turn)
-        _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, thread, threads)
-        turn = _wait(sync, threads, turn)
-        _attend(group, parts, qkv, single, seen, starts, counts, kv[layer], scores, attended, thread, threads)
+        turn = _wait(who, turn)
+        _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, who)
+        turn = _wait(who, turn)
+        _attend(group, parts, qkv, single, sight, kv[layer], scores, attended, who)
         for i in range(len(prompts)):
             turn = _attend_together(
-                group,
-                parts,
-                qkv,
-                prompts[i, 0],
-                prompts[i, 1],
-                seen,
-                starts,
-                counts,
-                kv[layer],
-                keys,
-                scores,
-                attended,
-                thread,
-                threads,
-                sync,
-                turn,
+                group, parts, qkv, prompts[i], sight, kv[layer], keys, scores, attended, who, turn
             )
-        turn = _wait(sync, threads, turn)
+        turn = _wait(who, turn)
         if layer == len(table) - 1 and len(last) < rows:  # of other rows nothing more is wanted
             if thread == 0:
                 for i in range(len(last)):
@@ -519,15 +488,13 @@ def step(
             x, attended, gate_up = x[:rows], attended[:rows], gate_up[:rows]
             place = 0 if rows >= _MANY else thread
             q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
-            turn = _wait(sync, threads, turn)
-        turn = _quantise_part(thread, threads, sync, turn, attended, q, sizes, zeros, False, _ZERO)
+            turn = _wait(who, turn)
+        turn = _quantise_part(who, turn, attended, q, sizes, zeros, False, _ZERO)
         _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
-        turn = _wait(sync, threads, turn)
-        turn = _feed_forward(
-            thread, threads, sync, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros
-        )
-        turn = _wait(sync, threads, turn)
-    turn = _quantise_part(thread, threads, sync, turn, x, q, sizes, zeros, True, epsilon)
-    head_from, head_to = _part(logits.shape[1] // GROUP, thread, threads)
+        turn = _wait(who, turn)
+        turn = _feed_forward(who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros)
+        turn = _wait(who, turn)
+    turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
+    head_from, head_to = _part(logits.shape[1] // GROUP, who)
     _multiply(q, sizes, zeros, rows, head, logits, 0, head_from, head_to)
-    return _end(sync, thread, threads, turn)
+    return _end(who, turn)
