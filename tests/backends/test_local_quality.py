@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 from pasta_smol import require_pasta_smol
 
@@ -58,6 +59,7 @@ def decoded(model: Path, dtype: str, ids: Sequence[int]) -> tuple[float, list[in
     return bits, [choice for sampler in samplers for choice in sampler.choices]
 
 
+@pytest.mark.timeout(1800)
 def test_int8_costs_a_real_model_hardly_a_bit() -> None:
     """Within 1% of float32 on 20,000 tokens; fewer say that less exactly."""
     folder = require_pasta_smol()
