@@ -115,18 +115,17 @@ class RowBatch(NamedTuple):
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> RowBatch:
         """The batch of these entries, in order."""
-        counts, lengths = [entry.count for entry in entries], [len(entry.slots) for entry in entries]
-        ends = np.cumsum(counts)
-        together = np.array(counts) >= _TOGETHER
+        counts, lengths = np.array([(e.count, len(e.slots)) for e in entries], np.int64).T
+        ends, together = np.cumsum(counts, dtype=np.int64), counts >= _TOGETHER
         return cls(
             ids=np.concatenate([e.ids[e.start : len(e.slots)] for e in entries]),
             positions=np.concatenate([np.arange(e.start, len(e.slots)) for e in entries]),
             slots=np.concatenate([e.slots[e.start :] for e in entries]),
             last=ends - 1,
             seen=np.concatenate([entry.slots for entry in entries]),
-            starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - np.array(lengths), counts),
+            starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, counts),
             single=np.flatnonzero(~np.repeat(together, counts)),
-            prompts=np.array([*zip(ends - counts, ends, strict=True)], np.int64)[together],
+            prompts=np.column_stack((ends - counts, ends))[together],
         )
 
 
