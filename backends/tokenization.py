@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import anyio
 from tokenizers import AddedToken, Tokenizer
@@ -28,7 +28,10 @@ from pasta_async.backends.guard import (
 )
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import Message, TagIds
+from pasta_async.tag_tokens import TagIds
+
+if TYPE_CHECKING:
+    from pasta_async.protocol import Message
 
 _T = TypeVar("_T")
 

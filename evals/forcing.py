@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from pasta_async.lang import Document, Segment
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece, TagIds
+    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+    from pasta_async.tag_tokens import TagIds
 
     Ids = tuple[int, ...]
     _EncodedViews = dict[int, list[tuple[Ids, Ids]]]

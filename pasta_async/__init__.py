@@ -18,9 +18,10 @@ from pasta_async.lang.diagnostics import ParseError
 from pasta_async.observers import AnswerObserver, AnswerStart, Observer
 from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
 from pasta_async.prompting import Prompt
-from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece, TagIds
+from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece
 from pasta_async.results import *
 from pasta_async.streaming import AnswerStream
+from pasta_async.tag_tokens import TagIds
 
 __version__ = "0.1.0"
 

@@ -10,11 +10,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from pasta_async.lang.document import TAG_TOKENS
-
 if TYPE_CHECKING:
     from pasta_async.load import EngineLoad
     from pasta_async.options import Sampling
+    from pasta_async.tag_tokens import TagGrammar, TagIds
 
 FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
 """Why a request, a thread or an answer ended; a backend says one of the first three.
@@ -29,21 +28,6 @@ FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
 Message = dict[str, Any]
 """A chat message: ``{"role": ..., "content": ...}``, both text. Further fields (``name``,
 ``reasoning_content``, ``tool_calls``, ...) and a content of several parts are left to the chat template."""
-
-
-class TagIds(NamedTuple):
-    """Ids of the six tag tokens, in the order of `pasta_async.lang.TAG_TOKENS`."""
-
-    promise: int
-    tokens: int
-    end: int
-    open_async: int
-    close_async: int
-    sync: int
-
-    def written(self, token: int) -> str:
-        """The written form of a tag id (ValueError if it is none)."""
-        return TAG_TOKENS[self.index(token)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +76,8 @@ class DecodeRequest:
     banned_ids: tuple[int, ...] = ()
     """Never to be chosen: their probability is 0 before anything else is cut from the distribution. A hint: a
     backend that cannot do that ignores it, and the interpreter reads what comes."""
+    grammar: TagGrammar | None = None
+    """Which tags may come next at each choice, for a trained model's answer with tags. A hint as well."""
     stream: bool = True
     """Whether somebody watches: if not, the output may come in one piece."""
     headers: Mapping[str, str] | None = None

@@ -287,6 +287,7 @@ class _Model:
             request.banned_ids,
             penalty=self._penalty,
             exempt=self._exempt,
+            tags=request.grammar and request.grammar.begin(request.ids),
         )
         stops = (*request.stop_ids, *self.info.end_ids)
         job = Job(request.answer, ids, request.max_tokens, sampler, stops)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import FinishReason, Piece, TagIds
+from pasta_async.protocol import FinishReason, Piece
 
 if TYPE_CHECKING:
     from pasta_async.backends.tokenization import Detokenizer
+    from pasta_async.tag_tokens import TagIds
 
     Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
     Run = tuple[tuple[int, ...], str]

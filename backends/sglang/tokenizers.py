@@ -18,10 +18,11 @@ from pasta_async.errors import (
     PromptTooLongError,
 )
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import Message, TagIds
+from pasta_async.tag_tokens import TagIds
 
 if TYPE_CHECKING:
     from pasta_async.backends.sglang.transport import Server
+    from pasta_async.protocol import Message
 
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""

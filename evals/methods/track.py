@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pasta_async import Backend, Generation
     from pasta_async.clock import Clock
     from pasta_async.lang import Node, Segment
-    from pasta_async.protocol import TagIds
+    from pasta_async.tag_tokens import TagIds
 
     Ids = tuple[int, ...]
     Work = Callable[["Track"], Awaitable[int]]

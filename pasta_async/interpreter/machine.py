@@ -27,6 +27,7 @@ from pasta_async.lang import (
     TextRead,
 )
 from pasta_async.results import Generation, RequestRecord, Span
+from pasta_async.tag_tokens import TagGrammar
 
 if TYPE_CHECKING:
     from pasta_async.errors import PastaError
@@ -144,6 +145,13 @@ class Machine:
         if number:
             return tags.tokens, tags.end, tags.open_async
         return tags.open_async, tags.close_async
+
+    def grammar(self, number: int) -> TagGrammar | None:
+        """Which tags may come next, where `banned` says no more: it depends on what was written before."""
+        tags = self.info.tags
+        if not tags or self.dialect != "ids":
+            return None
+        return TagGrammar(tags, self.info.end_ids, chunk=number > 0, open=bool(self._budget.round))
 
     def wants(self, number: int) -> bool:
         """Whether a request of this thread is to be sent (again)."""

@@ -11,7 +11,7 @@ from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser
 
 if TYPE_CHECKING:
     from pasta_async.lang import Reading
-    from pasta_async.protocol import TagIds
+    from pasta_async.tag_tokens import TagIds
 
 Dialect = Literal["ids", "text", "plain"]
 """How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""

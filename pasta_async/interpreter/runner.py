@@ -277,6 +277,7 @@ class Runner:
             stop_ids=stop_ids,
             stop_text=stop_text,
             banned_ids=machine.banned(number),
+            grammar=machine.grammar(number),
             stream=number == 0 or not self._start.whole_chunks,
         )
 

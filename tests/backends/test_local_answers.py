@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from local_models import byte_level, model, save
 
 import pasta_async
+from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
+from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.training.synthetic import sample
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
+    from pasta_async import Backend
     from pasta_async.protocol import DecodeRequest, Piece
 
 FAMILIES = ("describe", "totals", "fair")
@@ -71,6 +77,32 @@ async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> No
     assert answer.document.format() == table_model.ANSWER.replace("B", "<async>chk</async>B")
     assert answer.well_formed and [thread.closed_by for thread in answer.threads[1:]] == ["writer"]
     assert "A" in plain.text and not plain.document.promises and "<" not in plain.text
+
+
+class Unconstrained(WrappingBackend):
+    """A backend whose model may write any tag anywhere."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """As it is, without the grammar."""
+        async with aclosing(self.inner.decode(replace(request, grammar=None))) as pieces:
+            async for piece in pieces:
+                yield piece
+
+
+async def test_noise_is_well_formed(tmp_path: Path) -> None:
+    save(tmp_path, model(), byte_level())
+
+    async def complaints(backend: Backend) -> set[Code]:
+        async with pasta_async.Client(backend) as client:
+            answers = [
+                await client.generate("Well?", temperature=2.0, seed=seed, max_tokens=200)
+                for seed in range(12)
+            ]
+        return {one.code for answer in answers for one in answer.diagnostics} - STYLE_CODES
+
+    left_to_the_model = {Code.PROMISE_NESTED, Code.SYNC_NESTED, Code.TOKENS_BAD}
+    assert await complaints(LocalBackend(tmp_path, device="cpu")) <= left_to_the_model
+    assert await complaints(Unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
 
 
 async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.lang import TAG_TOKENS
-from pasta_async.protocol import TagIds
+from pasta_async.tag_tokens import TagIds
 from pasta_async.testing import WordTokenizer
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest, TagIds
+from pasta_async.protocol import DecodeRequest
+from pasta_async.tag_tokens import TagIds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidR
 from pasta_async.evals.forcing import force
 from pasta_async.lang.document import ASYNC_OPEN
 from pasta_async.options import Sampling
-from pasta_async.protocol import Backend, DecodeRequest, Piece, TagIds
+from pasta_async.protocol import Backend, DecodeRequest, Piece
 from pasta_async.training.synthetic import sample
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from real_server import RealServer
 
     from pasta_async.backends.local import LocalBackend
+    from pasta_async.tag_tokens import TagIds
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 

@@ -1,0 +1,107 @@
+"""The six tag tokens of a model that annotates: their ids, and which of them may come next.
+
+A model that was trained on well-formed answers still writes a wrong tag now and then: a topic that it never
+closes, a `<sync/>` with nothing to wait for, an end-of-text inside a chunk. A backend that can change the
+logits before each choice leaves those out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pasta_async.lang.document import TAG_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["TagGrammar", "TagIds", "TagRule", "TagState"]
+
+_MAX_TOPIC = 12  # tokens; 99% of pasta-smol's topics have no more
+_MAX_ESTIMATE = 4  # tokens: digits
+
+
+class TagIds(NamedTuple):
+    """Ids of the six tag tokens, in the order of `pasta_async.lang.TAG_TOKENS`."""
+
+    promise: int
+    tokens: int
+    end: int
+    open_async: int
+    close_async: int
+    sync: int
+
+    def written(self, token: int) -> str:
+        """The written form of a tag id (ValueError if it is none)."""
+        return TAG_TOKENS[self.index(token)]
+
+
+class TagRule(NamedTuple):
+    """What may not be chosen next."""
+
+    excluded: tuple[int, ...] | None
+    """Ids; None for all but `instead`."""
+    instead: int | None = None
+    """The id that becomes as likely as the likeliest of the excluded ones: they say that a tag, or a
+    chunk, is over, which it says in due form."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagGrammar:
+    """What decides which tags a request of a trained model may write, beside those it may nowhere."""
+
+    tags: TagIds
+    end_ids: tuple[int, ...]
+    """End-of-text ids."""
+    chunk: bool
+    """Whether a thread is decoded; else main is."""
+    open: bool = False
+    """Of main: whether there are promises to join."""
+
+    def begin(self, context: Sequence[int]) -> TagState:
+        """Follow a request from the end of its context, which may be inside a tag."""
+        return TagState(self, context)
+
+
+class TagState:
+    """Follows one request, token by token."""
+
+    def __init__(self, grammar: TagGrammar, context: Sequence[int]) -> None:
+        tags, ends = grammar.tags, grammar.end_ids
+        others = (tags.promise, tags.sync, *ends)
+        self._tags = tags
+        self._chunk = TagRule(ends, tags.close_async) if grammar.chunk else None
+        self._idle = TagRule((tags.sync,))
+        self._empty = TagRule((*others, tags.tokens, tags.end))
+        self._topic = TagRule(others, tags.end)
+        self._estimate = TagRule((*others, tags.tokens), tags.end)
+        self._over = TagRule(None, tags.end)
+        self._inside: int | None = None  # tokens of the topic, or of the estimate, so far
+        self._in_estimate = self._open = False
+        for token in context[-_MAX_TOPIC - _MAX_ESTIMATE - 2 :]:
+            self.add(token)
+        self._open = grammar.open
+
+    @property
+    def rule(self) -> TagRule | None:
+        """What holds for the next token; None if all may come."""
+        if self._chunk or self._inside is None:
+            return self._chunk or (None if self._open else self._idle)
+        if self._inside == 0:
+            return self._empty
+        if self._inside >= (_MAX_ESTIMATE if self._in_estimate else _MAX_TOPIC):
+            return self._over
+        return self._estimate if self._in_estimate else self._topic
+
+    def add(self, token: int) -> None:
+        """A token was chosen."""
+        tags = self._tags
+        if token == tags.promise or token == tags.tokens:
+            self._inside, self._in_estimate = 0, token == tags.tokens
+            self._open = True
+        elif token == tags.end:
+            self._inside = None
+        elif token == tags.sync:
+            self._open = False
+        elif self._inside is not None:
+            self._inside += 1

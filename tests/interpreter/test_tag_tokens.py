@@ -1,0 +1,79 @@
+"""Which tag tokens may come next: whatever a model prefers, what comes out is well-formed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code, Parser
+from pasta_async.tag_tokens import TagGrammar, TagIds
+
+TAGS = TagIds(*range(6))
+END, WORD, DIGIT = 6, 7, 8
+WRITTEN = {**dict(enumerate(TAG_TOKENS)), END: "", WORD: "a ", DIGIT: "10"}
+
+preferences = st.lists(st.permutations(list(WRITTEN)), max_size=60)
+
+
+def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> list[int]:
+    """The ids of a model that prefers tokens in these orders, one order for each choice."""
+    state, ids = grammar.begin([]), list[int]()
+    for order in orders:
+        rule = state.rule
+        excluded = set(order) - {rule.instead} if rule and rule.excluded is None else set[int]()
+        if rule and rule.excluded is not None:
+            excluded = {*rule.excluded}
+            if rule.instead is not None and order[0] in excluded:
+                order = [rule.instead]
+        token = next(one for one in order if one not in excluded | banned)
+        state.add(token)
+        ids.append(token)
+        if token == END:
+            break
+    return ids
+
+
+def codes(part: str, ids: list[int]) -> set[Code]:
+    parser = Parser("chunk" if part == "chunk" else "main")
+    for token in ids:
+        parser.feed_tag(WRITTEN[token]) if token in TAGS else parser.feed_text(WRITTEN[token])
+    parser.close(cut=not ids or ids[-1] != END)
+    return {one.code for one in parser.diagnostics} - STYLE_CODES
+
+
+@given(preferences)
+def test_main_writes_tags_in_due_form(orders: list[list[int]]) -> None:
+    grammar = TagGrammar(TAGS, (END,), chunk=False)
+    banned = {TAGS.open_async, TAGS.close_async}
+    ids = decode(grammar, banned, orders)
+    # An estimate of no number is the model's own business: the default cap is used.
+    assert codes("main", ids) <= {Code.TOKENS_BAD, Code.PROMISE_OPEN}
+    assert END not in ids or ids[-2:-1] != [TAGS.promise]
+
+
+@given(preferences)
+def test_an_end_of_text_in_a_chunk_is_its_closing_tag(orders: list[list[int]]) -> None:
+    banned = {TAGS.open_async, TAGS.tokens, TAGS.end, TAGS.promise, TAGS.sync}
+    ids = decode(TagGrammar(TAGS, (END,), chunk=True), banned, orders)
+    assert END not in ids
+
+
+@pytest.mark.parametrize(("open_promise", "may"), [(False, False), (True, True)])
+def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> None:
+    state = TagGrammar(TAGS, (END,), chunk=False, open=open_promise).begin([WORD])
+    assert (state.rule is None) is may
+    for token in (TAGS.promise, WORD, TAGS.end):
+        state.add(token)
+    assert state.rule is None
+    state.add(TAGS.sync)
+    assert state.rule is not None and state.rule.excluded == (TAGS.sync,)
+
+
+def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
+    state = TagGrammar(TAGS, (END,), chunk=False).begin([WORD, TAGS.promise, WORD])
+    assert state.rule is not None
+    assert state.rule.instead == TAGS.end
+    while state.rule.excluded is not None:  # the topic grows too long
+        state.add(WORD)
+    assert state.rule.instead == TAGS.end
