@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +60,11 @@ class SampleSettings(PartSettings):
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=0, description="answers to each prompt, beside the baseline's")
+    without_syncs: int = Field(
+        default=0,
+        ge=0,
+        description="the first so many of the n have no <sync/>: the scores then say what waiting is worth",
+    )
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     temperature: float = Field(
         default=1.0,
@@ -143,6 +149,7 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
         "max_tokens",
         "repetition_penalty",
         "seed",
+        "without_syncs",
         "template_kwargs",
         *temperatures,
     }
@@ -183,13 +190,19 @@ class Recording(WrappingBackend):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._records: ContextVar[list[Exchange] | None] = ContextVar("exchanges", default=None)
+        self._records: ContextVar[tuple[list[Exchange], tuple[int, ...]] | None] = ContextVar(
+            "exchanges and banned ids", default=None
+        )
 
     @contextmanager
-    def recorded(self) -> Generator[list[Exchange]]:
-        """Record the requests of this task and of those that it starts, in the order of their sending."""
+    def recorded(self, banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
+        """Record the requests of this task and of those that it starts, in the order of their sending.
+
+        Args:
+            banned: Ids that these requests may not choose, beside those of their own.
+        """
         exchanges: list[Exchange] = []
-        token = self._records.set(exchanges)
+        token = self._records.set((exchanges, banned))
         try:
             yield exchanges
         finally:
@@ -200,9 +213,10 @@ class Recording(WrappingBackend):
 
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
+        exchanges, banned = self._records.get() or ([], ())
+        request = replace(request, banned_ids=(*request.banned_ids, *banned))
         exchange = Exchange(request, [])
-        if (recorded := self._records.get()) is not None:
-            recorded.append(exchange)
+        exchanges.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
             async for piece in pieces:
                 exchange.output.extend(piece.ids)
@@ -312,7 +326,8 @@ class Drawing:
         seed = None
         if temperature and info.honours_seeds:
             seed = answer_seed(settings.seed, record.id, settings.n if number is None else number)
-        with self._recording.recorded() as exchanges:
+        syncless = number in range(settings.without_syncs)
+        with self._recording.recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
             try:
                 generation = await (self._baseline if number is None else self._client).generate(
                     record.messages,

@@ -44,6 +44,7 @@ def draw(
     plain: ScriptedBackend | None = None,
     max_tokens: int = 2048,
     own_plain: bool = False,
+    without_syncs: int = 0,
     temperatures: tuple[float, float] = (1.0, 0.0),
     after_each: Callable[[Drawing], None] = lambda _: None,
     **options: Any,
@@ -57,6 +58,7 @@ def draw(
         seed=7,
         max_tokens=max_tokens,
         own_plain=own_plain,
+        without_syncs=without_syncs,
         temperature=temperatures[0],
         plain_temperature=temperatures[1],
     )

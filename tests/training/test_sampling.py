@@ -222,6 +222,16 @@ def test_a_backend_that_honours_no_seeds_gets_none(tmp_path: Path) -> None:
     assert {request.seed for request in backend.requests} == {None}
 
 
+def test_some_samples_may_be_drawn_without_syncs(tmp_path: Path) -> None:
+    backend = ScriptedBackend(WRITTEN)
+    draw(backend, tmp_path / "j.jsonl", records("one"), n=2, without_syncs=1, together=1)
+    tags = backend.tokenizer.tags
+    assert tags
+    banned = [request.banned_ids for request in backend.requests if not request.thread]
+    with_tags = [tags.sync in ids for ids in banned if tags.promise not in ids]  # not the plain answer's
+    assert with_tags == [True, True, False, False]  # each goes on behind the join
+
+
 def test_what_main_took_back_is_not_in_the_tokens(tmp_path: Path) -> None:
     """Main keeps its promise itself, after the thread had begun: that sample is not trained on."""
     written = 'See <promise topic="causes" tokens="10"/><async>something else</async> here.'
