@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
@@ -17,10 +19,25 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from pasta_async.backends import WrappingBackend
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
+
+    from pasta_async.protocol import DecodeRequest, Piece
+
+
+class Unconstrained(WrappingBackend):
+    """A backend whose model may write any tag anywhere."""
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        """As it is, without the grammar."""
+        async with aclosing(self.inner.decode(replace(request, grammar=None))) as pieces:
+            async for piece in pieces:
+                yield piece
+
 
 libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own
 tk, untyped_torch = libraries["tokenizers"], libraries["torch"]
@@ -29,6 +46,7 @@ __all__ = [
     "CORPUS",
     "SPECIAL",
     "TEMPLATE",
+    "Unconstrained",
     "byte_level",
     "model",
     "save",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from local_models import byte_level, model, save
+from local_models import Unconstrained, byte_level, model, save
 
 import pasta_async
-from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import STYLE_CODES, Code
 from pasta_async.training.synthetic import sample
@@ -77,16 +74,6 @@ async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> No
     assert answer.document.format() == table_model.ANSWER.replace("B", "<async>chk</async>B")
     assert answer.well_formed and [thread.closed_by for thread in answer.threads[1:]] == ["writer"]
     assert "A" in plain.text and not plain.document.promises and "<" not in plain.text
-
-
-class Unconstrained(WrappingBackend):
-    """A backend whose model may write any tag anywhere."""
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """As it is, without the grammar."""
-        async with aclosing(self.inner.decode(replace(request, grammar=None))) as pieces:
-            async for piece in pieces:
-                yield piece
 
 
 async def test_noise_is_well_formed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from local_models import Unconstrained
 from pasta_smol import require_pasta_smol
 from real_server import require_sglang, running_server
 from typer.testing import CliRunner
@@ -68,7 +69,7 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     assert exported.exit_code == 0, exported.output
     local = LocalBackend("pasta-smol", device="cpu", dtype="float32")
     try:
-        expected = await answered(local)
+        expected = await answered(Unconstrained(local))  # as SGLang is
     finally:
         await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
