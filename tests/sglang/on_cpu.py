@@ -173,7 +173,42 @@ def _rotate(value: Tensor, bits: int) -> Tensor:
     return ((value << bits) | (value >> (32 - bits))) & _MASK
 
 
+# Products ---------------------------------------------------------------------------------------------------
+
+
+def _multiply_few_rows_quickly() -> None:
+    """Have torch read each matrix once for up to four rows, as a GPU does.
+
+    ``x @ weights.T`` takes 1.7 times as long for two rows as for one on this kind of CPU (2.2 times for three,
+    1.4 for four); ``weights @ x.T`` takes as long for two, and for four 1.5 times as long. One row is
+    doubled, which is 1.5 times as fast.
+    """
+    torch: Any = importlib.import_module("torch")
+    linear, matmul = torch.nn.functional.linear, torch.matmul
+
+    def product(x: Any, weights: Any) -> Any:
+        rows = x.repeat(2, 1) if len(x) == 1 else x
+        return (weights @ rows.t()).t()[: len(x)].contiguous()
+
+    def is_quick(x: Any, weights: Any) -> bool:
+        return x.dim() == weights.dim() == 2 and 0 < len(x) <= 4 and x.dtype == torch.float32
+
+    def quick_linear(x: Any, weights: Any, bias: Any = None) -> Any:
+        if not is_quick(x, weights):
+            return linear(x, weights, bias)
+        result = product(x, weights)
+        return result if bias is None else result.add_(bias)
+
+    def quick_matmul(x: Any, y: Any, **options: Any) -> Any:
+        if options or not is_quick(x, y) or y.stride(0) != 1:
+            return matmul(x, y, **options)
+        return product(x, y.t())
+
+    torch.nn.functional.linear, torch.matmul = quick_linear, quick_matmul
+
+
 _install()
+_multiply_few_rows_quickly()
 if "--enable-deterministic-inference" in sys.argv:
     _honour_seeds()
 if __name__ == "__main__":
