@@ -180,7 +180,7 @@ class Recording(WrappingBackend):
     """A backend that records the contexts that are sent to another one, and the ids that come back.
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
-    the probability of what was sampled.
+    the probability of what was sampled. So no grammar chooses tags in its place, either.
 
         recording = Recording(backend)
         async with Client(recording) as client:
@@ -214,7 +214,7 @@ class Recording(WrappingBackend):
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
         exchanges, banned = self._records.get() or ([], ())
-        request = replace(request, banned_ids=(*request.banned_ids, *banned))
+        request = replace(request, banned_ids=(*request.banned_ids, *banned), grammar=None)
         exchange = Exchange(request, [])
         exchanges.append(exchange)
         async with aclosing(self.inner.decode(request)) as pieces:
