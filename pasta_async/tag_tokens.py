@@ -85,8 +85,10 @@ class TagState:
     @property
     def rule(self) -> TagRule | None:
         """What holds for the next token; None if all may come."""
-        if self._chunk or self._inside is None:
-            return self._chunk or (None if self._open else self._idle)
+        if self._chunk:
+            return self._chunk
+        if self._inside is None:
+            return None if self._open else self._idle
         if self._inside == 0:
             return self._empty
         if self._inside >= (_MAX_ESTIMATE if self._in_estimate else _MAX_TOPIC):

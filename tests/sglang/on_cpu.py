@@ -179,9 +179,9 @@ def _rotate(value: Tensor, bits: int) -> Tensor:
 def _multiply_few_rows_quickly() -> None:
     """Have torch read each matrix once for a few rows, as a GPU does.
 
-    On this kind of CPU ``x @ weights.T`` takes 1.7 times as long for two rows as for one, 2.2 times for three
-    and 1.6 times for eight. ``weights @ x.T`` takes 0.7 of the first time for one row (doubled) and for two,
-    oneDNN with weights in its own order 0.6 to 0.8 for three to eight.
+    On this kind of CPU ``x @ weights.T`` takes 1.8 times as long for two rows as for one, 2.3 times for three
+    and 1.7 times for eight. ``weights @ x.T`` takes 0.7 of the first time for one row (doubled) and for two,
+    oneDNN with weights in its own order 0.7 to 0.9 for three to eight.
     """
     torch: Any = importlib.import_module("torch")
     linear, matmul, ops = torch.nn.functional.linear, torch.matmul, torch.ops.mkldnn
