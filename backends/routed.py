@@ -328,7 +328,7 @@ class RoutedBackend:
             member.error, member.losses = error, member.losses + 1
             member.malformed.clear()
             self._placement.forget(member.name)
-            _LOG.warning("%s is taken out: %s", member.name, error)
+            _LOG.warning("%s is taken out: %s", member.name, _loggable(error))
             self._probe(member)
 
     def _probe(self, member: Member) -> None:
@@ -357,7 +357,7 @@ class RoutedBackend:
                 continue
             except BackendError as error:
                 if str(error) != str(member.error):
-                    _LOG.warning("%s stays out: %s", member.name, error)
+                    _LOG.warning("%s stays out: %s", member.name, _loggable(error))
                 member.error = error
         _LOG.warning("%s is back in", member.name)
 
@@ -390,6 +390,11 @@ def _shortfall(promised: _Model, found: _Model) -> str:
     if common.honours_seeds and not mine.honours_seeds:
         return "seeds that are honoured and not"
     return promised.difference(found)
+
+
+def _loggable(error: BackendError) -> str:
+    """What a log may say of an error: one about a malformed reply quotes it, and with it answers."""
+    return type(error).__name__ if isinstance(error, BackendProtocolError) else str(error)
 
 
 def _is_gone(error: BackendError) -> bool:

@@ -35,6 +35,8 @@ from pasta_async.training.score import JudgeSettings
 from pasta_async.training.statistics import estimate, format_estimate, gain, share
 from pasta_async.training.synthetic import FAMILIES
 
+_SAMPLING = {"max_tokens", "temperature", "repetition_penalty", "seed"}
+
 
 class FrontierSettings(JudgeSettings):
     """What is measured."""
@@ -58,6 +60,9 @@ class FrontierSettings(JudgeSettings):
     )
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
+    repetition_penalty: float | None = Field(
+        default=None, gt=0, le=2, description="of all answers; default: the model's own"
+    )
     together: int = Field(default=32, ge=1, description="answers at the same time")
 
     @model_validator(mode="after")
@@ -82,7 +87,7 @@ class FrontierSettings(JudgeSettings):
     @property
     def sampling(self) -> Sampling:
         """Of every answer."""
-        return Sampling(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+        return Sampling(**self.model_dump(include=_SAMPLING))
 
 
 async def measure(settings: FrontierSettings) -> dict[str, Any]:
@@ -96,7 +101,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     prompts = settings.asked()
     asked = {
         "prompts": digest(prompt.text for prompt in prompts),
-        **settings.model_dump(include={"max_tokens", "temperature", "seed"}),
+        **settings.model_dump(include=_SAMPLING),
     }
     plain = list[Answer]()
     if settings.baseline is not None:

@@ -316,10 +316,7 @@ async def _measure(settings: LoadSettings) -> list[Block]:
         "answers": settings.answers,
     }
     with opened_journal(settings.out, measured) as journal:
-        async with (
-            cold_backend(settings.backend) as backend,
-            open_engine(backend, documents, url=settings.backend) as engine,
-        ):
+        async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
             return await measure(
                 engine,
                 cases_of(documents),

@@ -153,8 +153,8 @@ class LoadReporting(Protocol):
     async def load(self, answer: str) -> EngineLoad | None:
         """How busy the engine is that has an answer, or would get it; None if it does not tell.
 
-        It is asked when an answer starts and at each promise, so a backend that asks a server does that a few
-        times a second at most.
+        It is asked when an answer starts, at each promise and before a join is sent ahead, so a backend that
+        asks a server does that a few times a second at most.
 
         Raises:
             BackendError: It could not be learned. That ends no answer.

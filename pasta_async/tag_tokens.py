@@ -71,7 +71,8 @@ class TagState:
         others = (tags.promise, tags.sync, *ends)
         self._tags = tags
         self._chunk = TagRule(ends, tags.close_async) if grammar.chunk else None
-        self._idle = TagRule((tags.sync,))
+        self._outside = TagRule((tags.tokens, tags.end))
+        self._idle = TagRule((tags.tokens, tags.end, tags.sync))
         self._empty = TagRule((*others, tags.tokens, tags.end))
         self._topic = TagRule(others, tags.end)
         self._estimate = TagRule((*others, tags.tokens), tags.end)
@@ -83,12 +84,12 @@ class TagState:
         self._open = grammar.open
 
     @property
-    def rule(self) -> TagRule | None:
-        """What holds for the next token; None if all may come."""
+    def rule(self) -> TagRule:
+        """What holds for the next token."""
         if self._chunk:
             return self._chunk
         if self._inside is None:
-            return None if self._open else self._idle
+            return self._outside if self._open else self._idle
         if self._inside == 0:
             return self._empty
         if self._inside >= (_MAX_ESTIMATE if self._in_estimate else _MAX_TOPIC):

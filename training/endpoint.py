@@ -164,10 +164,9 @@ class FailureBudget:
             return  # the prompt's fault, or the answer took too long
         self._in_a_row += 1
         status = cause.status if isinstance(cause, BackendStatusError) else None
-        if status in _OF_ONE_REQUEST:
-            return
         refused = status is not None and not cause.retryable
-        if refused or not self._proven or self._in_a_row >= _MAX_IN_A_ROW:
+        shared = status not in _OF_ONE_REQUEST and (refused or not self._proven)
+        if shared or self._in_a_row >= _MAX_IN_A_ROW:
             raise error
 
 

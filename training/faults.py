@@ -8,7 +8,7 @@ malformed
 loop
     The text repeats itself (`repeats_itself`).
 runaway
-    More than 20 promises or items of one list; or more than 10, and it did not end by itself.
+    More than 20 promises or items of one list; or more than 10 in a malformed answer.
 same_topic
     A promise whose topic has the same words as an earlier one's.
 empty

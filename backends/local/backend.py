@@ -50,8 +50,8 @@ class LocalBackend:
             warning.
         device: ``"cpu"``, ``"cuda"``, ...; None for CUDA where there is one.
         dtype: Number format to compute in, whatever the files hold: ``"float32"`` (exact), ``"int8"``
-            (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, a loss of
-            about 1% of the bits a token), ``"bfloat16"`` or ``"float16"``. None or ``"auto"``: float32 for
+            (CPUs; 8-bit weights, and activations quantised at run time: more than twice as fast, at less
+            than 1% more bits a token), ``"bfloat16"`` or ``"float16"``. None or ``"auto"``: float32 for
             models of fewer than 50 million weights, else int8 on a CPU and bfloat16 on CUDA.
             `ModelInfo.dtype` says which it is.
         slots: Tokens whose keys and values are kept; None for what a gibibyte holds, at most 32768.

@@ -145,8 +145,8 @@ def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
     banned: list[tuple[int, int]] = []
     for row, sampler in enumerate(samplers):
         banned += [(row, token) for token in sampler.banned]
-        if sampler.tags is not None and (rule := sampler.tags.rule) is not None:
-            rows[rule].append(row)
+        if sampler.tags is not None:
+            rows[sampler.tags.rule].append(row)
     for (excluded, instead), some in rows.items():
         if excluded is None:
             values[some] = -np.inf

@@ -117,6 +117,11 @@ class SGLangBackend:
         self._rids = _request_ids()
         self._open: set[_Call] = set()
 
+    @property
+    def url(self) -> str:
+        """Base URL of the server."""
+        return self._server.url
+
     async def connect(self) -> ModelInfo:
         """Reach the server and learn its model, once. Cancelling leaves nothing behind.
 
@@ -175,7 +180,7 @@ class SGLangBackend:
         """Decode a request.
 
         Closing the generator, or cancelling the task that iterates it, aborts the request on the server and
-        closes its connection before it returns, in at most 5 s.
+        closes its connection before it returns, in at most 6 s.
 
         Raises:
             InvalidRequestError: The ids do not fit the model. Nothing was sent.

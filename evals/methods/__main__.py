@@ -48,7 +48,6 @@ async def measure(
     documents: Mapping[str, Document],
     methods: Sequence[Method],
     *,
-    url: str = "",
     passes: int = 3,
     journal: Journal | None = None,
 ) -> list[Answer]:
@@ -58,7 +57,6 @@ async def measure(
         opened: Gives a backend whose prefix cache is cold.
         documents: The answers, by prompt.
         methods: What is compared.
-        url: Where the backend is, for methods that talk to a server by themselves.
         passes: How often all of it is done.
         journal: Keeps every row as it comes.
 
@@ -68,7 +66,7 @@ async def measure(
 
     @asynccontextmanager
     async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
-        async with opened() as backend, open_engine(backend, documents, url=url) as engine:
+        async with opened() as backend, open_engine(backend, documents) as engine:
             await warm_up(engine, methods)
             yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
 
@@ -103,7 +101,7 @@ def methods_for(names: Sequence[str], backend: str) -> list[Method]:
     Raises:
         InvalidRequestError: One of them is unknown, or cannot run there.
     """
-    at_server = backend.startswith("http")
+    at_server = backend.startswith(("http", "sglang:"))
     possible = [name for name, method in METHODS.items() if at_server or not method.needs_server]
     if bad := [name for name in names if name not in possible]:
         raise InvalidRequestError(f"{bad[0]!r} cannot run on {backend}; what can: {', '.join(possible)}")
@@ -130,11 +128,12 @@ def _run(settings: MethodSettings) -> str:
         "threads": settings.threads,
         "llama_cpp": settings.llama_cpp and settings.llama_cpp_type,
     }
-    options: BackendOptions = {"threads": settings.threads} if settings.threads else {}
-    opened, url = partial(cold_backend, settings.backend, **options), settings.backend
+    local = settings.backend.startswith("local:")
+    options: BackendOptions = {"threads": settings.threads} if settings.threads and local else {}
+    opened = partial(cold_backend, settings.backend, **options)
     with open_llama_cpp(settings) as peer, opened_journal(settings.out, measured) as journal:
         methods += [llama_cpp(peer)] if peer else []
-        work = measure(opened, documents, methods, url=url, passes=settings.passes, journal=journal)
+        work = measure(opened, documents, methods, passes=settings.passes, journal=journal)
         table = markdown_table(summarise(asyncio.run(work)))
     return "\n".join([table, "", *(f"- {method.name}: {method.source}" for method in methods)])
 

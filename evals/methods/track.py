@@ -13,6 +13,7 @@ from uuid import uuid4
 import httpx
 
 from pasta_async import Client, Sampling
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
@@ -122,8 +123,6 @@ class Engine:
     """What methods decode on: a backend that can be forced, and its vocabulary."""
 
     backend: Backend
-    url: str
-    """Where it is, if that is a server."""
     forced: ForcedBackend
     """The same backend, with the documents of all cases."""
     client: Client
@@ -156,17 +155,16 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(
-    backend: Backend, documents: Mapping[str, Document], *, url: str = ""
-) -> AsyncGenerator[Engine]:
-    """An engine for these documents on a backend, which stays open; `url` is where it is, if it is a server.
+async def open_engine(backend: Backend, documents: Mapping[str, Document]) -> AsyncGenerator[Engine]:
+    """An engine for these documents on a backend, which stays open.
 
     It knows the document of `warm_up` too.
 
     Raises:
         UnsupportedModelError: The backend's model cannot be forced.
     """
-    info, clock, url = await backend.connect(), clock_of(backend), url.rstrip("/")
+    info, clock = await backend.connect(), clock_of(backend)
+    url = backend.url if isinstance(backend, SGLangBackend) else ""
     warm = _warm_up_case()
     forced = ForcedBackend(backend, {warm.question: warm.document, **documents})
     many = httpx.Limits(max_connections=None)
@@ -175,7 +173,7 @@ async def open_engine(
         httpx.AsyncClient(base_url=url, timeout=None, limits=many) as http,
     ):
         await client.connect()
-        yield Engine(backend, url, forced, client, tags_of(info), info.end_ids[:1], clock, http)
+        yield Engine(backend, forced, client, tags_of(info), info.end_ids[:1], clock, http)
 
 
 class Track:

@@ -1,7 +1,7 @@
 """What each thread sees and writes: the one rule of PASTA-LANG as code.
 
-A thread sees the document so far, minus the chunks that are not joined yet. The interpreter's requests and
-the trainer's examples both come from here.
+A thread sees the document so far, minus the chunks that are not joined yet. The trainer's examples are made
+from these views; the interpreter's requests are built as it reads, and tests hold them equal.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
             "PASTA_SERVER_API_KEYS"
         )
     if not keys:  # or any page on the web could ask, under a name of its own for this machine
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost", "127.0.0.1", settings.host])
+        local = ["localhost", "127.0.0.1", "[::1]", settings.host]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=local)
     logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
     return uvicorn.Server(
         uvicorn.Config(

@@ -160,9 +160,12 @@ class GenerateRequest(BaseModel):
         """What is to be answered, each with as many choices: texts and token ids have no chat template."""
         raise NotImplementedError
 
+    default_tokens: ClassVar[int | None] = None
+    """Tokens that an answer may have where the request says nothing; None: as the server has it."""
+
     @property
     def token_limit(self) -> int | None:
-        """Tokens that an answer may have."""
+        """Tokens that an answer may have, as was asked for."""
         return self.max_tokens
 
     @property
@@ -213,6 +216,8 @@ class CompletionRequest(GenerateRequest):
 
     passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _COMPLETION_ONLY
 
+    default_tokens: ClassVar[int | None] = 16  # OpenAI's at this endpoint
+
     prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
     best_of: int | None = None
 
@@ -224,11 +229,6 @@ class CompletionRequest(GenerateRequest):
         if self.prompt and isinstance(self.prompt[0], int):
             return [cast("list[int]", self.prompt)]
         return cast("list[str] | list[list[int]]", self.prompt)
-
-    @property
-    def token_limit(self) -> int:
-        """OpenAI's default for this endpoint is 16."""
-        return self.max_tokens or 16
 
 
 async def read_body(request: Request, form: type[_Form], settings: ServerSettings) -> _Form:
@@ -327,6 +327,7 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
 
 def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
     """What the request, or else the server, says about sampling, by its name in OpenAI's API."""
+    default = min(filter(None, (request.default_tokens, settings.max_tokens)), default=None)
     values: dict[str, Any] = {
         "temperature": settings.temperature if request.temperature is None else request.temperature,
         "top_p": None if request.top_p is None else max(request.top_p, 1e-9),  # 0 is the likeliest token
@@ -334,7 +335,7 @@ def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[
         "min_p": request.min_p,
         "repetition_penalty": request.repetition_penalty,
         "stop": request.stop,
-        "max_tokens": settings.max_tokens if request.token_limit is None else request.token_limit,
+        "max_tokens": request.token_limit or default,
     }
     return {name: value for name, value in values.items() if value is not None}
 

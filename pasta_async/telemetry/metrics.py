@@ -32,7 +32,7 @@ _COUNTERS = (
     ("answers", "Answers that ended, by how.", "finish_reason"),
     ("answer_errors", "Answers that failed, by the class of the error.", "error_type"),
     ("answer_widths", "Answers that were decoded, by how parallel the load let them be.", "width"),
-    ("text_tokens", "Tokens of the visible text."),
+    ("text_tokens", "Tokens of text and reasoning, without tags."),
     ("critical_path_tokens", "Tokens that had to be decoded one after another."),
     ("diagnostics", "What was not well-formed in what the model wrote.", "code"),
     ("threads", "Threads of answers that ended.", "kind", "finish_reason"),

@@ -208,6 +208,11 @@ def test_methods_that_cannot_run_somewhere_are_refused(name: str, backend: str):
         methods_for([name], backend)
 
 
+@pytest.mark.parametrize("backend", ["http://127.0.0.1:30000", "sglang:model"])
+def test_a_server_can_run_every_method(backend: str):
+    assert {method.name for method in methods_for([*METHODS], backend)} == {*METHODS}
+
+
 async def test_what_warms_up_is_none_of_the_answers():
     world = World()
     rows = await measure(world.opened, DOCUMENTS, ANYWHERE, passes=1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pasta_async.lang import STYLE_CODES, TAG_TOKENS, Code, Parser
-from pasta_async.tag_tokens import TagGrammar, TagIds
+from pasta_async.tag_tokens import TagGrammar, TagIds, TagState
 
 TAGS = TagIds(*range(6))
 END, WORD, DIGIT = 6, 7, 8
@@ -21,17 +21,19 @@ def decode(grammar: TagGrammar, banned: set[int], orders: list[list[int]]) -> li
     state, ids = grammar.begin([]), list[int]()
     for order in orders:
         rule = state.rule
-        excluded = set(order) - {rule.instead} if rule and rule.excluded is None else set[int]()
-        if rule and rule.excluded is not None:
-            excluded = {*rule.excluded}
-            if rule.instead is not None and order[0] in excluded:
-                order = [rule.instead]
+        excluded = set(order) - {rule.instead} if rule.excluded is None else {*rule.excluded}
+        if rule.instead is not None and order[0] in excluded:
+            order = [rule.instead]
         token = next(one for one in order if one not in excluded | banned)
         state.add(token)
         ids.append(token)
         if token == END:
             break
     return ids
+
+
+def excluded(state: TagState) -> set[int]:
+    return {*(state.rule.excluded or ())}
 
 
 def codes(part: str, ids: list[int]) -> set[Code]:
@@ -62,17 +64,21 @@ def test_an_end_of_text_in_a_chunk_is_its_closing_tag(orders: list[list[int]]) -
 @pytest.mark.parametrize(("open_promise", "may"), [(False, False), (True, True)])
 def test_a_sync_needs_something_to_wait_for(open_promise: bool, may: bool) -> None:
     state = TagGrammar(TAGS, (END,), chunk=False, open=open_promise).begin([WORD])
-    assert (state.rule is None) is may
+    assert (TAGS.sync not in excluded(state)) is may
     for token in (TAGS.promise, WORD, TAGS.end):
         state.add(token)
-    assert state.rule is None
+    assert TAGS.sync not in excluded(state)
     state.add(TAGS.sync)
-    assert state.rule is not None and state.rule.excluded == (TAGS.sync,)
+    assert TAGS.sync in excluded(state)
+
+
+def test_half_a_promise_stands_nowhere_else() -> None:
+    state = TagGrammar(TAGS, (END,), chunk=False, open=True).begin([WORD])
+    assert {TAGS.tokens, TAGS.end} <= excluded(state)
 
 
 def test_a_request_that_goes_on_inside_a_tag_still_closes_it() -> None:
     state = TagGrammar(TAGS, (END,), chunk=False).begin([WORD, TAGS.promise, WORD])
-    assert state.rule is not None
     assert state.rule.instead == TAGS.end
     while state.rule.excluded is not None:  # the topic grows too long
         state.add(WORD)

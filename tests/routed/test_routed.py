@@ -332,10 +332,12 @@ async def test_a_proxy_that_cannot_reach_a_member_takes_it_out(status: int) -> N
     await routed.aclose()
 
 
-async def test_a_member_that_sends_garbage_to_everybody_is_taken_out() -> None:
+async def test_a_member_that_sends_garbage_to_everybody_is_taken_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken(ScriptedBackend):
         async def decode(self, request: DecodeRequest):  # type: ignore[override]
-            raise BackendProtocolError("malformed")
+            raise BackendProtocolError("malformed: what a model wrote")
             yield
 
     clock, tokenizer = VirtualClock(), WordTokenizer()
@@ -347,6 +349,7 @@ async def test_a_member_that_sends_garbage_to_everybody_is_taken_out() -> None:
         )
         assert [state.live for state in routed.members] == [False, True]
         assert sum(isinstance(answer, ThreadFailedError) for answer in made) <= 2
+    assert "BackendProtocolError" in caplog.text and "what a model wrote" not in caplog.text
     await routed.aclose()
 
 

@@ -36,7 +36,12 @@ def test_without_a_key_only_local_names_are_answered(keys: str, status: int) -> 
     app = create_app(ScriptedBackend(ANSWER), settings)
     uvicorn_server(app, settings)
     with serving(app) as url:
-        for host, expected in (("localhost", 200), ("127.0.0.1:80", 200), ("evil.example", status)):
+        for host, expected in (
+            ("localhost", 200),
+            ("127.0.0.1:80", 200),
+            ("[::1]:80", 200),
+            ("evil.example", status),
+        ):
             assert httpx.get(f"{url}/health", headers={"host": host}).status_code == expected
 
 
@@ -208,6 +213,16 @@ def test_no_text_in_logs_unless_asked_for(caplog: pytest.LogCaptureFixture, log_
     assert SECRET not in failed.text
     assert (SECRET in caplog.text) == log_text
     assert "ValueError" in caplog.text
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(None, 16), (5, 5), (50, 16)])
+def test_a_completion_without_a_limit_has_the_lower_of_its_default_and_the_servers(
+    max_tokens: int | None, expected: int
+) -> None:
+    with running(ScriptedBackend("word " * 60), max_tokens=max_tokens) as server:
+        body = {"model": "scripted", "prompt": "x"}
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+    assert reply.json()["usage"]["completion_tokens"] == expected
 
 
 def test_reasoning_stands_beside_the_answer() -> None:

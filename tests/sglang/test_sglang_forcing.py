@@ -14,8 +14,6 @@ from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
 
 if TYPE_CHECKING:
-    from real_server import RealServer
-
     from pasta_async import Backend
     from pasta_async.backends.local import LocalBackend
     from pasta_async.backends.sglang import SGLangBackend
@@ -74,15 +72,15 @@ async def test_free_and_given_requests_share_batches_and_the_kv_is_that_of_the_g
 
 
 async def test_every_method_decodes_the_same_on_the_server_as_on_the_embedded_engine(
-    backend: SGLangBackend, local: LocalBackend, server: RealServer
+    backend: SGLangBackend, local: LocalBackend
 ):
     methods = [method for method in METHODS.values() if not method.needs_server]
     case = Case(0, "Well?", LISTED)
     found = list[list[Answer]]()
-    for inner, url in ((backend, server.url), (local, "local:")):
-        async with open_engine(inner, {"Well?": LISTED}, url=url) as engine:
+    for inner in (backend, local):
+        async with open_engine(inner, {"Well?": LISTED}) as engine:
             found.append([await play(engine, method, case) for method in methods])
-    async with open_engine(backend, {"Well?": LISTED}, url=server.url) as engine:
+    async with open_engine(backend, {"Well?": LISTED}) as engine:
         unstreamed = {
             name: await play(engine, METHODS[name], case)
             for name in ("by hand", "split by hand", "sequential, whole", "pasta, whole chunks")

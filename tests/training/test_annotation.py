@@ -174,6 +174,14 @@ def test_a_request_that_the_endpoint_refuses_is_asked_again_next_time(
     assert annotate(settings(annotator, tmp_path, "one", "[400]"))["requests"] == 1
 
 
+def test_an_endpoint_that_refuses_everything_ends_the_run(annotator: Annotator, tmp_path: Path) -> None:
+    made = settings(annotator, tmp_path, *(f"[400] {number}" for number in range(20)), in_flight=1)
+    with pytest.raises(BackendStatusError) as caught:
+        annotate(made)
+    assert caught.value.status == 400
+    assert len(annotator.requests) == 10
+
+
 def test_a_wrong_key_ends_the_run_and_keeps_the_replies(annotator: Annotator, tmp_path: Path) -> None:
     made = settings(annotator, tmp_path, "one", "[401]", "three", in_flight=1)
     with pytest.raises(BackendStatusError) as caught:
