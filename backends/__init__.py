@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.load import EngineLoad
 from pasta_async.protocol import Backend, DecodeRequest, LoadReporting, Message, ModelInfo, Piece
 
 if TYPE_CHECKING:
     import httpx
-
-    from pasta_async.load import EngineLoad
-
-__all__ = ["BackendOptions", "WrappingBackend", "backend_names", "open_backend"]
 
 
 class BackendOptions(TypedDict, total=False):
@@ -137,9 +134,6 @@ class WrappingBackend:
     """A backend that leaves everything to another one; subclasses change or note a part of it.
 
     Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
-
-    Args:
-        inner: Does the work.
     """
 
     def __init__(self, inner: Backend) -> None:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pasta_async.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
+from pasta_async.protocol import Message
 
 
 class ChatTemplate:

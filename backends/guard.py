@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pasta_async.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
+from pasta_async.protocol import Message
 
 MAX_DEPTH = 64
 """How deep lists and objects in a message may be nested."""

@@ -11,7 +11,11 @@ BLOCK = 64
 """Tokens that are looked at together. A prompt shorter than this has no prefix worth sharing."""
 
 EXCESS = 1.25
-"""How far above the mean load a member may be and still get answers for what it has cached."""
+"""How far above the mean load a member may be and still get answers for what it has cached.
+
+Without a bound, a popular system prompt would send everything to one server (consistent hashing with bounded
+loads has the same one, arXiv 1608.01350).
+"""
 
 SLACK = 16
 """Requests that do not count for that, about those of one answer: batches are cheap while they are small."""
@@ -21,7 +25,12 @@ ANSWERS = 65_536
 
 
 class Placement:
-    """Remembers where answers are, and chooses for new ones by the rule that `RoutedBackend` tells.
+    """Remembers where answers are, and chooses for new ones, of the members that are not too busy for more.
+
+    The longest prefix of the prompt that was sent before decides: a conversation's next turn meets its own
+    history, while prompts that share only a system prompt tie once it is known everywhere. Ties go to the
+    lowest load, then by rendezvous hashing of the first tokens, so that several processes in front of the
+    same servers mostly agree without talking to each other.
 
     Members have names here; `loads` are the open requests of those that can be used, at least one.
     """

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pasta_async.backends.placement import Placement
 from pasta_async.backends.single_flight import SingleFlight
@@ -24,10 +24,8 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
+from pasta_async.load import EngineLoad
 from pasta_async.protocol import Backend, DecodeRequest, LoadReporting, Message, ModelInfo, PassThrough, Piece
-
-if TYPE_CHECKING:
-    from pasta_async.load import EngineLoad
 
 _T = TypeVar("_T")
 
@@ -41,7 +39,6 @@ PROBE_SECONDS, LONGEST_PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 30.0, 20.0
 
 MALFORMED_ANSWERS = 3
 """Answers, one after another, to whose requests a member replies malformed before it is taken out."""
-
 
 _BAD_GATEWAY = (502, 504)
 """What a proxy in front of a server says when it cannot reach it."""
@@ -115,23 +112,11 @@ class Member:
 class RoutedBackend:
     """Spreads answers over several backends that serve the same model.
 
-    **An answer stays where it began**, since its threads share a prefix cache. Where that is, its prompt
-    decides at its first request:
-
-    1. Of the members that are in, those take part whose load is at most 1.25 times the mean plus 16; load is
-       the number of requests that they decode for us. Without a bound, a popular system prompt would send
-       everything to one server (consistent hashing with bounded loads has the same one, arXiv 1608.01350).
-    2. Of these, the one that was sent the longest prefix of this prompt before: a conversation's next turn
-       meets its own history, while prompts that share only a system prompt tie once it is known everywhere.
-    3. Ties go to the lowest load, then by rendezvous hashing of the prompt's first tokens, so that several
-       processes in front of the same servers mostly agree without talking to each other.
-
-    **A member whose connection breaks off, or that does not answer, is taken out**, and so is one that sends
-    malformed replies to several answers in a row; a request that is refused, or fails, takes nobody out. The
-    member's requests end with `BackendLostError`. Those without a token are sent again, to another member, by
-    the interpreter (`Limits.retries`); an answer of which nothing was shown starts again elsewhere; any other
-    ends with the error and its text so far. Meanwhile a task for each member that is out asks it from time to
-    time, and takes it in again once it serves the same model as the rest; `aclose` ends these tasks.
+    An answer stays where it began, since its threads share a prefix cache; `Placement` says where that is. A
+    member that is gone is taken out, and its requests end with `BackendLostError`: the interpreter sends
+    them, or the whole answer, to another one (`Limits.retries`). A task for each member that is out asks it
+    from time to time, and takes it in again once it serves the same model as the rest; `aclose` ends these
+    tasks. docs/serving.md tells the rules.
 
     Attributes:
         members: What each of them is and does at the moment, in the order given. To be read only.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
 from tokenizers import AddedToken, Tokenizer
@@ -28,10 +28,8 @@ from pasta_async.backends.guard import (
 )
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
 
 _T = TypeVar("_T")
 
@@ -94,11 +92,7 @@ class TextCodec:
     therefore adds no space either (SentencePiece-like tokenizers put one before a text by default), so that
     decoding gives every text back; only characters that the vocabulary cannot write at all are lost.
 
-    Args:
-        tokenizer: The parsed `tokenizer.json`.
-        config: The parsed `tokenizer_config.json`.
-        template: The chat template, if there is one.
-        end_ids: End-of-text ids.
+    The arguments are those of `TokenizerFiles`.
     """
 
     def __init__(
@@ -254,12 +248,7 @@ class TextCodec:
 
 
 class AsyncTextCodec:
-    """A codec for event loops: what is long is encoded in a worker thread, what cannot fit is refused.
-
-    Args:
-        codec: Does the work.
-        context_length: Tokens that the model takes.
-    """
+    """A codec for event loops: what is long is encoded in a worker thread, what cannot fit is refused."""
 
     def __init__(self, codec: TextCodec, context_length: int) -> None:
         self.codec = codec

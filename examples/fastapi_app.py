@@ -6,16 +6,13 @@ curl -N -X POST "http://127.0.0.1:8000/ask?prompt=..."
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 import pasta_async
 from pasta_async.server import AnswerResponse, event_fields
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 
 @asynccontextmanager

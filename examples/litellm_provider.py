@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import asks the network for prices
 
@@ -22,9 +23,6 @@ from litellm.types.utils import (  # pyright: ignore[reportMissingTypeStubs]
 )
 
 import pasta_async
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 PROMPT = "Compare tea and coffee: origin, taste, health."
 

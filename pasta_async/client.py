@@ -7,9 +7,10 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
+from pasta_async.backends import BackendOptions, backend_names, open_backend
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
@@ -19,17 +20,12 @@ from pasta_async.errors import (
     InvalidStateError,
     PastaError,
 )
-from pasta_async.interpreter import (
-    THINK_OPEN,
-    Dialect,
-    Machine,
-    PrioritySemaphore,
-    Runner,
-    Share,
-    WidthControl,
-    run_restarting,
-    with_retries,
-)
+from pasta_async.events import Emit
+from pasta_async.interpreter.machine import Machine
+from pasta_async.interpreter.reading import THINK_OPEN, Dialect
+from pasta_async.interpreter.retry import run_restarting, with_retries
+from pasta_async.interpreter.runner import Runner
+from pasta_async.interpreter.width import PrioritySemaphore, Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings
 from pasta_async.prompting import (
@@ -46,12 +42,7 @@ from pasta_async.prompting import (
 )
 from pasta_async.protocol import Backend, Message, ModelInfo
 from pasta_async.results import Generation
-from pasta_async.streaming import AnswerStream
-
-if TYPE_CHECKING:
-    from pasta_async.backends import BackendOptions
-    from pasta_async.events import Emit
-    from pasta_async.streaming import Watch
+from pasta_async.streaming import AnswerStream, Watch
 
 _T = TypeVar("_T")
 
@@ -107,7 +98,7 @@ class Client:
         self._backend, self._owned = _open(backend, settings, self.limits, options)
         self._slots = PrioritySemaphore(self.limits.client_threads)
         self._width = WidthControl(self._backend, self.limits.client_threads)
-        self._connecting = SingleFlight["ModelInfo"]()
+        self._connecting = SingleFlight[ModelInfo]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
         self._template: dict[tuple[str, str], Any] = {}  # what was learnt of it
@@ -372,8 +363,6 @@ def _open(
     backend: object, settings: Settings, limits: Limits, options: BackendOptions
 ) -> tuple[Backend, bool]:
     """The backend, and whether it was opened here and so has to be closed here."""
-    from pasta_async.backends import backend_names, open_backend
-
     if backend is not None and not isinstance(backend, str | list | tuple):
         if not isinstance(backend, Backend):
             raise InvalidRequestError(f"a backend is named by a string, or is a Backend; got {backend!r}")

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pasta_async.lang.diagnostics import Diagnostic  # noqa: TC001 - pydantic needs these at run time
-from pasta_async.results import Generation, ThreadRecord  # noqa: TC001
+from pasta_async.lang.diagnostics import Diagnostic
+from pasta_async.results import Generation, ThreadRecord
 
 __all__ = [
     "AnswerDone",

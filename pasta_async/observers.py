@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
 from pasta_async.errors import ThreadFailedError
 from pasta_async.options import Limits, Options, Parallel, Sampling
-from pasta_async.prompting import Prompt  # noqa: TC001
-from pasta_async.protocol import ModelInfo  # noqa: TC001
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-    from types import TracebackType
-
-    from pasta_async.protocol import DecodeRequest, FinishReason
-    from pasta_async.results import Generation, RequestRecord
+from pasta_async.prompting import Prompt
+from pasta_async.protocol import DecodeRequest, FinishReason, ModelInfo
+from pasta_async.results import Generation, RequestRecord
 
 Turn = Literal["waiting", "decoding", "over"]
 """A thread waits for a slot of its answer and of its client, holds both, has given them back or up."""

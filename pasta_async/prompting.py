@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
+from pasta_async.options import Limits
 from pasta_async.protocol import Message, ModelInfo
-
-if TYPE_CHECKING:
-    from pasta_async.options import Limits
 
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text (one user message), chat messages, or token ids."""

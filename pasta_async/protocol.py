@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from pasta_async.load import EngineLoad
-    from pasta_async.options import Sampling
-    from pasta_async.tag_tokens import TagGrammar, TagIds
+from pasta_async.load import EngineLoad
+from pasta_async.options import Sampling
+from pasta_async.tag_tokens import TagGrammar, TagIds
 
 FinishReason = Literal["stop", "length", "abort", "error", "superseded"]
 """Why a request, a thread or an answer ended; a backend says one of the first three.

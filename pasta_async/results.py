@@ -18,7 +18,7 @@ from pydantic import (
 from pasta_async.lang.diagnostics import STYLE_CODES, Diagnostic
 from pasta_async.lang.document import ClosedBy, Document
 from pasta_async.lang.parser import parse
-from pasta_async.protocol import FinishReason  # noqa: TC001 - pydantic needs it at run time
+from pasta_async.protocol import FinishReason
 
 __all__ = ["Generation", "RequestRecord", "Span", "ThreadRecord", "Usage", "Width"]
 
@@ -133,7 +133,7 @@ class Generation(_Record):
     """What the backend could not honour, a seed for instance; why it was not decoded at full width."""
 
     @classmethod
-    def empty(cls, *, finish_reason: FinishReason = "error") -> Self:
+    def empty(cls) -> Self:
         """The part of an answer of which nothing was decoded."""
         usage = Usage(prompt_tokens=0, completion_tokens=0, cached_tokens=0, prefilled_tokens=0, requests=0)
         return cls(
@@ -143,7 +143,7 @@ class Generation(_Record):
             usage=usage,
             critical_path=0,
             text_tokens=0,
-            finish_reason=finish_reason,
+            finish_reason="error",
             elapsed=0.0,
             timeline=(),
         )

@@ -6,17 +6,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from anyio import CancelScope
 
 from pasta_async.errors import InvalidStateError, PastaError
 from pasta_async.events import AnswerDone, Emit, Event, TextDelta
+from pasta_async.results import Generation
 
-if TYPE_CHECKING:
-    from pasta_async.results import Generation
-
-    Watch = Callable[[Callable[[], Generation]], None]
+Watch = Callable[[Callable[[], Generation]], None]
 
 _BUFFER = 128
 """Events that may wait for the reader; a thread that adds more then waits for it."""

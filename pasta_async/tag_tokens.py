@@ -7,15 +7,11 @@ logits before each choice leaves those out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pasta_async.lang.document import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["TagGrammar", "TagIds", "TagRule", "TagState"]
 
 _MAX_TOPIC = 24  # tokens; 99% of pasta-smol's topics have at most half of that
 _MAX_ESTIMATE = 4  # tokens: digits

@@ -9,8 +9,6 @@ SGLang's own processes import this package, so it imports the standard library a
 `pasta_async`. It does nothing unless the variable `PASTA_SGLANG_PLUGIN` is 1 (docs/backends.md).
 """
 
-from __future__ import annotations
-
 from pasta_async_sglang.plugin import ON, STATE, TESTED, VARIABLE, register
 
 __all__ = ["ON", "STATE", "TESTED", "VARIABLE", "register"]

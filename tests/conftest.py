@@ -6,18 +6,16 @@ import asyncio
 import os
 import re
 import signal
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-
-    LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 settings.register_profile("usual", derandomize=True, deadline=None, database=None)
 settings.register_profile("thorough", deadline=None, max_examples=2000)

@@ -19,7 +19,7 @@ from pasta_async.backends.local.checkpoint import (
     read_json,
     well_formed,
 )
-from pasta_async.backends.tokenization import TextCodec, TokenizerFiles, add_tags, find_template, named_ends
+from pasta_async.backends.tokenization import TokenizerFiles, add_tags, find_template, named_ends
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 
@@ -45,7 +45,7 @@ def grown_rows(rows: int, needed: int) -> int:
     return rows if needed <= rows else -(-needed // _ROW_MULTIPLE) * _ROW_MULTIPLE
 
 
-class AdapterFolder:
+class AdapterFolder(Checkpoint):
     """A folder with an adapter as peft writes it, together with its base, as one checkpoint.
 
     A matrix becomes `W + scale * B A`, and the adapter's rows take the places of the base's, in float32. In a
@@ -53,10 +53,6 @@ class AdapterFolder:
 
     The tokenizer is the folder's; if it has none, the base's with the tags behind its tokens. Chat template
     and end-of-text ids are the folder's as far as it has them, else the base's.
-
-    Args:
-        path: The folder.
-        base: What the adapter was trained on.
 
     Raises:
         UnsupportedModelError: A file is missing or broken; the adapter has something else than LoRA of one
@@ -100,10 +96,6 @@ class AdapterFolder:
         )
         ends = tuple(dict.fromkeys([*own.end_ids, *base.end_ids]))
         return own._replace(template=own.template or base.template, end_ids=ends)
-
-    def codec(self) -> TextCodec:
-        """See `Checkpoint`."""
-        return self.tokenizer().codec(self.path)
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""

@@ -7,25 +7,23 @@ import logging
 import os
 import re
 import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.local.bases import default_model, find_model
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.protocol import ModelInfo
+from pasta_async.load import EngineLoad
+from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
     from pasta_async.backends.local.engine import Engine
     from pasta_async.backends.local.session import Session, Stream
-    from pasta_async.load import EngineLoad
-    from pasta_async.protocol import DecodeRequest, Message, Piece
 
 _LOG = logging.getLogger(__name__)
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pasta_async.backends.local.cache import PAGE
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 _FEW_GROUPS = 4  # up to which each may have a product, or two, of its own
 _HOLES = 0.2  # share of pages between those attended to that is read along rather than copied without them

@@ -12,17 +12,14 @@ import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from pasta_async.backends.local.checkpoint import ModelConfig
 
-    from pasta_async.backends.local.checkpoint import ModelConfig
-
-    Ids = NDArray[np.int64]
+Ids = NDArray[np.int64]
 
 PAGE = 32
 """Slots that attention reads together. Products are compiled for each new shape: shapes should come back."""
@@ -59,13 +56,9 @@ class SlotPool:
     def __init__(self, slots: int) -> None:
         self.size = slots
         self._unused = np.ones(slots, np.bool_)
-        self._free = slots
-        self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
-
-    @property
-    def free(self) -> int:
+        self.free: int = slots
         """How many slots are free."""
-        return self._free
+        self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
 
     @property
     def free_in_pages(self) -> int:
@@ -85,12 +78,8 @@ class SlotPool:
     def give(self, slots: Ids) -> None:
         """Give slots back."""
         self._unused[slots] = True
-        self._free += len(slots)
+        self.free += len(slots)
         self._count(slots, 1)
-
-    def peek(self) -> Ids:
-        """The free slots themselves (for checks)."""
-        return np.flatnonzero(self._unused)
 
     def _place(self, most: int) -> Ids:
         """Free slots: from a page on that is free as a whole, or else any."""
@@ -105,9 +94,9 @@ class SlotPool:
         return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
 
     def _claim(self, slots: Ids) -> Ids:
-        assert len(slots) <= self._free
+        assert len(slots) <= self.free
         self._unused[slots] = False
-        self._free -= len(slots)
+        self.free -= len(slots)
         self._count(slots, -1)
         return slots
 
@@ -143,12 +132,8 @@ class RadixCache:
         empty = np.empty(0, np.int64)
         self.root: Node = Node(empty, empty, None)
         self._clock = 0
-        self._evictable = 0
-
-    @property
-    def evictable(self) -> int:
+        self.evictable: int = 0
         """Slots that `evict` could give back."""
-        return self._evictable
 
     def match(self, ids: Ids) -> tuple[Node, Ids]:
         """The node at the end of the longest known prefix of `ids`, and the prefix's slots."""
@@ -167,14 +152,14 @@ class RadixCache:
             return end, known
         leaf = Node(ids[done:].copy(), slots[done:].copy(), end, used=self._clock)
         end.children[int(leaf.ids[0])] = leaf
-        self._evictable += len(leaf.ids)
+        self.evictable += len(leaf.ids)
         return leaf, known
 
     def lock(self, node: Node) -> None:
         """Keep the path to `node` from being evicted, until as many `unlock` calls."""
         for step in node.path():
             if step.locks == 0:
-                self._evictable -= len(step.ids)
+                self.evictable -= len(step.ids)
             step.locks += 1
 
     def unlock(self, node: Node) -> None:
@@ -182,7 +167,7 @@ class RadixCache:
         for step in node.path():
             step.locks -= 1
             if step.locks == 0:
-                self._evictable += len(step.ids)
+                self.evictable += len(step.ids)
 
     def evict(self, count: int) -> Ids:
         """Forget at least `count` slots (fewer if there are not so many) and return them."""
@@ -239,7 +224,7 @@ class RadixCache:
         parent, keep = node.parent, max(len(node.ids) - wanted, 0)
         assert parent is not None
         freed = node.slots[keep:]
-        self._evictable -= len(freed)
+        self.evictable -= len(freed)
         if keep:
             node.ids, node.slots = node.ids[:keep], node.slots[:keep]
         else:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -57,7 +58,7 @@ class ModelConfig:
         return [frequency / by for frequency, by in zip(plain, self.rope_divisors, strict=True)]
 
 
-class Checkpoint(Protocol):
+class Checkpoint(ABC):
     """What a model is loaded from. All of it is checked when it is opened, before memory is taken."""
 
     path: Path
@@ -65,17 +66,17 @@ class Checkpoint(Protocol):
     raw: dict[str, Any]
     """What its config.json says, or would say."""
 
+    @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor by its Hugging Face name, of any floating type, on the CPU."""
-        ...
 
+    @abstractmethod
     def tokenizer(self) -> TokenizerFiles:
         """The tokenizer with the chat template, as parsed files in Hugging Face's form.
 
         Raises:
             UnsupportedModelError: It is missing or malformed.
         """
-        ...
 
     def codec(self) -> TextCodec:
         """The same, ready to encode and decode.
@@ -83,10 +84,10 @@ class Checkpoint(Protocol):
         Raises:
             UnsupportedModelError: It is missing or malformed, or of a kind that is not supported.
         """
-        ...
+        return self.tokenizer().codec(self.path)
 
 
-class CheckpointFolder:
+class CheckpointFolder(Checkpoint):
     """A checkpoint in Hugging Face's layout: config.json, safetensors, and tokenizer.json for `codec`.
 
     Args:
@@ -122,7 +123,7 @@ class CheckpointFolder:
         return TokenizerFiles.read(self.path)
 
     def codec(self) -> TextCodec:
-        """See `Checkpoint`."""
+        """See `Checkpoint`; an error names tokenizer.json."""
         return TextCodec.from_folder(self.path)
 
 

@@ -9,25 +9,19 @@ import math
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from pasta_async.backends.local.batch import RowBatch
+from pasta_async.backends.local.cache import KVCache
+from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.quantised import BLOCK, GROUP, has_vnni
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from pasta_async.backends.local.batch import RowBatch
-    from pasta_async.backends.local.cache import KVCache
-    from pasta_async.backends.local.checkpoint import ModelConfig
-
-    Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
-
-__all__ = ["CompiledLinear", "CompiledStep", "Team", "compilable"]
+Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
 _LANES = 16  # numbers that one instruction takes
 
@@ -100,8 +94,10 @@ class CompiledLinear:
         weights = _padded(rounded.numpy(), np.int8)
         fours = weights.view(np.int32)  # that one instruction takes together
         packed = fours.reshape(-1, GROUP // _LANES, _LANES, fours.shape[1]).transpose(0, 3, 1, 2)
+        aligned = _room(packed.shape, packed.dtype)
+        aligned[...] = packed
         self._arrays: tuple[NDArray[Any], ...] = (
-            _aligned(packed),
+            aligned,
             _padded(scales[:, 0].numpy(), np.float32),
             weights.sum(1, dtype=np.int32),
             _padded(np.zeros(0) if bias is None else bias.float().numpy(), np.float32, len(weights)),
@@ -212,13 +208,6 @@ def _padded(array: NDArray[Any], dtype: Any, size: int | None = None) -> NDArray
     """A copy with zeros behind it, up to whole groups."""
     result = np.zeros((-(-(size or len(array)) // GROUP) * GROUP, *array.shape[1:]), dtype)
     result[: len(array)] = array
-    return result
-
-
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A contiguous copy in `_room`."""
-    result = _room(array.shape, array.dtype)
-    result[...] = array
     return result
 
 

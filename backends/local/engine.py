@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from pasta_async.backends.local.batch import BatchMaker, Entry, RowBatch
 from pasta_async.backends.local.cache import KVCache
-from pasta_async.backends.local.checkpoint import expected_shapes, weight_count
-from pasta_async.backends.local.linear import choose_dtype, kv_dtype
+from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig, expected_shapes, weight_count
+from pasta_async.backends.local.linear import DType, choose_dtype, kv_dtype
 from pasta_async.backends.local.memory import affordable_slots, keep_freed_memory
 from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import sample
-from pasta_async.backends.local.scheduler import Scheduler
+from pasta_async.backends.local.scheduler import Job, Scheduler
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import progress
 from pasta_async.load import StepMeter
-
-if TYPE_CHECKING:
-    from pasta_async.backends.local.checkpoint import Checkpoint, ModelConfig
-    from pasta_async.backends.local.linear import DType
-    from pasta_async.backends.local.scheduler import Job
-    from pasta_async.protocol import FinishReason
-
-__all__ = ["Engine", "EngineOptions", "Output"]
+from pasta_async.protocol import FinishReason
 
 _LARGE = 10**9  # weights; how far the loading of such a model is gets shown
 

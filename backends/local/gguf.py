@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,16 @@ from gguf import (
     get_tensor_name_map,
 )
 
-from pasta_async.backends.local.checkpoint import ConfigReader, ModelConfig, compare_shapes, expected_shapes
+from pasta_async.backends.local.checkpoint import (
+    Checkpoint,
+    ConfigReader,
+    ModelConfig,
+    compare_shapes,
+    expected_shapes,
+)
 from pasta_async.backends.local.gguf_tokenizer import gguf_tokenizer
+from pasta_async.backends.tokenization import TokenizerFiles
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from pasta_async.backends.tokenization import TextCodec, TokenizerFiles
 
 _BLOCK = 2**17  # weights that are dequantised at a time: they stay in the processor's cache
 
@@ -56,11 +60,8 @@ class _Tensor(NamedTuple):
     """Bytes."""
 
 
-class GGUFFile:
+class GGUFFile(Checkpoint):
     """A GGUF file as a checkpoint. Its header is read and checked at once, tensors when they are taken.
-
-    Args:
-        path: The file.
 
     Raises:
         UnsupportedModelError: It is no whole GGUF file of version 2 or 3, of a Llama, Qwen2 or Qwen3 model
@@ -104,10 +105,6 @@ class GGUFFile:
             return gguf_tokenizer(self.metadata)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{self.path}: its tokenizer cannot be used: {error!r}") from error
-
-    def codec(self) -> TextCodec:
-        """See `Checkpoint`."""
-        return self.tokenizer().codec(self.path)
 
     def _checked(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Tensor:
         found = GGMLQuantizationType(kind)

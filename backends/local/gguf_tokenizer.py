@@ -34,10 +34,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerFiles:
-    """The tokenizer with the chat template.
-
-    Args:
-        metadata: Of the file.
+    """The tokenizer with the chat template, of a file's metadata.
 
     Raises:
         KeyError: A key is missing.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.quantised import blocks, has_vnni, quantised
+from pasta_async.backends.local.quantised import Basis, blocks, has_vnni, quantised
 from pasta_async.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pasta_async.backends.local.quantised import Basis
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -27,7 +24,7 @@ _FEW_ROWS = 8  # the row count that the packed layout is chosen for
 class Linear(Protocol):
     """`y = x W^T + b`."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
         """From `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
         ...
 
@@ -60,12 +57,7 @@ def choose_dtype(name: DType | Literal["auto"], weights: int, device: torch.devi
 
 
 def fast_bfloat16(weights: int, device: torch.device) -> bool:
-    """Whether bfloat16 is what to train and score in: the device has its products, and the model is large.
-
-    Args:
-        weights: Of the model.
-        device: Where it runs.
-    """
+    """Whether bfloat16 is what to train and score in: the device has its products, and the model is large."""
     if device.type != "cpu":
         return device.type == "cuda"
     return weights >= _LARGE and _cpu_has_bfloat16()
@@ -114,7 +106,7 @@ def linear(
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
     packed = _packed_product(weight)
-    return _Plain(weight, bias) if packed is None else _PackedLinear(weight, bias, packed)
+    return _PackedLinear(weight, bias, packed) if packed else partial(F.linear, weight=weight, bias=bias)
 
 
 def pad_rows(rows: int, dtype: DType) -> int:
@@ -139,14 +131,6 @@ class Embedding:
         """The rows of int64 ids `[rows]`, as `[rows, hidden]`."""
         rows = self._table.index_select(0, ids)
         return rows if self._scale is None else rows * self._scale.index_select(0, ids)
-
-
-class _Plain:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self._weight, self._bias)
 
 
 class _PackedLinear:

@@ -10,28 +10,22 @@ Few operators for each layer, for at the size of a small model each costs about 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.batch import RowBatch
-from pasta_async.backends.local.cache import PAGE
-from pasta_async.backends.local.linear import Embedding, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.batch import Batch, Block, OwnPart, RowBatch
+from pasta_async.backends.local.cache import PAGE, KVCache
+from pasta_async.backends.local.checkpoint import ModelConfig
+from pasta_async.backends.local.compiled import CompiledStep, Team
+from pasta_async.backends.local.linear import DType, Embedding, Linear, linear, pad_rows, storage_dtype
 from pasta_async.backends.local.quantised import GROUP, Basis, quantised
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pasta_async.backends.local.batch import Batch, Block, OwnPart
-    from pasta_async.backends.local.cache import KVCache
-    from pasta_async.backends.local.checkpoint import ModelConfig
-    from pasta_async.backends.local.compiled import CompiledStep, Team
-    from pasta_async.backends.local.linear import DType, Linear
-
-    Read = Callable[[str], torch.Tensor]
-    KeysValues = tuple[torch.Tensor, torch.Tensor]
+Read = Callable[[str], torch.Tensor]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 _flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _lengths: Callable[..., torch.Tensor] = getattr(torch.linalg, "vector_norm")  # noqa: B009 (it has no types)

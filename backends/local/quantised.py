@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
 
 GROUP = 64
 """Outputs whose weights stand together for our own kernels, and are computed by one thread."""
@@ -27,9 +25,6 @@ class Basis:
     are multiplied by an orthogonal one as they are loaded, and a step does no more than before (QuaRot, arXiv
     2404.00456). The matrix is the Kronecker product of a discrete cosine transform and a Hadamard matrix of
     at most 64.
-
-    Args:
-        hidden: Size of the hidden state.
     """
 
     def __init__(self, hidden: int) -> None:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from pasta_async.options import Sampling
+from pasta_async.tag_tokens import TagRule, TagState
 
-    from numpy.typing import NDArray
-
-    from pasta_async.options import Sampling
-    from pasta_async.tag_tokens import TagRule, TagState
-
-    _Chosen = Sequence[tuple["TokenSampler", int]]  # with the position of its token
-    LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
-
-__all__ = ["TokenSampler", "sample"]
+_Chosen = Sequence[tuple["TokenSampler", int]]  # with the position of its token
+LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 
 _BITS = 2**64 - 1
 _BLOCK = 256  # tokens whose probabilities are added up first
@@ -120,14 +115,14 @@ def sample(
             mine = logits[row]
             if (processed := sampler.processor(sampler.generated, mine)) is not mine:
                 logits[row] = processed
-    tokens = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
+    tokens: Any = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
     choices = [_choice(sampler) for sampler in samplers]
     for choose in dict.fromkeys(choices):
         rows = [row for row, choice in enumerate(choices) if choice is choose]
         chosen = [(samplers[row], len(contexts[row])) for row in rows]
         some = logits if len(rows) == len(samplers) else logits[rows]
         tokens[rows] = choose(some, chosen)
-    result = _list(tokens)
+    result: list[int] = tokens.tolist()
     for sampler, token in zip(samplers, result, strict=True):
         if sampler.processor is not None:
             sampler.generated.append(token)
@@ -274,8 +269,3 @@ def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, to
     place = torch.searchsorted(total, aim, right=True)
     here = weights.gather(1, place)
     return place, ((aim - total.gather(1, place) + here) / here).clamp(0)
-
-
-def _list(tensor: torch.Tensor) -> list[int]:
-    untyped: Any = tensor
-    return untyped.tolist()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pasta_async.backends.local.cache import Node, RadixCache, SlotPool
+from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.load import EngineLoad
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ids = NDArray[np.int64]
-
-    from pasta_async.backends.local.sampler import TokenSampler
+Ids = NDArray[np.int64]
 
 _HEADROOM = 8  # slots left for each running job when another is admitted
 _REMEMBERED = 4096  # answers that count as started

@@ -9,31 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pasta_async.backends.local.engine import Engine, Output
+from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendError
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from pasta_async.backends.local.engine import Engine, Output
-    from pasta_async.backends.local.scheduler import Job
-
-    Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
+Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
 
 _MOST_WAITING = 32  # pieces in a reader's buffer before its job pauses
 
 
 class PieceWriter:
-    """Turns a job's tokens into pieces, by the rules of `Piece`.
-
-    Args:
-        request: What was asked for.
-        codec: For the text.
-    """
+    """Turns a job's tokens into pieces, by the rules of `Piece`."""
 
     def __init__(self, request: DecodeRequest, codec: TextCodec) -> None:
         self._codec, self._request = codec, request
@@ -79,10 +71,6 @@ class Stream:
     """A job and its reader's buffer.
 
     Belongs to the running event loop; `write` runs in the engine's thread.
-
-    Args:
-        job: In the engine.
-        writer: Makes its pieces.
     """
 
     def __init__(self, job: Job, writer: PieceWriter) -> None:
@@ -144,11 +132,7 @@ class Stream:
 
 
 class EngineLoop:
-    """Runs the engine's steps. `submit` may be called from any thread, `run` in the engine's only.
-
-    Args:
-        engine: The engine.
-    """
+    """Runs the engine's steps. `submit` may be called from any thread, `run` in the engine's only."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

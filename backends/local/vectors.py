@@ -21,20 +21,6 @@ ir: Any = _ir
 types: Any = _types
 intrinsic: Any = _intrinsic
 
-__all__ = [
-    "add_atomically",
-    "as_float",
-    "attention_scores",
-    "attention_sum",
-    "block_scores",
-    "give_way",
-    "load_atomically",
-    "pause",
-    "rounded_for",
-    "tile",
-    "widened",
-]
-
 LANES = 16
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)

@@ -1,7 +1,5 @@
 """SGLang as a backend: a server over HTTP, or one that this program starts itself."""
 
-from __future__ import annotations
-
 from pasta_async.backends.sglang.backend import SGLangBackend
 from pasta_async.backends.sglang.launch import LaunchedBackend
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
-import httpx  # noqa: TC002 - the same
+import httpx
 from pydantic import Field, InstanceOf, StrictBool, StrictInt, StrictStr
 
 from pasta_async.backends.sglang.events import Increments
@@ -29,12 +29,12 @@ from pasta_async.errors import (
     BackendStatusError,
     InvalidRequestError,
 )
+from pasta_async.load import EngineLoad
 from pasta_async.options import Options
+from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
 if TYPE_CHECKING:
     from pasta_async.backends.tokenization import AsyncTextCodec
-    from pasta_async.load import EngineLoad
-    from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
 _T = TypeVar("_T")
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import FinishReason, Piece
+from pasta_async.tag_tokens import TagIds
 
 if TYPE_CHECKING:
     from pasta_async.backends.tokenization import Detokenizer
-    from pasta_async.tag_tokens import TagIds
 
-    Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
-    Run = tuple[tuple[int, ...], str]
+Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
+Run = tuple[tuple[int, ...], str]
 
 _TAGS = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}

@@ -18,18 +18,16 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
 import anyio
 import httpx
 
 from pasta_async.backends.sglang.backend import SGLangBackend
+from pasta_async.backends.sglang.handshake import ServedModel
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
+from pasta_async.protocol import ModelInfo
 from pasta_async_sglang import VARIABLE
-
-if TYPE_CHECKING:
-    from pasta_async.backends.sglang.handshake import ServedModel
-    from pasta_async.protocol import ModelInfo
 
 Device = Literal["cuda", "cpu"]
 
@@ -69,7 +67,6 @@ class ServerCommand:
     """A command, and why it is what it is."""
 
     argv: list[str]
-    device: Device
     reasons: dict[str, str]
     """Each flag that was chosen here, with the reason."""
     environment: dict[str, str]
@@ -110,7 +107,7 @@ def server_command(
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
     plugin = {VARIABLE: os.environ.get(VARIABLE, "1")}  # forks find what their parent has decoded
     environment = plugin | (_CPU_ENVIRONMENT if device == "cpu" else {})
-    return ServerCommand(argv, device, chosen, environment)
+    return ServerCommand(argv, chosen, environment)
 
 
 class LaunchedBackend(SGLangBackend):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import anyio
 from pydantic import BaseModel, Field, ValidationError
 
+from pasta_async.backends.sglang.transport import Server
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, BackendTimeoutError
 from pasta_async.load import EngineLoad, StepTimes
-
-if TYPE_CHECKING:
-    from pasta_async.backends.sglang.transport import Server
 
 FRESH_SECONDS = 0.25
 """How long a reading serves; no server is asked more often."""

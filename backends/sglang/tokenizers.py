@@ -7,10 +7,11 @@ inside every such string (`pasta_async.backends.guard`), has the text encoded, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
 from pasta_async.backends.sglang.events import checked_token_ids
+from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendProtocolError,
     BackendStatusError,
@@ -18,11 +19,8 @@ from pasta_async.errors import (
     PromptTooLongError,
 )
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
-
-if TYPE_CHECKING:
-    from pasta_async.backends.sglang.transport import Server
-    from pasta_async.protocol import Message
 
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""

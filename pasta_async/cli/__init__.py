@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Backend
-
-__all__ = ["main"]
+from pasta_async.protocol import Backend
 
 
 def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -> None:

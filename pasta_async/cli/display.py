@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,10 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pasta_async.events import Event, SyncJoined, SyncWaiting, TextDelta
-
-if TYPE_CHECKING:
-    from pasta_async.results import Generation, Span, ThreadRecord
-    from pasta_async.streaming import AnswerStream
+from pasta_async.results import Generation, Span, ThreadRecord
+from pasta_async.streaming import AnswerStream
 
 _INTERVAL = 0.1
 """Seconds between two pictures. Drawing takes time from decoding, so not more often."""

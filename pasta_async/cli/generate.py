@@ -12,13 +12,13 @@ from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import AnswerOptions, Limits, Options, Sampling
+from pasta_async.protocol import Backend
+from pasta_async.results import Generation
 
 if TYPE_CHECKING:
     from pasta_async.cli.display import Display
-    from pasta_async.protocol import Backend
-    from pasta_async.results import Generation
 
-    _Both = tuple[Generation, Generation | None]
+_Both = tuple[Generation, Generation | None]
 
 _WARM_UP = Sampling(max_tokens=4)
 """A few tokens before a comparison, so that what only a first request pays is in neither measurement."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from pasta_async.options import Limits
+from pasta_async.protocol import Backend
 from pasta_async.server import create_app, uvicorn_server
 from pasta_async.server.settings import Names, ServerSettings
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Backend
 
 
 class ServeOptions(ServerSettings):

@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
+from pasta_async.interpreter.machine import Machine
+from pasta_async.interpreter.reading import Part
+from pasta_async.interpreter.width import Share
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason
 from pasta_async.results import RequestRecord
-
-if TYPE_CHECKING:
-    from pasta_async.interpreter.machine import Machine
-    from pasta_async.interpreter.reading import Part
-    from pasta_async.interpreter.width import Share
 
 MIN_TOKENS = 32
 """Tokens of chunks that a further request has to bring; fewer cost less at the join than a request."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from pasta_async.lang import Chunk, Code, Document, Ignored, Promise, Text
+from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
+from pasta_async.interpreter.visible import Visible
+from pasta_async.lang import Chunk, Code, Diagnostic, Document, Ignored, Node, Promise, Text
+from pasta_async.protocol import FinishReason
 from pasta_async.results import Generation, RequestRecord, Span, Usage, Width
-
-if TYPE_CHECKING:
-    from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
-    from pasta_async.interpreter.visible import Visible
-    from pasta_async.lang import Diagnostic, Node
-    from pasta_async.protocol import FinishReason
 
 
 class Answer:

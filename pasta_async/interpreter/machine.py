@@ -7,9 +7,10 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pasta_async import events as ev
+from pasta_async.errors import PastaError
 from pasta_async.interpreter.assembly import Answer, diagnostics_since
 from pasta_async.interpreter.reading import Dialect, Part, Reader, ReasoningRead, RecordedTokens
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
@@ -21,19 +22,18 @@ from pasta_async.lang import (
     SYNC,
     ChunkBegun,
     ChunkEnded,
+    ClosedBy,
     Ignored,
+    Promise,
     PromiseRead,
+    Reading,
     SyncRead,
     TextRead,
 )
+from pasta_async.observers import AnswerStart
+from pasta_async.protocol import FinishReason, ModelInfo, Piece
 from pasta_async.results import Generation, RequestRecord, Span
 from pasta_async.tag_tokens import TagGrammar
-
-if TYPE_CHECKING:
-    from pasta_async.errors import PastaError
-    from pasta_async.lang import ClosedBy, Promise, Reading
-    from pasta_async.observers import AnswerStart
-    from pasta_async.protocol import FinishReason, ModelInfo, Piece
 
 _SYNCS = (SYNC, "<sync />", "<sync>")
 

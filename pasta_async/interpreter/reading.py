@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Reading
-    from pasta_async.tag_tokens import TagIds
+from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser, Reading
+from pasta_async.tag_tokens import TagIds
 
 Dialect = Literal["ids", "text", "plain"]
 """How tags are read: as the ids of a trained model, as text of a prompted one, or not at all (baseline)."""

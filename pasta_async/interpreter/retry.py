@@ -8,8 +8,9 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from pasta_async.clock import Clock
 from pasta_async.errors import (
     BackendError,
     BackendLostError,
@@ -18,10 +19,7 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.events import Emit, Event, ThreadDone, ThreadFailed, ThreadStarted
-
-if TYPE_CHECKING:
-    from pasta_async.clock import Clock
-    from pasta_async.results import Generation
+from pasta_async.results import Generation
 
 _T = TypeVar("_T")
 

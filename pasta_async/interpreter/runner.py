@@ -13,8 +13,8 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from itertools import count, takewhile
-from typing import TYPE_CHECKING
 
+from pasta_async.clock import Clock
 from pasta_async.errors import (
     BackendError,
     BackendProtocolError,
@@ -22,19 +22,16 @@ from pasta_async.errors import (
     PastaError,
     ThreadFailedError,
 )
+from pasta_async.events import Emit
 from pasta_async.interpreter.ahead import AheadSender
+from pasta_async.interpreter.machine import Machine
+from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
+from pasta_async.interpreter.width import PrioritySemaphore, Share
 from pasta_async.lang import PROMISE_OPEN
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
-
-if TYPE_CHECKING:
-    from pasta_async.clock import Clock
-    from pasta_async.events import Emit
-    from pasta_async.interpreter.machine import Machine
-    from pasta_async.interpreter.reading import Part
-    from pasta_async.interpreter.width import PrioritySemaphore, Share
-    from pasta_async.results import Generation, RequestRecord
+from pasta_async.results import Generation, RequestRecord
 
 
 def thread_seed(seed: int | None, thread: int) -> int | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pasta_async.interpreter.reading import Reader, RecordedTokens
+from pasta_async.interpreter.visible import Lane
+from pasta_async.lang import ClosedBy, Promise
+from pasta_async.options import Limits
+from pasta_async.protocol import FinishReason, Piece
 from pasta_async.results import RequestRecord, ThreadRecord
-
-if TYPE_CHECKING:
-    from pasta_async.interpreter.visible import Lane
-    from pasta_async.lang import ClosedBy, Promise
-    from pasta_async.options import Limits
-    from pasta_async.protocol import FinishReason, Piece
 
 _TAIL = 64
 """Characters that a request's latest text is remembered by."""

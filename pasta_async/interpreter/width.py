@@ -15,14 +15,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
 
 from pasta_async.errors import BackendError
 from pasta_async.load import EngineLoad, Payoff, Room, room
 from pasta_async.protocol import Backend, LoadReporting
-
-if TYPE_CHECKING:
-    from pasta_async.results import Generation
+from pasta_async.results import Generation
 
 _Turn = asyncio.Future[None]
 
@@ -250,14 +247,9 @@ class PrioritySemaphore:
     """
 
     def __init__(self, total: int) -> None:
-        self._total = self._free = total
+        self._free = total
         self._order = count()
         self._waiting: list[tuple[int, int, _Turn]] = []
-
-    @property
-    def busy(self) -> int:
-        """Slots in use."""
-        return self._total - self._free
 
     @asynccontextmanager
     async def slot(self, priority: int = 0) -> AsyncGenerator[None]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-if TYPE_CHECKING:
-    from pasta_async.lang.diagnostics import Diagnostic
+from pasta_async.lang.diagnostics import Diagnostic
 
 __all__ = [
     "ASYNC_CLOSE",

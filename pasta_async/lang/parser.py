@@ -151,10 +151,7 @@ class Parser:
         return Document(self.nodes, tuple(sorted(self.diagnostics, key=lambda found: found.offset)))
 
     def feed(self, piece: str) -> list[Reading]:
-        """Read one more piece of text, with the tags in it.
-
-        Args:
-            piece: Any number of characters.
+        """Read one more piece of text, of any length, with the tags in it.
 
         Returns:
             What happened. For any cut of a text into pieces the events are the same, once adjacent

@@ -5,8 +5,6 @@
 docs/serving.md has the rest.
 """
 
-from __future__ import annotations
-
 from pasta_async.server.app import create_app, uvicorn_server
 from pasta_async.server.connections import http_protocol
 from pasta_async.server.settings import ServerSettings

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,11 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pasta_async.client import Client
 from pasta_async.errors import InvalidRequestError
+from pasta_async.options import Limits
+from pasta_async.protocol import Backend
 from pasta_async.server.connections import http_protocol
 from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
@@ -31,14 +34,7 @@ from pasta_async.server.service import Admission, Service, service_of
 from pasta_async.server.settings import ServerSettings
 from pasta_async.trace.page import standalone
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from pasta_async.options import Limits
-    from pasta_async.protocol import Backend
-
-    Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
@@ -194,7 +190,7 @@ async def _playground(_: Request) -> Response:
 
 @cache
 def _page() -> tuple[str, dict[str, str]]:
-    page = standalone("index.html", ["server/playground", "trace"])
+    page = standalone("index.html")
     return page.html, {
         "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",

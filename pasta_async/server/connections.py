@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pasta_async.server.errors import ApiError
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from pasta_async.server.settings import ServerSettings
+from pasta_async.server.settings import ServerSettings
 
 
 def http_protocol(settings: ServerSettings) -> Any:

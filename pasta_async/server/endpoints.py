@@ -6,15 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import Response
 
 from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.protocol import PassThrough
+from pasta_async.results import Generation
 from pasta_async.server.errors import ApiError
 from pasta_async.server.requests import (
     ChatRequest,
@@ -29,13 +31,8 @@ from pasta_async.server.requests import (
 from pasta_async.server.service import Service, service_of
 from pasta_async.server.streaming import event_fields, merged, stream_response, unless_gone
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from pasta_async.results import Generation
-
-    Json = dict[str, Any]
-    Mode = Literal["parallel", "sequential", "baseline"]
+Json = dict[str, Any]
+Mode = Literal["parallel", "sequential", "baseline"]
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
 """With one of these a stream begins; what fails before has an HTTP status."""

@@ -6,8 +6,9 @@ import logging
 import math
 import traceback
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
 from pasta_async.errors import (
@@ -19,9 +20,6 @@ from pasta_async.errors import (
     PastaError,
     PromptTooLongError,
 )
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 _LOG = logging.getLogger("pasta_async.server")
 

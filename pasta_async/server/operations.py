@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,24 +20,21 @@ from prometheus_client.exposition import choose_encoder
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.logging import DefaultFormatter
 
+from pasta_async.client import Client
 from pasta_async.errors import missing_extra
+from pasta_async.observers import Observer
+from pasta_async.server.service import Admission
+from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    import logging
-
     from opentelemetry.sdk.trace import TracerProvider
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from pasta_async.client import Client
-    from pasta_async.observers import Observer
-    from pasta_async.server.service import Admission
-    from pasta_async.server.settings import ServerSettings
 
 _LOGGERS = ("uvicorn", "pasta_async")
 _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])

@@ -7,20 +7,17 @@ own endpoint can honour; a request that sets one is passed through to it, as it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from starlette.requests import Request
 
 from pasta_async.options import Limits, Parallel, Sampling
+from pasta_async.protocol import Message
 from pasta_async.server.errors import ApiError, invalid_body
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from pasta_async.protocol import Message
-    from pasta_async.server.service import Service
-    from pasta_async.server.settings import ServerSettings
+from pasta_async.server.service import Service
+from pasta_async.server.settings import ServerSettings
 
 _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="GenerateRequest")

@@ -6,17 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from starlette.requests import Request
+
+from pasta_async.client import Client
+from pasta_async.options import Limits
+from pasta_async.protocol import ModelInfo
 from pasta_async.server.errors import ApiError
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from pasta_async.client import Client
-    from pasta_async.options import Limits
-    from pasta_async.protocol import ModelInfo
-    from pasta_async.server.settings import ServerSettings
+from pasta_async.server.settings import ServerSettings
 
 
 @dataclass(frozen=True)

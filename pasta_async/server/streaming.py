@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from pasta_async.errors import PastaError
 from pasta_async.events import Event
 from pasta_async.server.errors import ApiError, api_error, log_failure
+from pasta_async.server.settings import ServerSettings
+from pasta_async.streaming import AnswerStream
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
-
-    from pasta_async.server.settings import ServerSettings
-    from pasta_async.streaming import AnswerStream
-
-    Chunks = AsyncGenerator[list[dict[str, Any]], None]
+Chunks = AsyncGenerator[list[dict[str, Any]], None]
 
 _T = TypeVar("_T")
 

@@ -9,5 +9,3 @@ Each is an `Observer`, and each has its optional extra: `metrics` for `Metrics`,
 needs none. Nothing here is imported, and nothing costs anything, before it is used. docs/serving.md has every
 name.
 """
-
-from __future__ import annotations

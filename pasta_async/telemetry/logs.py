@@ -10,13 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING
 
 from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import DecodeRequest
-    from pasta_async.results import Generation, RequestRecord, ThreadRecord
+from pasta_async.protocol import DecodeRequest
+from pasta_async.results import Generation, RequestRecord, ThreadRecord
 
 current_answer: ContextVar[str | None] = ContextVar("pasta_answer", default=None)
 """Id of the answer at work."""

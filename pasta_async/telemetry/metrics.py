@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
 from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
+from pasta_async.protocol import DecodeRequest
+from pasta_async.results import Generation, RequestRecord
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 except ModuleNotFoundError as _error:
     raise missing_extra("telemetry.metrics", "metrics", _error) from _error
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import DecodeRequest
-    from pasta_async.results import Generation, RequestRecord
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

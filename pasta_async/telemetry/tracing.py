@@ -9,28 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextvars import Token
 from time import time_ns
-from typing import TYPE_CHECKING
 
 from pasta_async.errors import missing_extra
 from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
+from pasta_async.protocol import DecodeRequest
+from pasta_async.results import Generation, RequestRecord, ThreadRecord
 
 try:
     from opentelemetry import context, propagate, trace
-except ModuleNotFoundError as _error:
-    raise missing_extra("telemetry.tracing", "otel", _error) from _error
-
-if TYPE_CHECKING:
-    from contextvars import Token
-
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as _error:
+    raise missing_extra("telemetry.tracing", "otel", _error) from _error
 
-    from pasta_async.protocol import DecodeRequest
-    from pasta_async.results import Generation, RequestRecord, ThreadRecord
-
-    Attributes = dict[str, AttributeValue | None]
+Attributes = dict[str, AttributeValue | None]
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 """The semantic conventions that the spans follow."""

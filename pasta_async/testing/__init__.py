@@ -3,8 +3,6 @@
 `pasta_async.testing.fixtures` has them as a fixture for pytest.
 """
 
-from __future__ import annotations
-
 from pasta_async.testing.backend import Fault, Play, ScriptedBackend
 from pasta_async.testing.clock import VirtualClock
 from pasta_async.testing.script import Script, ScriptLike, ScriptSource

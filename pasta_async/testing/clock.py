@@ -6,10 +6,8 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from contextvars import Context
+from contextvars import Context
+from typing import Any
 
 
 class VirtualClock:

@@ -7,19 +7,14 @@ In a test module, or in the `conftest.py` at the root of your tests, write
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pasta_async.client import Client
+from pasta_async.options import Limits
 from pasta_async.testing.backend import Fault, ScriptedBackend
 from pasta_async.testing.clock import VirtualClock
-
-if TYPE_CHECKING:
-    from pasta_async.options import Limits
-    from pasta_async.testing.script import ScriptSource
-
-__all__ = ["ScriptedClient", "scripted_client", "virtual_clock"]
+from pasta_async.testing.script import ScriptSource
 
 
 class ScriptedClient:

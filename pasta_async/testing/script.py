@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
 from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
-
-if TYPE_CHECKING:
-    from pasta_async.testing.tokenizer import Tokenizer
+from pasta_async.testing.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

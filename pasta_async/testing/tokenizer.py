@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
+from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
-
-if TYPE_CHECKING:
-    from pasta_async.protocol import Message
 
 _WORD = re.compile(r" ?[^\W\d_]{1,12}| ?\d{1,3}| ?[^\w\s]|_|\s")
 

@@ -1,7 +1,5 @@
 """The timeline of a finished answer, as a trace for Perfetto and as a page of its own."""
 
-from __future__ import annotations
-
 from pasta_async.trace.page import timeline_page
 from pasta_async.trace.perfetto import perfetto_trace
 

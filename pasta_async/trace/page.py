@@ -9,30 +9,25 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pasta_async.lang.document import Promise, Text
+from pasta_async.results import Generation
 from pasta_async.trace.perfetto import rounds
-
-if TYPE_CHECKING:
-    from pasta_async.results import Generation
 
 
 def timeline_page(
     answer: Generation, baseline: Generation | None = None, *, prompt: str | None = None
 ) -> str:
-    """An HTML page with the answer, the timeline of its threads and its numbers. It loads nothing.
+    """An HTML page with a finished answer, the timeline of its threads and its numbers. It loads nothing.
 
-    Args:
-        answer: A finished answer.
-        baseline: Drawn below it, for comparison.
-        prompt: Shown on top.
+    The baseline is drawn below, for comparison; the prompt is shown on top.
     """
-    page = standalone("report.html", ["trace"])
+    page = standalone("report.html")
     data = {
         "answer": answer.model_dump(mode="json"),
         "baseline": baseline.model_dump(mode="json") if baseline else None,
@@ -40,7 +35,7 @@ def timeline_page(
     }
     parts = {
         "policy": page.policy,
-        "prompt": _section("Prompt", prompt) if prompt else "",
+        "prompt": _prompt(prompt) if prompt else "",
         "answer": "".join(_coloured(answer)),
         "written": escape(answer.document.format()),
         "data": json.dumps(data).replace("<", r"\u003c"),
@@ -48,8 +43,8 @@ def timeline_page(
     return re.sub("<!--(.*?)-->", lambda place: parts[place[1]], page.html)
 
 
-def _section(title: str, text: str) -> str:
-    heading = f'<section class="card" aria-label="{title}"><h2>{title}</h2>'
+def _prompt(text: str) -> str:
+    heading = '<section class="card" aria-label="Prompt"><h2>Prompt</h2>'
     return f'{heading}<div class="prose">{escape(text)}</div></section>'
 
 
@@ -65,6 +60,7 @@ def _coloured(answer: Generation) -> Iterator[str]:
                 yield f'{escape(node.gap)}<span data-thread="{thread}">{escape(node.chunk.text)}</span>'
 
 
+_FOLDERS = ("server/playground", "trace")  # of the package; no file name is in both
 _OUTSIDE = re.compile(r'<link rel="stylesheet" href="([\w.-]+)">|<script src="([\w.-]+)"></script>')
 
 
@@ -76,23 +72,18 @@ class Standalone(NamedTuple):
     """A Content-Security-Policy that allows what is in the page and nothing else."""
 
 
-def standalone(page: str, folders: Sequence[str]) -> Standalone:
-    """A page of the package with its style sheets and scripts put in.
-
-    Args:
-        page: File name, in the first of the folders.
-        folders: Places inside the package where the files lie.
-    """
+def standalone(page: str) -> Standalone:
+    """A page of the package, by its file name, with its style sheets and scripts put in."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
 
     def put_in(found: re.Match[str]) -> str:
         tag = "style" if found[1] else "script"
-        content = f"\n{_read(found[1] or found[2], folders)}"
+        content = f"\n{_read(found[1] or found[2])}"
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         hashes[tag].append(f"'sha256-{digest}'")
         return f"<{tag}>{content}</{tag}>"
 
-    html = _OUTSIDE.sub(put_in, _read(page, folders))
+    html = _OUTSIDE.sub(put_in, _read(page))
     policy = (
         "default-src 'none'",
         *(f"{tag}-src {' '.join(found)}" for tag, found in hashes.items()),
@@ -104,9 +95,9 @@ def standalone(page: str, folders: Sequence[str]) -> Standalone:
     return Standalone(html, "; ".join(policy))
 
 
-def _read(name: str, folders: Sequence[str]) -> str:
-    for folder in folders:
+def _read(name: str) -> str:
+    for folder in _FOLDERS:
         file = files("pasta_async").joinpath(*folder.split("/"), name)
         if file.is_file():
             return file.read_text("utf-8")
-    raise FileNotFoundError(f"the package lacks {name}; it should lie in {' or '.join(folders)}")
+    raise FileNotFoundError(f"the package lacks {name}; it should lie in {' or '.join(_FOLDERS)}")

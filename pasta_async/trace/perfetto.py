@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_async.lang.document import Promise, Sync
+from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord
 
-if TYPE_CHECKING:
-    from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 
 def perfetto_trace(answer: Generation, baseline: Generation | None = None) -> dict[str, Any]:

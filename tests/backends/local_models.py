@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -21,12 +23,7 @@ from transformers import (
 
 from pasta_async.backends import WrappingBackend
 from pasta_async.lang.document import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
-
-    from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.protocol import DecodeRequest, Piece
 
 
 class Unconstrained(WrappingBackend):
@@ -41,19 +38,6 @@ class Unconstrained(WrappingBackend):
 
 libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own
 tk, untyped_torch = libraries["tokenizers"], libraries["torch"]
-
-__all__ = [
-    "CORPUS",
-    "SPECIAL",
-    "TEMPLATE",
-    "Unconstrained",
-    "byte_level",
-    "model",
-    "save",
-    "sentencepiece",
-    "tk",
-    "word_level",
-]
 
 CORPUS = [
     "Both wars reshaped Europe. The causes were many; the outcome was one.",

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["require_pasta_smol"]
 
 
 def require_pasta_smol() -> Path:

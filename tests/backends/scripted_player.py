@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from pasta_async.lang import TAG_TOKENS, Chunk, Document, Promise, Segment, Sync, Text
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.testing import ScriptedBackend
+from pasta_async.testing import ScriptedBackend
 
 WARS = Document(
     (

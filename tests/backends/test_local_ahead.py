@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from cache_checks import check_scheduler
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Client, Generation, Limits, Piece, Sampling
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.engine import Engine
 from pasta_async.evals.documents import held_out
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
 from pasta_async.interpreter import ahead
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
-
-if TYPE_CHECKING:
-    import pytest
-
-    from pasta_async import Generation, Piece
-    from pasta_async.backends.local.engine import Engine
 
 LONG = " ".join(f"Anna has {n} red apples." for n in range(12))
 DOCUMENT = parse(

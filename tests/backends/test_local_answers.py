@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
 
 import pytest
 from local_models import Unconstrained, byte_level, model, save
 
 import pasta_async
+from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import STYLE_CODES, Code
+from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.training.synthetic import sample
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
-    from pathlib import Path
-
-    from pasta_async import Backend
-    from pasta_async.protocol import DecodeRequest, Piece
 
 FAMILIES = ("describe", "totals", "fair")
 

@@ -7,7 +7,9 @@ import itertools
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import local_models
 import pytest
@@ -15,18 +17,13 @@ import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local.scheduler import Scheduler
 from pasta_async.backends.local.session import EngineLoop
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from pasta_async.backends.local.scheduler import Scheduler
 
 torch.set_num_threads(1)
 QUESTION = [{"role": "user", "content": "The causes"}]

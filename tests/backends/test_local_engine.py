@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import local_models
 import numpy as np
@@ -22,10 +24,6 @@ from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.errors import InvalidRequestError
 from pasta_async.options import Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 torch.set_num_threads(1)
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import local_models
 import pytest
@@ -15,9 +16,6 @@ import torch
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(scope="module")

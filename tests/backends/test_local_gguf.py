@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import gguf
 import local_models
@@ -26,12 +28,7 @@ from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from pasta_async.protocol import Message
+from pasta_async.protocol import Message
 
 Metadata = dict[str, Any]
 

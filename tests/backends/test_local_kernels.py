@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import local_models
 import numpy as np
@@ -12,16 +14,11 @@ import torch
 from cache_checks import check_scheduler
 
 from pasta_async.backends.local import LocalBackend, compiled
+from pasta_async.backends.local.checkpoint import ModelConfig
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.options import Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pasta_async.backends.local.checkpoint import ModelConfig
 
 _vnni: Any = getattr(torch.cpu, "_is_vnni_supported", bool)
 pytestmark = pytest.mark.skipif(not _vnni(), reason="the kernels need a CPU with AVX512-VNNI")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -21,9 +21,6 @@ from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.options import Sampling
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LONG = bool(os.environ.get("PASTA_TEST_LONG"))
 DOCS = Path(__file__).parents[2] / "docs"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,9 +27,6 @@ from pasta_async.lang import (
 )
 from pasta_async.protocol import Backend
 from pasta_async.testing import Fault, Script, ScriptedBackend, VirtualClock, WordTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import local_models
@@ -18,8 +19,6 @@ from pasta_async.errors import InvalidRequestError, PromptTooLongError, Unsuppor
 from pasta_async.lang.document import TAG_TOKENS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerFast
 
 KINDS = {

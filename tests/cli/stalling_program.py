@@ -1,7 +1,5 @@
 """`pasta-async` with a model that falls silent inside the second chunk; run by test_process.py."""
 
-from __future__ import annotations
-
 from written import scripted
 
 from pasta_async.cli import main

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from typer.testing import CliRunner, Result
 from written import WRITTEN
 
 import pasta_async
 from pasta_async.cli.app import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def check(*files: str | Path, stdin: str | bytes | None = None) -> Result:

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,9 +17,6 @@ from pydantic_settings import BaseSettings
 
 from pasta_async import BackendConnectError
 from pasta_async.cli.command import command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 from written import CAUSES, TEXT, scripted
 
+from pasta_async import Backend
 from pasta_async.cli.app import app
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async import Backend
 
 
 def generate(*arguments: str | Path, backend: Backend | None = None) -> Result:

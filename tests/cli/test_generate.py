@@ -6,20 +6,16 @@ import asyncio
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner, Result
 from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 
-from pasta_async import RealClock
+from pasta_async import Backend, RealClock
 from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from pasta_async import Backend
 
 
 def generate(*arguments: str, backend: Backend | None = None, stdin: str | None = None) -> Result:

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from adapter_folders import adapter_run
@@ -24,9 +25,6 @@ from pasta_async.backends.local.bases import BaseSource, cache_folder, default_m
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.app import app
 from pasta_async.errors import UnsupportedModelError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40

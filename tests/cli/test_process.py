@@ -7,14 +7,11 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from written import CAUSES, INTRO
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pasta_async import GenerationTimeoutError, Limits, ThreadFailedError
-from pasta_async.testing import Fault
+from pasta_async.testing import Fault, VirtualClock
 
-if TYPE_CHECKING:
-    from pasta_async.testing import VirtualClock
+if TYPE_CHECKING:  # pytest rewrites its plug-ins as it imports them first
     from pasta_async.testing.fixtures import ScriptedClient
 
 pytest_plugins = ["pasta_async.testing.fixtures"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,13 @@ from pasta_async import (
     Generation,
     GenerationTimeoutError,
     Limits,
+    Message,
+    ModelInfo,
     PastaError,
     PromptTooLongError,
     ThreadFailedError,
 )
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pasta_async import Message, ModelInfo
 
 pytestmark = pytest.mark.loop_matrix
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-import pasta_async.backends
 from pasta_async import Client, InvalidRequestError, Limits
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Opened = list[tuple[str, dict[str, Any]]]
 
@@ -25,7 +22,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
         seen.append((url, options))
         return ScriptedBackend("Because.")
 
-    monkeypatch.setattr(pasta_async.backends, "open_backend", note)
+    monkeypatch.setattr("pasta_async.client.open_backend", note)
     return seen
 
 

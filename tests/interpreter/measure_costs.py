@@ -11,20 +11,17 @@ import argparse
 import asyncio
 import gc
 import os
+from collections.abc import Sequence
 from statistics import median
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_async import Client, Limits, Sampling
 from pasta_async.evals.records import environment, markdown_table, memory_of
+from pasta_async.observers import Observer
 from pasta_async.testing import Fault, ScriptedBackend
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.observers import Observer
-
-    Row = dict[str, Any]
+Row = dict[str, Any]
 
 _UNLIMITED = Sampling(max_tokens=10**9)
 

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hypothesis import strategies as st
 
-from pasta_async import Client, Limits, Sampling
-from pasta_async.lang import TAG_TOKENS, escape, parse, views
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async import Generation
-    from pasta_async.lang import Document, Segment, View
-    from pasta_async.testing import Play, ScriptedBackend, Tokenizer
-
-__all__ = [
-    "ENDLESS",
-    "RICH",
-    "ROOMY",
-    "Heard",
-    "answer",
-    "documents",
-    "encoded",
-    "heard",
-    "promise",
-    "unrolled",
-]
+from pasta_async import Client, Generation, Limits, Sampling
+from pasta_async.lang import TAG_TOKENS, Document, Segment, View, escape, parse, views
+from pasta_async.testing import Play, ScriptedBackend, Tokenizer
 
 RICH = (
     "Both wars reshaped Europe. "

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, GenerationTimeoutError, Limits, Sampling, ThreadFailedError
+from pasta_async import (
+    Client,
+    DecodeRequest,
+    Generation,
+    GenerationTimeoutError,
+    Limits,
+    Sampling,
+    ThreadFailedError,
+)
 from pasta_async.interpreter.ahead import MIN_TOKENS
-from pasta_async.lang import parse
+from pasta_async.lang import Document, parse
 from pasta_async.testing import Fault, Script, ScriptedBackend
 from tests.interpreter.support import ENDLESS, ROOMY, answer, heard, promise, unrolled
 from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async import DecodeRequest, Generation
-    from pasta_async.lang import Document
 
 pytestmark = pytest.mark.loop_matrix
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from pasta_async import Client, GenerationTimeoutError, Limits, ThreadFailedError
+from pasta_async import (
+    Client,
+    DecodeRequest,
+    Event,
+    Generation,
+    GenerationTimeoutError,
+    Limits,
+    Message,
+    Piece,
+    ThreadFailedError,
+)
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend, VirtualClock
 from tests.interpreter.support import RICH, answer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-
-    from pasta_async import DecodeRequest, Event, Generation, Message, Piece
 
 pytestmark = pytest.mark.loop_matrix
 

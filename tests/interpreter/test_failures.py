@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -11,19 +11,18 @@ from pasta_async import (
     BackendError,
     BackendProtocolError,
     Client,
+    DecodeRequest,
+    Event,
+    Generation,
     GenerationTimeoutError,
     Limits,
     PastaError,
+    Piece,
     ThreadFailedError,
 )
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from pasta_async import DecodeRequest, Event, Generation, Piece
 
 pytestmark = pytest.mark.loop_matrix
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Client, Event, Generation, Limits, Sampling
 from pasta_async.lang import Document, Promise, Sync, parse
 from pasta_async.testing import Fault, Script, ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, promise
 from tests.interpreter.vocabularies import tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async import Event, Generation
 
 pytestmark = pytest.mark.loop_matrix
 

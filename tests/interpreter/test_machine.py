@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import ModelInfo, Piece, Sampling
-from pasta_async.interpreter import Machine
-from pasta_async.lang import parse
+from pasta_async import Generation, ModelInfo, Piece, Sampling
+from pasta_async.interpreter.machine import Machine
+from pasta_async.interpreter.reading import Dialect, Part
+from pasta_async.lang import Document, parse
 from pasta_async.observers import AnswerStart
-from pasta_async.testing import Script
+from pasta_async.testing import Script, Tokenizer
 from tests.interpreter.support import RICH, ROOMY, documents, promise, unrolled
 from tests.interpreter.vocabularies import tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from pasta_async import Generation
-    from pasta_async.interpreter import Dialect
-    from pasta_async.interpreter.reading import Part
-    from pasta_async.lang import Document
-    from pasta_async.testing import Tokenizer
 
 Choose = Callable[[int], int]
 """Which of n things that could happen next does."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Client, Generation, Limits, Sampling
 from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadReplaced
-from pasta_async.lang import parse
+from pasta_async.lang import Document, parse
 from pasta_async.testing import Script, ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise
 from tests.interpreter.vocabularies import tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pasta_async import Generation
-    from pasta_async.lang import Document
 
 LONG = " ".join(f"{n} words." for n in range(20))
 WHOLE = f"Two parts. {promise('a', LONG, 60)} {promise('b', LONG, 60)}<sync/> In all, so it is."

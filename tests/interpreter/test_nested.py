@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from pasta_async import Client, Generation, Sampling
 from pasta_async.events import DiagnosticFound, TextDelta, ThreadDelta
-from pasta_async.lang import check, parse
+from pasta_async.lang import Document, check, parse
 from pasta_async.testing import Script, ScriptedBackend
 from tests.interpreter.support import ROOMY, answer, documents, promise, unrolled
 from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 TAGS = {promise("coffee"): "promise-nested", "<sync/>": "sync-nested"}
 WRITTEN = parse(

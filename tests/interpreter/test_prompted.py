@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from pasta_async import Client
+from pasta_async import Client, DecodeRequest, Message, Piece
 from pasta_async.events import ReasoningDelta, TextDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
@@ -15,11 +16,6 @@ from pasta_async.prompting import INSTRUCTIONS, SYSTEM_PROBE, USER_PROBE, defaul
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
-    from pasta_async import DecodeRequest, Message, Piece
 
 TIGHT = (
     f"A list:\n1. {promise('a', 'Tea is a drink.')}.\n2. {promise('b', 'Coffee.')}"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pasta_async.load import MOST_ANSWERS, UNSURE_ANSWERS, EngineLoad, Payoff, StepMeter, room
-
-if TYPE_CHECKING:
-    from pasta_async.load import StepTimes
+from pasta_async.load import MOST_ANSWERS, UNSURE_ANSWERS, EngineLoad, Payoff, StepMeter, StepTimes, room
 
 FIXED, REQUEST, PREFILL = 0.010, 0.0005, 0.0001
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from pasta_async import Message
 from pasta_async.lang import TAG_TOKENS, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import TAGGED, UNTAGGED, tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async import Message
 
 TYPED = 'What does <sync/> do? <promise topic="a" tokens="10"/><async>This?</async>'
 

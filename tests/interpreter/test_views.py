@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async.lang import parse
+from pasta_async.lang import Document, parse
 from pasta_async.testing import ScriptedBackend
 from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, heard, unrolled
 from tests.interpreter.vocabularies import TAGGED, tokenizer
-
-if TYPE_CHECKING:
-    from pasta_async.lang import Document
 
 MODES: dict[str, dict[str, Any]] = {
     "stream": {},

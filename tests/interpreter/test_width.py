@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +17,7 @@ from pasta_async.events import SyncWaiting
 from pasta_async.lang import parse
 from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from pasta_async.testing.script import ScriptSource
+from pasta_async.testing.script import ScriptSource
 
 WIDE = "Many." + "".join(promise(f"part {n}", f"Chunk {n} here.") for n in range(40)) + "<sync/> Done."
 TEXT = parse(WIDE).text

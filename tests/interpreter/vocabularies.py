@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_async.lang import TAG_TOKENS
 from pasta_async.tag_tokens import TagIds
-from pasta_async.testing import WordTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.testing import Tokenizer
-
-__all__ = ["TAGGED", "UNTAGGED", "LibraryTokenizer", "tokenizer"]
+from pasta_async.testing import Tokenizer, WordTokenizer
 
 tokenizers: Any = importlib.import_module("tokenizers")  # most of it has no types
 

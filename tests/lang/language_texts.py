@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -24,9 +24,6 @@ from pasta_async.lang import (
     Text,
     TextRead,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 thorough = settings(
     max_examples=100,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -30,9 +30,6 @@ from pasta_async.lang import (
     parse,
 )
 from pasta_async.lang.diagnostics import ParseError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @st.composite

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -24,9 +25,6 @@ from pasta_async.lang import (
     segments,
     views,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 CAUSES = '<promise topic="causes" tokens="60"/>'
 OUTCOME = '<promise topic="outcome" tokens="40"/>'

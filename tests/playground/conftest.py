@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

@@ -11,6 +11,7 @@ import io
 import re
 import shutil
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,6 @@ from pasta_async import Client, Generation
 from pasta_async.cli.display import summary, view
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from playwright.async_api import Browser, Page
 
 ROOT = Path(__file__).parents[2]

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
+from pasta_async import Client, DecodeRequest, Piece
 from pasta_async.clock import REAL_CLOCK
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.cli.written import WRITTEN
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from pasta_async import Client, DecodeRequest, Piece
 
 
 class WatchedBackend(ScriptedBackend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,6 @@ from pasta_async.trace import timeline_page
 from tests.cli.written import CAUSES, TEXT, WRITTEN
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from playwright.async_api import Page
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -15,9 +16,6 @@ from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.sglang.launch import server_command
 from pasta_async.options import Settings
 from pasta_async.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pasta_async import DecodeRequest, ModelInfo, Piece
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.errors import BackendConnectError, BackendTransportError
+from pasta_async.protocol import Message
 from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
-    from pasta_async import DecodeRequest, ModelInfo, Piece
-    from pasta_async.protocol import Message
-
-__all__ = ["KillableBackend", "answers_at", "several"]
 
 
 class KillableBackend(ScriptedBackend):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from killable import answers_at, several
 
-from pasta_async import Client, Limits, TextDelta, ThreadFailed
+from pasta_async import Client, DecodeRequest, Limits, ModelInfo, TextDelta, ThreadFailed
 from pasta_async.backends import backend_names, open_backend
 from pasta_async.backends.placement import BLOCK, Prefixes
 from pasta_async.backends.routed import RoutedBackend
@@ -24,13 +25,8 @@ from pasta_async.errors import (
     UnsupportedModelError,
 )
 from pasta_async.load import EngineLoad
+from pasta_async.protocol import Message
 from pasta_async.testing import ScriptedBackend, VirtualClock, WordTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pasta_async import DecodeRequest, ModelInfo
-    from pasta_async.protocol import Message
 
 DOCUMENT = (
     'First this. <promise topic="causes" tokens="20"/><async>The causes are many and old.</async> '

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,6 @@ from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     import openai
 
 

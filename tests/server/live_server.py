@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import openai
 import uvicorn
+from starlette.types import ASGIApp
 
+from pasta_async import Backend, DecodeRequest, Limits, Piece
 from pasta_async.backends import WrappingBackend
 from pasta_async.server import ServerSettings, create_app
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-
-    from starlette.types import ASGIApp
-
-    from pasta_async import Backend, DecodeRequest, Limits, Piece
-    from pasta_async.server.service import Service
+from pasta_async.server.service import Service
 
 PROMPT = (
     "Add up the fruits. Mireko has 2 apples, 3 plums and 2 figs. Sotani has 4 pears, 2 lemons and 5 melons."

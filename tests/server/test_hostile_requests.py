@@ -7,24 +7,21 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, running, serving
 
+from pasta_async import Backend
+from pasta_async.protocol import Message
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.server.requests import MAX_MESSAGES
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pasta_async import Backend
-    from pasta_async.protocol import Message
 
 MODEL = "pasta-tiny"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,9 +19,6 @@ from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_req
 
 from pasta_async.backends.local import LocalBackend
 from pasta_async.server import ServerSettings, create_app, http_protocol
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
 

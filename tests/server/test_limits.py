@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -15,9 +16,6 @@ from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, offi
 from pasta_async import BackendConnectError, InvalidRequestError
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANSWER = 'Both. <promise topic="tea" tokens="10"/><async>Tea is old.</async><sync/> Enough.'
 SECRET = "the prompt that nobody may read"

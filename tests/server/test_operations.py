@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from samples import DOCUMENT, Samples
 from pasta_async.testing import ScriptedBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 

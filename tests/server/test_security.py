@@ -5,22 +5,19 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
 
 import httpx
 import pytest
 from live_server import MESSAGES, PATIENCE, LiveServer, http_request, running, serving
 
+from pasta_async import DecodeRequest, Piece
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.lang import TAG_TOKENS
 from pasta_async.server import ServerSettings, create_app, http_protocol
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
-
-    from pasta_async import DecodeRequest, Piece
 
 KEY = "sk-very-secret"
 CHAT = "/v1/chat/completions"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import table_model
@@ -13,9 +13,6 @@ from real_server import RealServer, require_sglang, running_server
 import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture(scope="session")

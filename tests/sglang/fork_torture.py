@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pasta_async
 from pasta_async.backends.sglang import SGLangBackend
@@ -27,9 +28,6 @@ from pasta_async.evals.documents import held_out
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
 from pasta_async.training.synthetic import FAMILIES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 """Have the scheduler compare free, cached and used slots at every step, and end where they do not add up."""

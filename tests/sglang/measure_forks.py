@@ -18,34 +18,29 @@ import random
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 from pydantic import Field
 from real_server import RealServer, running_server
 
-from pasta_async import Client, Sampling
+from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.command import Command, CommandSettings, Count, command
-from pasta_async.evals.documents import digest, draw_prompts, read_documents, read_prompts
+from pasta_async.evals.documents import digest, read_documents, read_prompts
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal, progress
-from pasta_async.protocol import DecodeRequest
+from pasta_async.lang import Document
+from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.training.statistics import estimate, format_estimate
 from pasta_async_sglang import VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
-    from pasta_async import Backend, Generation
-    from pasta_async.lang import Document
-    from pasta_async.protocol import Piece
 
 Row = dict[str, Any]
 
@@ -154,8 +149,8 @@ class Settings(CommandSettings):
 def tasks(settings: Settings) -> tuple[list[tuple[str, Any]], dict[str, Document]]:
     """What is measured, each kind in random order and the kinds in turn; and the given answers."""
     documents = read_documents(settings.documents, settings.sample) if settings.documents else {}
-    prompts = read_prompts(settings.prompts) if settings.prompts else []
-    own = [prompts[place].text for place in draw_prompts(prompts, settings.asked)]
+    prompts = read_prompts(settings.prompts, settings.asked) if settings.prompts else []
+    own = [prompt.text for prompt in prompts]
     kinds = {"own": own, "steps": [*range(settings.rounds)], "given": [*documents]}
     for items in kinds.values():
         random.Random(0).shuffle(items)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
 
 import httpx
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
-
-    from pasta_async.protocol import Piece
+from pasta_async.protocol import DecodeRequest, Piece
 
 SPECIALS = ("</s>", "<|end|>", *TAG_TOKENS)
 END = 0

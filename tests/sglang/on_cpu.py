@@ -23,11 +23,10 @@ import os
 import runpy
 import sys
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 PACKAGES = ("torchvision", "torchaudio", "triton", "sgl_kernel", "flashinfer")

@@ -10,22 +10,18 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 from pasta_async import Sampling
-from pasta_async.backends.sglang import launch
+from pasta_async.backends.sglang import SGLangBackend, launch
 from pasta_async.protocol import DecodeRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from pasta_async.backends.sglang import SGLangBackend
 
 START_SECONDS = 420
 """A free machine needs 15 s, one that is busy with other things far more."""

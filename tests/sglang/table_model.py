@@ -9,14 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from pasta_async.lang.document import TAG_TOKENS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPECIALS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 320  # 256 bytes, specials, tags, and some to spare

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -11,9 +12,6 @@ from odd_server import END, STOP, OddServer, backend, event, pieces_of, sse, str
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, InvalidRequestError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 KEY = "sk-secret"
 LIMIT = 10_000

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +16,8 @@ from real_server import RealServer, require_sglang, running_router, running_serv
 from pasta_async import (
     BackendLostError,
     Client,
+    DecodeRequest,
+    Piece,
     Sampling,
     ThreadFailedError,
 )
@@ -22,12 +25,6 @@ from pasta_async.backends import open_backend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.training.synthetic import sample
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
-    from pathlib import Path
-
-    from pasta_async import DecodeRequest, Piece
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for a server to start
 

@@ -7,30 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import real_server as stand_ins
 from fork_torture import SMALL, STRICT, Torture
 from local_models import Unconstrained
-from real_server import fork_running, require_sglang, until
+from real_server import RealServer, fork_running, require_sglang, until
 
 from pasta_async import BackendError, Client, Generation
-from pasta_async.backends.sglang import LaunchedBackend
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.sglang import LaunchedBackend, SGLangBackend
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.evals.documents import held_out
+from pasta_async.protocol import Backend
 from pasta_async.training.synthetic import FAMILIES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from real_server import RealServer
-
-    from pasta_async.backends.local import LocalBackend
-    from pasta_async.backends.sglang import SGLangBackend
-    from pasta_async.protocol import Backend
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 
@@ -168,7 +162,7 @@ PROGRAM = """
 import asyncio, sys
 from pasta_async.backends.sglang import launch
 argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
-launch.server_command = lambda *given, **options: launch.ServerCommand(argv, "cpu", {}, {})
+launch.server_command = lambda *given, **options: launch.ServerCommand(argv, {}, {})
 asyncio.run(launch.LaunchedBackend(sys.argv[1]).connect())
 """
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import httpx
 import odd_server
@@ -28,10 +30,6 @@ from pasta_async.errors import (
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import Piece
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SYNC, CLOSE = TAGS[5], TAGS[4]
 HTML = httpx.Response(200, html="<html>Welcome</html>")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from real_server import RealServer
 
 from tests.torture.engines import ServerEngine
 from tests.torture.faults import through_proxy
 from tests.torture.proxy import Fault
-
-if TYPE_CHECKING:
-    from real_server import RealServer
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 

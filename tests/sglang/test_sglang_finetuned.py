@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,16 +19,11 @@ from transformers import AutoModelForCausalLM
 import pasta_async
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.protocol import DecodeRequest
+from pasta_async.protocol import Backend, DecodeRequest
 from pasta_async.training.corpus import read_records, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune
 from pasta_async.training.prefer import PreferSettings, prefer
 from pasta_async.training.trainer.vocabulary import ModelCodec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.protocol import Backend
 
 COMMON: dict[str, Any] = {"export_dtype": "float32", "threads": 1, "row_tokens": 1024}
 CHAT = [{"role": "user", "content": "Tell 0"}]

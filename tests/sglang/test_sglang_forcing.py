@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from pasta_async import Client, Sampling
+from pasta_async import Backend, Client, Sampling
+from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.forcing import FORCED_LIMITS, FORCED_SAMPLING, ForcedBackend, force
 from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, open_engine, play
 from pasta_async.lang import parse
 from pasta_async.protocol import DecodeRequest
-
-if TYPE_CHECKING:
-    from pasta_async import Backend
-    from pasta_async.backends.local import LocalBackend
-    from pasta_async.backends.sglang import SGLangBackend
 
 WRITTEN = (
     'Two wars. <promise topic="causes" tokens="10"/><async>Trade, and of course pride.</async> and '

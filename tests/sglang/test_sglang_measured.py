@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pytest
 from commands_run import run
+from real_server import RealServer
 
 from pasta_async.evals import load
 from pasta_async.evals.methods import __main__ as methods
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-    from real_server import RealServer
 
 CHUNKS = "".join(
     f'<promise topic="{name}" tokens="20"/><async> {name} came{" and went" * 8}.</async>'

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from real_server import fork_running, greedy, read, until
+from real_server import Forked, RealServer, fork_running, greedy, read, until
 
 from pasta_async import Client
+from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.evals.documents import held_out
 from pasta_async.training.synthetic import FAMILIES
-
-if TYPE_CHECKING:
-    from real_server import Forked, RealServer
-
-    from pasta_async.backends.sglang import SGLangBackend
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import table_model
@@ -19,14 +21,8 @@ from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.options import Sampling
-from pasta_async.protocol import DecodeRequest
+from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.tag_tokens import TagIds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pasta_async.protocol import Piece
 
 LINES = st.text(st.characters(exclude_characters="\r\n", exclude_categories=("Cs",)))
 CUTS = st.lists(st.integers(0, 400), max_size=12)

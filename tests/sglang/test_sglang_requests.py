@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -16,10 +17,6 @@ from pasta_async.errors import (
 )
 from pasta_async.options import Sampling
 from pasta_async.protocol import DecodeRequest
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
 
 # One request for one decoding, and aborts only of what was begun -------------------------------------------
 

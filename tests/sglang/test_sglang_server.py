@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from real_server import until
+from real_server import RealServer, until
 
+from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import BackendConnectError, BackendStatusError, InvalidRequestError
@@ -18,16 +21,8 @@ from pasta_async.evals.forcing import force
 from pasta_async.lang.document import ASYNC_OPEN
 from pasta_async.options import Sampling
 from pasta_async.protocol import Backend, DecodeRequest, Piece
+from pasta_async.tag_tokens import TagIds
 from pasta_async.training.synthetic import sample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from real_server import RealServer
-
-    from pasta_async.backends.local import LocalBackend
-    from pasta_async.tag_tokens import TagIds
 
 pytestmark = pytest.mark.timeout(600)  # the first test waits for the server to start
 

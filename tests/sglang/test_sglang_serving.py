@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -11,11 +12,7 @@ from live_server import MESSAGES, PROMPT, LiveServer, http_request, official, re
 from real_server import RealServer, until
 
 from pasta_async import Client
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.backends.sglang import SGLangBackend
 
 TOOLS = [
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from local_models import Unconstrained
@@ -11,15 +11,10 @@ from pasta_smol import require_pasta_smol
 from real_server import require_sglang, running_server
 from typer.testing import CliRunner
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Backend, Client, Generation, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.app import app
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async import Backend, Generation
 
 PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",

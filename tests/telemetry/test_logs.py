@@ -6,21 +6,17 @@ import asyncio
 import io
 import json
 import logging.config
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from samples import DOCUMENT
 
-from pasta_async import Client, ThreadFailedError
+from pasta_async import Client, DecodeRequest, ThreadFailedError
 from pasta_async.server import ServerSettings
 from pasta_async.server.operations import log_config
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pasta_async import DecodeRequest
 
 
 class Lines(logging.Handler):

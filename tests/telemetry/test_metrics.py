@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -14,17 +13,16 @@ from samples import DOCUMENT, Samples
 from pasta_async import (
     BackendError,
     Client,
+    Generation,
     InvalidRequestError,
     Limits,
+    ModelInfo,
     Sampling,
     ThreadFailedError,
     ThreadStarted,
 )
 from pasta_async.telemetry.metrics import Metrics
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from pasta_async import Generation, ModelInfo
 
 
 def check_against(samples: Samples, generations: list[Generation]) -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+import pytest
 from samples import DOCUMENT
 
-from pasta_async import Client
+from pasta_async import Client, DecodeRequest, Generation
 from pasta_async.observers import AnswerObserver, AnswerStart
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pytest
-
-    from pasta_async import DecodeRequest, Generation
 
 
 class Heading(AnswerObserver):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import odd_server
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 from samples import DOCUMENT
 
 from pasta_async import Client, Limits, ThreadFailedError, ThreadStarted
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.telemetry.tracing import SCHEMA_URL, Tracing
 from pasta_async.testing import Fault, ScriptedBackend
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import SpanContext
 
 _STOP = {"type": "stop", "matched": odd_server.END}
 

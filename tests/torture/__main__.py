@@ -13,17 +13,15 @@ import logging
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pasta_async
 from tests.torture.measured import Plan
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    Figures = dict[str, Any]
+Figures = dict[str, Any]
 
 SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 

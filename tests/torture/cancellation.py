@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import uvicorn
@@ -18,13 +20,8 @@ from pasta_async import Client, GenerationTimeoutError, Limits
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.training.synthetic import FAMILIES, sample
 from tests.server.live_server import http_request
+from tests.torture.engines import Engine
 from tests.torture.measured import Plan, resident, slope
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncGenerator
-
-    from tests.torture.engines import Engine
 
 BATCH = 200
 """Answers, after which everything must be as it was before them."""

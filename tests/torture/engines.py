@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from tests.backends.cache_checks import check_scheduler
 from tests.torture.measured import group_resident
-
-if TYPE_CHECKING:
-    from pasta_async import Backend
 
 PATIENCE = 30.0
 """Seconds until what is left counts as lost."""

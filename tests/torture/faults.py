@@ -8,9 +8,10 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pasta_async import Client, Generation, GenerationTimeoutError, Limits, PastaError
 from pasta_async.backends.sglang import SGLangBackend
@@ -24,13 +25,9 @@ from pasta_async.errors import (
 )
 from pasta_async.training.synthetic import FAMILIES, sample
 from tests.sglang.real_server import free_port, running_server
+from tests.torture.engines import ServerEngine
+from tests.torture.measured import Plan
 from tests.torture.proxy import Fault, FaultProxy, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tests.torture.engines import ServerEngine
-    from tests.torture.measured import Plan
 
 AT_ONCE = 4
 SILENCE = 8.0

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import json
+import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pasta_async
 from pasta_async import Client
@@ -34,12 +36,7 @@ from pasta_async.server.service import Admission, Service
 from pasta_async.testing import ScriptedBackend
 from tests.lang.language_texts import PIECES, closing, outcome, outcome_of_tokens, without_tags
 from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from tests.torture.measured import Plan
+from tests.torture.measured import Plan
 
 HANGS = 60.0
 """Seconds after which an input counts as a hang: the process says where it is, and ends."""

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -17,21 +18,17 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Generator, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pasta_async.training import run as recipe
+from tests.torture.measured import Plan
 from tests.training.annotator_server import running_annotator
 from tests.training.steps_here import StepHere
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Generator, Iterator
-
-    from tests.torture.measured import Plan
 
 SMALLEST = (
     *("base.steps=4", "data.synthetic.count=8", "stage2.rounds=1", "stage2.sample.max_tokens=30"),

@@ -6,14 +6,12 @@ import asyncio
 import re
 import socket
 import struct
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
 
 Kind = Literal[
     "refused",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
@@ -21,10 +23,6 @@ from pasta_async.training.synthetic import FAMILIES, sample
 from tests.server.live_server import http_request
 from tests.sglang.real_server import free_port
 from tests.torture.measured import Plan, descriptors, resident, slope
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 AT_ONCE = 24
 """Clients: more than the answers that decode and wait, so some are told to come again."""

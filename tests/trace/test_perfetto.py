@@ -5,21 +5,17 @@ from __future__ import annotations
 import copy
 import json
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Limits, ThreadFailedError
+from pasta_async import Client, Generation, Limits, ThreadFailedError
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from pasta_async.trace import perfetto_trace
 from tests.interpreter.support import RICH, promise
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pasta_async import Generation
 
 LATENCIES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
