@@ -25,38 +25,23 @@ import platform
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
-from pasta_async.evals.answers import FORMS, theoretical
+from pasta_async.evals.answers import FORMS, Answer, theoretical
 from pasta_async.evals.instruments import read_forms
 from pasta_async.evals.records import markdown_table, write_result, write_rows
 from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
-from pasta_async.training.statistics import estimate, format_estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from pasta_async.evals.answers import Answer
-    from pasta_async.training.statistics import Estimate
-
-__all__ = [
-    "AlpacaSettings",
-    "JudgeFailedError",
-    "JudgementSettings",
-    "Pair",
-    "judge",
-    "main",
-    "tables",
-]
+from pasta_async.training.statistics import Estimate, estimate, format_estimate
 
 _BOOTSTRAP_SEED = 0
 _CONFIG = "weighted_alpaca_eval_gpt4_turbo"
@@ -70,9 +55,10 @@ class JudgeFailedError(PastaError):
     """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
 
 
-class JudgementSettings(EndpointSettings):
-    """Who judges, and how."""
+class AlpacaSettings(EndpointSettings):
+    """What is judged, by whom, and how."""
 
+    answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     judge: str = Field(description="base URL of an OpenAI-compatible server")
     judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
@@ -81,24 +67,14 @@ class JudgementSettings(EndpointSettings):
     seed: int = Field(default=0, description="AlpacaEval's, for which answer is shown first")
 
 
-class Pair(NamedTuple):
-    """A prompt and the two answers to it."""
+def judge(parallel: Sequence[Answer], plain: Sequence[Answer], settings: AlpacaSettings) -> dict[str, Any]:
+    """Judge the parallel answers against the plain ones; judgements in `out` are not asked for again.
 
-    instruction: str
-    parallel: str
-    baseline: str
-
-
-def judge(pairs: Sequence[Pair], settings: JudgementSettings) -> dict[str, Any]:
-    """Judge the parallel answers against the baseline's; judgements in `out` are not asked for again.
-
-    Args:
-        pairs: Prompts and answers.
-        settings: Who judges. The key is read from the environment, and never written down.
+    The judge's key is read from the environment, and never written down.
 
     Returns:
         The preference for parallel (0 to 1, None where it is missing) for each prompt, AlpacaEval's win
-        rates, its length-controlled model's, versions.
+        rates, its length-controlled model's with a 95% interval, versions.
 
     Raises:
         JudgeFailedError: More pairs than `allow_missing` were not judged.
@@ -106,7 +82,7 @@ def judge(pairs: Sequence[Pair], settings: JudgementSettings) -> dict[str, Any]:
     """
     settings.out.mkdir(parents=True, exist_ok=True)
     with _alpaca_eval(settings.out / "judge.log") as terminal:
-        rows, config = _annotations(pairs, settings, terminal)
+        rows, config = _annotations({"baseline": plain, "parallel": parallel}, settings, terminal)
         figures = _metrics(rows, settings.bootstrap)
     preferences = [None if math.isnan(p := row["preference"] or math.nan) else p - 1 for row in rows]
     return {
@@ -137,9 +113,9 @@ def _alpaca_eval(log: Path) -> Generator[TextIO]:
 
 
 def _annotations(
-    pairs: Sequence[Pair], settings: JudgementSettings, terminal: TextIO
+    forms: Mapping[str, Sequence[Answer]], settings: AlpacaSettings, terminal: TextIO
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The pairs with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
+    """The answers with AlpacaEval's preferences, in the order of the prompts, and its configuration."""
     from alpaca_eval import utils
     from alpaca_eval.annotators import PairwiseAnnotator
 
@@ -153,12 +129,12 @@ def _annotations(
     annotator = PairwiseAnnotator(annotators_config=_CONFIG, seed=settings.seed, caching_path=None)
     one: Any = next(iter(annotator.annotators.values()))
     one.fn_completions = complete
-    baseline, parallel = (
-        [{"instruction": pair[0], "output": getattr(pair, name), "generator": name} for pair in pairs]
-        for name in ("baseline", "parallel")
+    plain, parallel = (
+        [{"instruction": one.question, "output": one.text, "generator": name} for one in forms[name]]
+        for name in FORMS
     )
-    rows: list[Any] = annotator.annotate_head2head(baseline, parallel, chunksize=None)
-    if [row["instruction"] for row in rows] != [pair.instruction for pair in pairs]:
+    rows: list[Any] = annotator.annotate_head2head(plain, parallel, chunksize=None)
+    if [row["instruction"] for row in rows] != [answer.question for answer in forms["baseline"]]:
         raise ValueError("AlpacaEval returned the judgements in another order than the prompts'")
     (config,) = utils.load_configs(str(annotator.annotators_config)).values()
     template = hashlib.sha256(one.prompt_template.encode()).hexdigest()
@@ -166,7 +142,7 @@ def _annotations(
 
 
 async def _ask(
-    prompts: Mapping[str, Any], fields: dict[str, Any], settings: JudgementSettings
+    prompts: Mapping[str, Any], fields: dict[str, Any], settings: AlpacaSettings
 ) -> dict[str, Mapping[str, float]]:
     """The log-probabilities of the judge's replies, by prompt.
 
@@ -202,10 +178,11 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
 
     annotations: Any = pd.DataFrame(rows)
     annotations["preference"] = annotations["preference"].astype(float)
-    found = {"winrate": {name: float(value) for name, value in metrics.get_winrate(annotations).items()}}
+    rates = {name: float(value) for name, value in metrics.get_winrate(annotations).items()}
     lengths = annotations["output_1"].str.len() - annotations["output_2"].str.len()
     if len(annotations) < 5 or not lengths.std() > 0:
-        return {**found, "no_length_control": "it takes five prompts, and answers of different lengths"}
+        reason = "it takes five prompts, and answers of different lengths"
+        return {"length_controlled_win_rate": {"reason": reason}, "alpaca_eval": rates}
     columns = {"model": "none", "index": range(len(annotations)), "instruction_difficulty": 0.0}
     hub_file = pd.DataFrame(columns).to_csv(index=False)  # its model of difficulties is not used
     glm_winrate.hf_hub_download = lambda **_: io.StringIO(hub_file)
@@ -226,13 +203,12 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
         some = annotations.iloc[draw.integers(len(annotations), size=len(annotations))]
         with contextlib.suppress(ValueError):  # a draw whose answers are all of one length
             draws.append(fit(some)["length_controlled_winrate"])
-    return {**found, "length_controlled": fit(annotations), "length_controlled_draws": draws}
-
-
-class AlpacaSettings(JudgementSettings):
-    """What is judged, and by whom."""
-
-    answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
+    fitted = fit(annotations)
+    value = fitted["length_controlled_winrate"]
+    draws = draws or [value]
+    low, high = map(float, np.quantile(draws, [0.025, 0.975]))
+    controlled = {"value": value, "low": low, "high": high, "draws": len(draws)}
+    return {"length_controlled_win_rate": controlled, "alpaca_eval": {**rates, **fitted}}
 
 
 def _measure(settings: AlpacaSettings) -> str:
@@ -243,8 +219,7 @@ def _measure(settings: AlpacaSettings) -> str:
     text, count = Counter(one.question for one in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
         raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
-    pairs = [Pair(a.question, a.text, b.text) for a, b in zip(parallel, plain, strict=True)]
-    judged = judge(pairs, settings)
+    judged = judge(parallel, plain, settings)
     result = {
         "benchmark": "alpaca",
         "answers": identity,
@@ -271,9 +246,7 @@ def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[s
     return {
         "prompts": len(plain),
         "win_rate": _win_rate(preferences),
-        "length_controlled_win_rate": _length_controlled(judged),
-        "alpaca_eval": {**judged["winrate"], **judged.get("length_controlled", {})},
-        "missing": judged["missing"],
+        **{name: judged[name] for name in ("length_controlled_win_rate", "alpaca_eval", "missing")},
         "by_dataset": [
             {"dataset": name, "prompts": len(found), "win_rate": _win_rate(found)}
             for name, found in sources.items()
@@ -290,18 +263,7 @@ def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[s
 
 def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
     known = [100 * value for value in preferences if value is not None]
-    return estimate(known, "arithmetic", seed=_BOOTSTRAP_SEED) if known else None
-
-
-def _length_controlled(judged: dict[str, Any]) -> dict[str, Any]:
-    if "length_controlled" not in judged:
-        return {"reason": judged["no_length_control"]}
-    value = judged["length_controlled"]["length_controlled_winrate"]
-    draws: list[float] = judged["length_controlled_draws"] or [value]
-    from numpy import quantile
-
-    low, high = quantile(draws, [0.025, 0.975])
-    return {"value": value, "low": float(low), "high": float(high), "draws": len(draws)}
+    return estimate(known, "arithmetic") if known else None
 
 
 def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:

@@ -12,50 +12,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Client, Generation, Limits, Sampling
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
-from pasta_async.evals.documents import digest, draw_prompts, read_prompts
+from pasta_async.evals.documents import Prompt, digest, read_prompts
 from pasta_async.evals.records import markdown_table, measurements
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.sample import answer_seed
-from pasta_async.training.statistics import estimate, format_estimate, format_share
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from pasta_async import Generation
-    from pasta_async.evals.documents import Prompt
-    from pasta_async.training.statistics import Estimate
-
-__all__ = [
-    "FORMS",
-    "Answer",
-    "AnswerSettings",
-    "Comparison",
-    "Form",
-    "answer_all",
-    "compare",
-    "describe_costs",
-    "describe_speedup",
-    "main",
-    "of_form",
-    "read_answers",
-    "summarise",
-    "take_turns",
-    "theoretical",
-    "write_answers",
-]
+from pasta_async.training.statistics import Estimate, estimate, format_estimate, format_share
 
 Form = Literal["original", "baseline", "parallel"]
 """Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
@@ -361,8 +335,7 @@ async def write_answers(settings: AnswerSettings) -> list[Answer]:
     Raises:
         PastaError: The prompts or a backend cannot be used, or the file has other answers.
     """
-    everything = read_prompts(settings.prompts)
-    prompts = [everything[place] for place in draw_prompts(everything, settings.sample)]
+    prompts = read_prompts(settings.prompts, settings.sample)
     asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
     if settings.original:
         asked.insert(0, (settings.original, "original"))

@@ -15,8 +15,7 @@ from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document
 from pasta_async.training.corpus import read_lines, read_records
-from pasta_async.training.synthetic import Example, Split, sample
-from pasta_async.training.synthetic.records import SOURCE
+from pasta_async.training.synthetic import FAMILIES, Example, Split, sample
 from pasta_async.training.tokens import rough_tokens, text_speedup
 
 WARM_UP_SEED = 1_000_000
@@ -36,8 +35,7 @@ class Prompt:
     @property
     def id(self) -> str:
         """Its name, by which the synthetic task's program knows what is right; else its text."""
-        one = self.example
-        return f"{SOURCE}/{one.family}/{one.split}/{one.seed}" if one else self.text
+        return self.example.id if self.example else self.text
 
     @property
     def cluster(self) -> str:
@@ -56,11 +54,38 @@ def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> lis
     ]
 
 
-def read_prompts(path: Path | str) -> list[Prompt]:
+class AskedSettings(CommandSettings):
+    """Settings of a command that asks held-out prompts of the synthetic task, or those of a file."""
+
+    n: int = Field(default=20, ge=1, description="held-out prompts of each family of the synthetic task")
+    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
+    prompts: Path | None = Field(
+        default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
+    )
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of a file's prompts, of every source and length"
+    )
+
+    def asked(self, first_seed: int = 0) -> list[Prompt]:
+        """What is asked; the seed is that of the held-out prompts.
+
+        Raises:
+            InvalidRequestError: The file of prompts cannot be read.
+        """
+        if self.prompts is not None:
+            return read_prompts(self.prompts, self.sample)
+        return held_out(self.families, self.n, first_seed=first_seed)
+
+
+def read_prompts(path: Path | str, sample: int | None = None) -> list[Prompt]:
     """The prompts of a text file, one in each line that is not empty.
 
     A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
     grouped by; one named .json a list of such objects (AlpacaEval's forms, and IFEval's).
+
+    Args:
+        path: Of the file.
+        sample: So many of them, of every family and every length (`stratified`): the same each time.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
@@ -75,7 +100,8 @@ def read_prompts(path: Path | str) -> list[Prompt]:
         prompts = [Prompt(line.strip(), "file") for line in lines if line.strip()]
     if not prompts:
         raise InvalidRequestError(f"{path} holds no prompt: write one in each line")
-    return prompts
+    places = stratified([(prompt.family, len(prompt.text)) for prompt in prompts], sample)
+    return [prompts[place] for place in places]
 
 
 class _Question(BaseModel):
@@ -83,30 +109,24 @@ class _Question(BaseModel):
     dataset: str = "file"
 
 
-def stratified(keys: Sequence[tuple[Any, ...]], count: int | None, *, seed: int = 0) -> list[int]:
-    """The places of so many things, drawn so that every kind has its share.
+def stratified(keys: Sequence[tuple[Any, ...]], count: int | None) -> list[int]:
+    """The places of so many things, drawn so that every kind has its share: the same each time.
 
     In the order of their keys they are cut into `count` parts of one size, and of each part one is drawn.
 
     Args:
         keys: What each is like, what matters most first.
         count: How many are wanted; None, or more than there are: all.
-        seed: Of the draw.
 
     Returns:
         Places in `keys`, rising.
     """
-    draw, size = random.Random(seed), len(keys)
+    draw, size = random.Random(0), len(keys)
     if count is None or count >= size:
         return [*range(size)]
     order = sorted(range(size), key=lambda place: keys[place])
     parts = ((k * size // count, (k + 1) * size // count) for k in range(count))
     return sorted(order[draw.randrange(start, end)] for start, end in parts)
-
-
-def draw_prompts(prompts: Sequence[Prompt], count: int | None) -> list[int]:
-    """The places of so many prompts, of every family and every length (`stratified`): the same each time."""
-    return stratified([(prompt.family, len(prompt.text)) for prompt in prompts], count)
 
 
 def digest(texts: Iterable[str]) -> str:

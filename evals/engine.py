@@ -15,27 +15,21 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.llama_cpp import llama_cpp_files
-from pasta_async.evals.peers import Peer, open_engine_process
+from pasta_async.evals.peers import Peer, RemoteEngine, open_engine_process
 from pasta_async.evals.records import environment, markdown_table, opened_journal
 from pasta_async.jobs import progress
 from pasta_async.training.statistics import estimate, format_estimate
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-
-    from pasta_async.evals.peers import RemoteEngine
-
-__all__ = ["EngineSettings", "main"]
 
 Name = Literal["int8", "float32", "Q8_0", "Q4_0", "transformers"]
 Row = dict[str, Any]

@@ -7,19 +7,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pasta_async.cli.command import Command, command
-from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
+from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import markdown_table, write_result
 from pasta_async.lang import parse
 from pasta_async.training.faults import OF_ANSWERS, OF_PROMISES, Faults, count_faults, soundness
 from pasta_async.training.statistics import format_estimate, ratio
-
-if TYPE_CHECKING:
-    from pasta_async.evals.instruments import Forms
-
-__all__ = ["main", "measure"]
 
 
 def measure(forms: Forms) -> dict[str, Any]:

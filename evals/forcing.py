@@ -19,19 +19,17 @@ from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.lang import TAG_TOKENS, views
+from pasta_async.lang import TAG_TOKENS, Document, Segment, views
 from pasta_async.options import Limits, Sampling
 from pasta_async.prompting import USER_PROBE
+from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
+from pasta_async.tag_tokens import TagIds
 
 if TYPE_CHECKING:
     import torch
 
-    from pasta_async.lang import Document, Segment
-    from pasta_async.protocol import Backend, DecodeRequest, Message, ModelInfo, Piece
-    from pasta_async.tag_tokens import TagIds
-
-    Ids = tuple[int, ...]
-    _EncodedViews = dict[int, list[tuple[Ids, Ids]]]
+Ids = tuple[int, ...]
+_EncodedViews = dict[int, list[tuple[Ids, Ids]]]
 
 _PLAIN = -1
 

@@ -25,7 +25,7 @@ from pasta_async import Sampling
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, Form, answer_all, of_form, read_answers, theoretical
-from pasta_async.evals.documents import Prompt, digest, draw_prompts, held_out, read_prompts
+from pasta_async.evals.documents import AskedSettings, Prompt, digest
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.judge import grade_answers
 from pasta_async.evals.records import markdown_table, write_result
@@ -33,12 +33,11 @@ from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
 from pasta_async.training.score import JudgeSettings
 from pasta_async.training.statistics import estimate, format_estimate, gain, share
-from pasta_async.training.synthetic import FAMILIES
 
 _SAMPLING = {"max_tokens", "temperature", "repetition_penalty", "seed"}
 
 
-class FrontierSettings(JudgeSettings):
+class FrontierSettings(AskedSettings, JudgeSettings):
     """What is measured."""
 
     backend: str = Field(default="local:pasta-tiny", description="what answers, as for pasta_async.generate")
@@ -50,14 +49,7 @@ class FrontierSettings(JudgeSettings):
     )
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     n: int = Field(default=50, ge=1, description="held-out prompts of each family of the synthetic task")
-    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
     seed: int = Field(default=0, ge=0, description="the first seed of the held-out prompts; of the sampler")
-    prompts: Path | None = Field(
-        default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
-    )
-    sample: int | None = Field(
-        default=None, ge=1, description="so many of a file's prompts, of every source and length"
-    )
     max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
     repetition_penalty: float | None = Field(
@@ -73,17 +65,6 @@ class FrontierSettings(JudgeSettings):
             raise ValueError("a sequential model is the baseline: it has none")
         return self
 
-    def asked(self) -> list[Prompt]:
-        """What is asked.
-
-        Raises:
-            InvalidRequestError: The file of prompts cannot be read.
-        """
-        if self.prompts is not None:
-            prompts = read_prompts(self.prompts)
-            return [prompts[place] for place in draw_prompts(prompts, self.sample)]
-        return held_out(self.families, self.n, first_seed=self.seed)
-
     @property
     def sampling(self) -> Sampling:
         """Of every answer."""
@@ -98,7 +79,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     Raises:
         PastaError: The backend, the judge or the baseline's result cannot be used.
     """
-    prompts = settings.asked()
+    prompts = settings.asked(settings.seed)
     asked = {
         "prompts": digest(prompt.text for prompt in prompts),
         **settings.model_dump(include=_SAMPLING),

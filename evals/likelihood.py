@@ -9,23 +9,18 @@ has not seen.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from pasta_async.cli.command import Command, command
-from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
+from pasta_async.evals.answers import Answer
+from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import write_result
 from pasta_async.jobs import Journal, progress
+from pasta_async.protocol import Message
 from pasta_async.training.corpus import digest
 from pasta_async.training.identity import model_digest
-
-if TYPE_CHECKING:
-    from pasta_async.evals.answers import Answer
-    from pasta_async.evals.instruments import Forms
-    from pasta_async.protocol import Message
-
-__all__ = ["LikelihoodSettings", "main", "measure"]
 
 _AT_ONCE = 32
 """Answers that are computed together and then written to the journal."""

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import importlib
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from pasta_async.errors import PastaError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-__all__ = ["LlamaCpp", "llama_cpp_files"]
 
 _CONTEXT = 4096  # tokens, of all sequences
 _SEQUENCES = 17  # the prefix and 16 threads
@@ -24,11 +20,7 @@ _SEQUENCES = 17  # the prefix and 16 threads
 class LlamaCpp:
     """llama.cpp through its low-level API: batches of several sequences that share a prefix.
 
-    It gets ids and chooses the likeliest token. Times are in seconds.
-
-    Args:
-        path: A GGUF file.
-        threads: CPU threads.
+    It gets a GGUF file, then ids, and chooses the likeliest token. Times are in seconds.
 
     Raises:
         PastaError: llama.cpp is not installed, or cannot load the file.

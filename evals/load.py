@@ -182,7 +182,7 @@ def _by_prompt(answers: Sequence[Answer]) -> dict[int, float]:
 
 def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list[Block]]]:
     """Blocks by load and method, loads in order, methods as they came first, rounds in order."""
-    found = dict[tuple["Mode", float], dict[str, list[Block]]]()
+    found = dict[tuple[Mode, float], dict[str, list[Block]]]()
     names = dict.fromkeys(block.method for block in blocks)
     for block in sorted(blocks, key=lambda block: (block.mode, block.level, block.round)):
         own = found.setdefault((block.mode, block.level), {name: [] for name in names})

@@ -10,26 +10,22 @@ import importlib
 import multiprocessing
 import os
 import time
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import PastaError
 from pasta_async.evals.llama_cpp import LlamaCpp, llama_cpp_files
 from pasta_async.evals.records import memory_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-
-__all__ = ["LlamaCppSettings", "Peer", "RemoteEngine", "open_engine_process", "open_llama_cpp"]
 
 _SLOTS = 8192  # of the embedded engine
 _MODULES = {
@@ -55,7 +51,7 @@ class Peer(NamedTuple):
 
 
 class _Local:
-    """The embedded engine through its backend, as a client uses it. Times are in seconds."""
+    """The embedded engine through its backend, as a client uses it; methods and times as `LlamaCpp` has."""
 
     def __init__(self, path: str, dtype: str, threads: int) -> None:
         from pasta_async.backends.local import LocalBackend
@@ -66,16 +62,13 @@ class _Local:
         self._prompt: tuple[int, ...] = ()
 
     def first_token(self, prompt: Sequence[int]) -> float:
-        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
         self._prompt = tuple(prompt)
         return self._runner.run(self._decode([self._prompt], 1))
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
-        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
         return self._runner.run(self._decode([(*self._prompt, start) for start in starts], steps))
 
     def vocabulary(self) -> int:
-        """How many tokens there are."""
         assert self._backend.engine is not None
         return self._backend.engine.config.vocab_size
 
@@ -96,7 +89,7 @@ class _Local:
 
 
 class _Transformers:
-    """transformers' `generate` in float32: a batch behind a prefix whose keys and values are kept."""
+    """The same of transformers' `generate` in float32: a batch behind a prefix whose KV is kept."""
 
     def __init__(self, path: str, threads: int) -> None:
         import torch
@@ -112,20 +105,17 @@ class _Transformers:
         self._cache: Any = None
 
     def first_token(self, prompt: Sequence[int]) -> float:
-        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
         from transformers import DynamicCache
 
         self._prompt, self._cache = tuple(prompt), DynamicCache()
         return self._generate([self._prompt], 1, self._cache)
 
     def threads(self, starts: Sequence[int], steps: int) -> float:
-        """See `pasta_async.evals.llama_cpp.LlamaCpp`."""
         cache = deepcopy(self._cache)
         cache.batch_repeat_interleave(len(starts))
         return self._generate([(*self._prompt, start) for start in starts], steps, cache)
 
     def vocabulary(self) -> int:
-        """How many tokens there are."""
         return self._model.config.vocab_size
 
     def _generate(self, prompts: Sequence[tuple[int, ...]], tokens: int, cache: Any) -> float:
@@ -145,13 +135,7 @@ def _load(peer: Peer, threads: int) -> _Local | LlamaCpp | _Transformers:
 
 
 class RemoteEngine:
-    """An engine in a process of its own: while another one is measured it waits.
-
-    Args:
-        pool: Of the one process.
-        peer: What it loads.
-        threads: CPU threads that it has.
-    """
+    """An engine in a process of its own: while another one is measured it waits."""
 
     def __init__(self, pool: ProcessPoolExecutor, peer: Peer, threads: int) -> None:
         self.name: str = peer.name
@@ -199,6 +183,10 @@ class LlamaCppSettings(CommandSettings):
     )
     llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
     threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
+
+    def options_of(self, backend: str) -> BackendOptions:
+        """Of that backend, named as for `open_backend`: its threads, if it takes any."""
+        return {"threads": self.threads} if self.threads and backend.startswith("local:") else {}
 
 
 @contextmanager

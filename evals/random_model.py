@@ -12,7 +12,7 @@ large model's tokenizer. SGLang makes the weights of a folder without any by `--
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.documents import read_documents
-from pasta_async.lang import TAG_TOKENS, Document
+from pasta_async.lang import TAG_TOKENS
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "tiny": (64, 2, 4, 2, 128),
@@ -46,7 +46,6 @@ def make_model(
     vocabulary: int = 8192,
     context: int = 8192,
     weights: bool = True,
-    seed: int = 0,
 ) -> None:
     """Write the folder: config.json, tokenizer, and model.safetensors unless `weights` is off.
 
@@ -56,8 +55,7 @@ def make_model(
         shape: One of `SHAPES`.
         vocabulary: Tokens, the special ones counted; fewer if the texts do not give so many.
         context: Positions.
-        weights: Whether to write weights (float32), drawn with `seed`.
-        seed: Of the weights.
+        weights: Whether to write weights (float32), the same each time.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -72,7 +70,7 @@ def make_model(
         **sizes,
     )
     if weights:
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model: Any = LlamaForCausalLM(config)
         model.save_pretrained(folder)
     else:
@@ -116,14 +114,10 @@ class ModelSettings(CommandSettings):
     out: Path = Field(description="the folder")
 
 
-def texts_of(documents: Mapping[str, Document]) -> list[str]:
-    """All texts of documents: what a tokenizer is trained on."""
-    return [text for prompt, document in documents.items() for text in (prompt, document.text)]
-
-
 def _run(settings: ModelSettings) -> str:
     documents = read_documents(settings.documents)
-    make_model(settings.out, texts_of(documents), **settings.model_dump(exclude={"documents", "out"}))
+    texts = (text for prompt, document in documents.items() for text in (prompt, document.text))
+    make_model(settings.out, texts, **settings.model_dump(exclude={"documents", "out"}))
     return f"{settings.out}: {settings.shape}"
 
 

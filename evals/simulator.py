@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pasta_async import Backend
 from pasta_async.clock import REAL_CLOCK, Clock
@@ -25,17 +25,16 @@ from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
 from pasta_async.testing.backend import PrefixCache
+from pasta_async.training.corpus import StrictModel
 
 
-class EngineModel(BaseModel):
+class EngineModel(StrictModel):
     """A step takes step + sequence x requests + context x their tokens + prefill x tokens computed anew.
 
     Linear, since decoding is bound by memory: the weights are read once for a step, and each request's KV
     besides. Not in it: the end of the KV memory, kernels that change with the batch, prefills in parts or in
     batches of their own, and the client's work. Constants are in seconds.
     """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     step: float = Field(ge=0, description="whatever is decoded: above all, reading the weights")
     sequence: float = Field(default=0.0, ge=0, description="for each request in the batch")
@@ -134,7 +133,7 @@ class _Job:
         self.request = request
         self.cached = 0
         self.out: list[int] = []
-        self.written = asyncio.Queue[tuple[int, "FinishReason | None"] | None]()
+        self.written = asyncio.Queue[tuple[int, FinishReason | None] | None]()
         """Tokens that nobody has read yet; None when the backend was closed."""
         self._ends = ends
 

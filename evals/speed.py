@@ -23,37 +23,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
-from pasta_async import Sampling
+from pasta_async import Client, Sampling
+from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import Command, command
 from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
-from pasta_async.evals.documents import WARM_UP_SEED, digest, draw_prompts, held_out, read_prompts
+from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, digest, held_out
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.overview import overview, overview_table
-from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
+from pasta_async.evals.peers import LlamaCppSettings, RemoteEngine, open_llama_cpp
 from pasta_async.evals.records import environment, markdown_table, measurements, opened_journal
+from pasta_async.jobs import Journal
 from pasta_async.training.statistics import format_share
-from pasta_async.training.synthetic import FAMILIES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from pasta_async import Client
-    from pasta_async.backends import BackendOptions
-    from pasta_async.evals.documents import Prompt
-    from pasta_async.evals.peers import RemoteEngine
-    from pasta_async.jobs import Journal
-
-__all__ = ["SpeedSettings", "main", "measure", "summarise"]
 
 GREEDY = Sampling(max_tokens=1024)
 BRIEF = "brief"
@@ -156,18 +146,10 @@ def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-class SpeedSettings(LlamaCppSettings):
+class SpeedSettings(AskedSettings, LlamaCppSettings):
     """What is timed."""
 
     backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
-    n: int = Field(default=20, ge=1, description="held-out prompts of each family")
-    families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
-    prompts: Path | None = Field(
-        default=None, description="instead of these: a file, a prompt a line, or .jsonl with `instruction`"
-    )
-    sample: int | None = Field(
-        default=None, ge=1, description="so many of a file's prompts, of every source and length"
-    )
     passes: int = Field(default=2, ge=1, description="how often all of it is done")
     temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
     seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
@@ -181,23 +163,14 @@ class SpeedSettings(LlamaCppSettings):
     @property
     def options(self) -> BackendOptions:
         """Of the backend: those that are set."""
-        given: BackendOptions = {}
+        given = self.options_of(self.backend)
         if self.dtype:
             given["dtype"] = self.dtype
-        if self.threads and self.backend.startswith("local:"):
-            given["threads"] = self.threads
         return given
 
 
-def _asked(settings: SpeedSettings) -> list[Prompt]:
-    if settings.prompts is None:
-        return held_out(settings.families, settings.n)
-    prompts = read_prompts(settings.prompts)
-    return [prompts[place] for place in draw_prompts(prompts, settings.sample)]
-
-
 def _run(settings: SpeedSettings) -> str:
-    prompts = _asked(settings)
+    prompts = settings.asked()
     elsewhere = {"prompts", "sample", "n", "families", "brief", "llama_cpp", "out"}
     measured = {
         "benchmark": "speed",

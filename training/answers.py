@@ -23,7 +23,7 @@ from pasta_async.training.sample import SampleSettings, sample
 
 
 class AnswerSettings(PartSettings):
-    """How to draw. Every field is a flag of the command line."""
+    """How to draw."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document, escape, parse
 from pasta_async.protocol import Message
@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 
 class StrictModel(BaseModel):
-    """Immutable, and without fields that nobody declared: what files and command lines are read into."""
+    """Immutable, and without fields that nobody declared: what files are read into."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -150,7 +150,7 @@ _PROMPTS = ("instruction", "prompt", "question")
 _ANSWERS = ("output", "response", "answer", "completion")
 
 
-class PartSettings(StrictModel):
+class PartSettings(CommandSettings):
     """Which part of something to take: fields of several commands."""
 
     skip: int = Field(default=0, ge=0, description="leave out the first so many")
@@ -162,7 +162,7 @@ class PartSettings(StrictModel):
 
 
 class SourceSettings(PartSettings):
-    """What to read. Every field is a flag of the command line."""
+    """What to read."""
 
     data: str = Field(description="a JSON file of prompts and answers, or a data set: its folder or its name")
     split: str = Field(default="train", description="split of a data set")
@@ -177,8 +177,8 @@ class SourceSettings(PartSettings):
             InvalidRequestError: The data or the evaluation prompts cannot be read.
         """
         rows = [row for path in self.against for row in _read_exchanges(path)]
-        answers = tuple(filter(None, (answer for _, answer in rows)))
-        leaks = LeakageFilter(tuple(prompt for prompt, _ in rows), answers)
+        answers = filter(None, (answer for _, answer in rows))
+        leaks = LeakageFilter((prompt for prompt, _ in rows), answers)
         counts = Counter[str]()
         return without_leaks(self.part(read_source(self.data, self.split)), leaks, counts), counts
 
@@ -189,7 +189,7 @@ def without_leaks(records: Iterable[Record], leaks: LeakageFilter, counts: Count
     for record in records:
         found = None if record.id in seen else leaks.find_in(record.messages, record.document.text)
         if record.id in seen or found:
-            counts[found.rule if found else "repeated"] += 1
+            counts[found or "repeated"] += 1
         else:
             yield record
         seen.add(record.id)
@@ -314,7 +314,7 @@ def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 class CorpusSettings(SourceSettings):
-    """What to read, and where to write. Every field is a flag of the command line."""
+    """What to read, and where to write."""
 
     out: Path = Field(description="file to write, JSON lines")
 

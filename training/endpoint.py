@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from pydantic import Field
 
+from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -21,12 +22,10 @@ from pasta_async.errors import (
     ThreadFailedError,
 )
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.corpus import StrictModel
+from pasta_async.protocol import Message
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
-
-    from pasta_async.protocol import Message
 
 NAMES = ("m", "M")
 """What a judge calls the first and the second of two answers: AlpacaEval's names."""
@@ -36,7 +35,7 @@ _OF_ONE_REQUEST = (400, 413, 422)
 """Statuses by which a server refuses one request rather than all of them."""
 
 
-class EndpointSettings(StrictModel):
+class EndpointSettings(CommandSettings):
     """How requests are sent. Every field is a flag of the commands that send some."""
 
     key_variable: str = Field(default="OPENAI_API_KEY", description="environment variable with the key")

@@ -27,25 +27,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from pasta_async.lang import Promise
+from pasta_async.lang import Document, Promise
 from pasta_async.training.words import SMALL, runs, same_stem, words
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from pasta_async.lang import Document
-
-__all__ = [
-    "OF_ANSWERS",
-    "OF_PROMISES",
-    "Faults",
-    "count_faults",
-    "repeats_itself",
-    "soundness",
-]
 
 _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5

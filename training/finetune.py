@@ -29,7 +29,7 @@ FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both
 
 
 class FinetuneSettings(TrainerSettings):
-    """Settings of stage 1. Every field is an option of the command line."""
+    """Settings of stage 1."""
 
     model: Path = Field(
         description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
@@ -55,11 +55,7 @@ class FinetuneSettings(TrainerSettings):
 class Supervised(Task):
     """Annotated answers; an update minimises the cross-entropy of their targets.
 
-    Args:
-        records: The answers.
-        codec: Of the model.
-        form: A key of `FORMS`.
-        estimates: As in `FinetuneSettings`.
+    `form` and `estimates` are those of `FinetuneSettings`.
     """
 
     def __init__(self, records: Sequence[Record], codec: ModelCodec, form: str, estimates: str) -> None:

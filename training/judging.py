@@ -7,18 +7,16 @@ import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import Journal
+from pasta_async.protocol import Message
 from pasta_async.training.corpus import Record, digest
 from pasta_async.training.endpoint import NAMES, Comparer, probability
+from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.synthetic.families import grade
 from pasta_async.training.synthetic.records import example_of
-
-if TYPE_CHECKING:
-    from pasta_async.jobs import Journal
-    from pasta_async.protocol import Message
-    from pasta_async.training.preference import SampledPrompt
 
 JUDGE_PROMPT: dict[str, str] = tomllib.loads(
     Path(__file__).with_name("judge.toml").read_text(encoding="utf-8")

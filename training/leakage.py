@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Literal
 
 from pasta_async.protocol import Message
+from pasta_async.training.words import runs
 
 SHINGLE = 5
 NEAR = 0.7
@@ -28,21 +29,16 @@ COPIED = 0.5
 """Least share of an evaluation answer's runs of `INSIDE_WORDS` words that a training answer has."""
 
 
-class Overlap(NamedTuple):
-    """Why a record is kept out: the rule, and the evaluation prompt, or answer, that it meets."""
-
-    rule: Literal["exact", "near", "inside", "answer"]
-    prompt: str
+Rule = Literal["exact", "near", "inside", "answer"]
+"""Why a record is kept out."""
 
 
 class LeakageFilter:
     """Finds what would leak evaluation prompts or their answers into training."""
 
-    def __init__(self, prompts: tuple[str, ...], answers: tuple[str, ...] = ()) -> None:
-        self.prompts: tuple[str, ...] = prompts
-        self.answers: tuple[str, ...] = answers
+    def __init__(self, prompts: Iterable[str], answers: Iterable[str] = ()) -> None:
         self._texts = [_normalise(prompt) for prompt in prompts]
-        self._exact = dict(zip(self._texts, prompts, strict=True))
+        self._exact = {*self._texts}
         self._long = [len(text.split()) >= INSIDE_WORDS for text in self._texts]
         self._shingles = [_shingles(text) for text in self._texts]
         self._runs = [_runs(_normalise(answer), INSIDE_WORDS) for answer in answers]
@@ -50,44 +46,34 @@ class LeakageFilter:
         self._by_start = _index(_runs(text, SHORT_WORDS)[:1] for text in self._texts)
         self._by_run = _index(self._runs)
 
-    def find(self, prompt: str) -> Overlap | None:
-        """The evaluation prompt that a prompt leaks, if there is one."""
+    def find(self, prompt: str) -> Rule | None:
+        """By which rule a prompt leaks an evaluation prompt, if it does."""
         text = _normalise(prompt)
         if not text:
             return None
         if text in self._exact:
-            return Overlap("exact", self._exact[text])
-        shingles, near, inside = _shingles(text), dict[int, float](), dict[int, float]()
+            return "exact"
+        shingles, inside = _shingles(text), False
         for number, shared in _shared(self._by_shingle, shingles).items():
             size = len(self._shingles[number])
-            near[number] = shared / (len(shingles) + size - shared)
-            if self._long[number]:
-                inside[number] = shared / size
-        if near and max(near.values()) >= NEAR:
-            return Overlap("near", self.prompts[max(near, key=near.__getitem__)])
-        if inside and max(inside.values()) >= INSIDE:
-            return Overlap("inside", self.prompts[max(inside, key=inside.__getitem__)])
-        quoted = self._quoted(text)
-        return None if quoted is None else Overlap("inside", quoted)
+            if shared / (len(shingles) + size - shared) >= NEAR:
+                return "near"
+            inside |= self._long[number] and shared / size >= INSIDE
+        return "inside" if inside or self._quotes(text) else None
 
-    def find_in_answer(self, answer: str) -> Overlap | None:
-        """The evaluation prompt that an answer quotes, or the evaluation answer that it copies."""
+    def find_in_answer(self, answer: str) -> Rule | None:
+        """Whether an answer quotes an evaluation prompt, or copies an evaluation answer."""
         text = _normalise(answer)
-        if (quoted := self._quoted(text)) is not None:
-            return Overlap("answer", quoted)
-        for number, shared in _shared(self._by_run, _runs(text, INSIDE_WORDS)).items():
-            if shared >= COPIED * len(self._runs[number]):
-                return Overlap("answer", self.answers[number])
-        return None
+        shared = _shared(self._by_run, _runs(text, INSIDE_WORDS))
+        copied = (count >= COPIED * len(self._runs[number]) for number, count in shared.items())
+        return "answer" if self._quotes(text) or any(copied) else None
 
-    def _quoted(self, text: str) -> str | None:
-        """The first evaluation prompt that stands in a text, word for word."""
-        for number in _shared(self._by_start, _runs(text, SHORT_WORDS)):
-            if f" {self._texts[number]} " in f" {text} ":
-                return self.prompts[number]
-        return None
+    def _quotes(self, text: str) -> bool:
+        """Whether an evaluation prompt stands in a text, word for word."""
+        found = _shared(self._by_start, _runs(text, SHORT_WORDS))
+        return any(f" {self._texts[number]} " in f" {text} " for number in found)
 
-    def find_in(self, messages: Sequence[Message], answer: str) -> Overlap | None:
+    def find_in(self, messages: Sequence[Message], answer: str) -> Rule | None:
         """What any message of a conversation leaks, or its answer."""
         said = [(message["role"], message["content"]) for message in messages]
         for role, text in (*said, ("assistant", answer)):
@@ -96,24 +82,23 @@ class LeakageFilter:
         return None
 
 
-def _index(texts: Iterable[Iterable[str]]) -> Mapping[str, list[int]]:
+def _index(texts: Iterable[Iterable[Hashable]]) -> Mapping[Hashable, list[int]]:
     """By each part of some texts the numbers of those that have it."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
+    found: defaultdict[Hashable, list[int]] = defaultdict(list)
     for number, parts in enumerate(texts):
         for part in parts:
             found[part].append(number)
     return found
 
 
-def _shared(index: Mapping[str, list[int]], parts: Iterable[str]) -> Counter[int]:
+def _shared(index: Mapping[Hashable, list[int]], parts: Iterable[Hashable]) -> Counter[int]:
     """How many of some parts each text of an index has, by its number."""
     return Counter(number for part in parts for number in index.get(part, ()))
 
 
-def _runs(text: str, length: int) -> list[str]:
+def _runs(text: str, length: int) -> list[tuple[str, ...]]:
     """Every different run of so many words, in order."""
-    words = text.split()
-    return [*dict.fromkeys(" ".join(words[i : i + length]) for i in range(len(words) - length + 1))]
+    return [*dict.fromkeys(runs(text.split(), length))]
 
 
 def _normalise(prompt: str) -> str:

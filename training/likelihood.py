@@ -26,6 +26,20 @@ from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
 
 
+def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
+    """A model of transformers' class `kind` that is not trained, in bfloat16 where that is fast.
+
+    Raises:
+        UnsupportedModelError: The folder cannot be used; `refusal` says what not, as for `CheckpointFolder`.
+    """
+    CheckpointFolder(Path(folder), refusal)
+    keep_freed_memory()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model: Any = kind.from_pretrained(folder, dtype=torch.float32)
+    dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
+    return model.to(device, dtype).eval()
+
+
 class LanguageModel:
     """A model and its tokenizer, which say how likely tokens are.
 
@@ -38,18 +52,13 @@ class LanguageModel:
     """
 
     def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
-        CheckpointFolder(Path(folder), "likelihoods are not computed with it")
+        self._model = load_frozen(AutoModelForCausalLM, folder, "likelihoods are not computed with it")
         self._text = TextCodec.from_folder(folder)
         self._known = self._text.tags is not None
         ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
         self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
         self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
-        keep_freed_memory()
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
-        self._model = model.to(device, dtype).eval()
-        self.context: int = model.config.max_position_embeddings
+        self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""
         self.row_tokens: int = row_tokens
 

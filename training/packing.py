@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pasta_async.lang.document import Document
 from pasta_async.training.tokens import Encoder, encode_views
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from pasta_async.lang.document import Document
 
 
 @dataclass(slots=True)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, Json
@@ -21,27 +22,20 @@ from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
-from pasta_async.training.packing import pack_plain
+from pasta_async.training.packing import Trie, pack_plain
 from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
 from pasta_async.training.trainer.processes import is_first, only_run
 from pasta_async.training.trainer.run import train
 from pasta_async.training.trainer.settings import TrainerSettings
 from pasta_async.training.trainer.task import Example, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pasta_async.training.packing import Trie
-    from pasta_async.training.trainer.vocabulary import ModelCodec
-
-__all__ = ["BonBon", "PreferSettings", "best_of_n_target", "main", "prefer"]
+from pasta_async.training.trainer.vocabulary import ModelCodec
 
 _LOOKED_AT = 20
 """Prompts that are compared with what the ids of their samples say."""
 
 
 class PreferSettings(TrainerSettings):
-    """Settings of stage 2. Every field is an option of the command line."""
+    """Settings of stage 2."""
 
     model: Path = Field(
         description="checkpoint folder of the model that drew the samples, or its adapter, to train that on"

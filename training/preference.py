@@ -10,40 +10,20 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Text, parse
-from pasta_async.protocol import FinishReason
+from pasta_async.lang import Node, Text, parse
+from pasta_async.protocol import FinishReason, Message
 from pasta_async.results import ThreadRecord
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
-from pasta_async.training.faults import count_faults, soundness
+from pasta_async.training.faults import Faults, count_faults, soundness
 from pasta_async.training.packing import Trie
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from pasta_async.lang import Node
-    from pasta_async.protocol import Message
-    from pasta_async.training.faults import Faults
-
-__all__ = [
-    "Malformed",
-    "Pair",
-    "Plain",
-    "Sample",
-    "SampledPrompt",
-    "Score",
-    "choose_pairs",
-    "faults_of_sample",
-    "read_samples",
-    "read_scores",
-    "value",
-]
 
 Malformed = Literal["last", "out"]
 """Where malformed answers stand: below all others, or not in the order at all."""

@@ -35,7 +35,7 @@ _SYSTEM = ("You are a helpful assistant.", "Answer in short sentences.", "Be kin
 
 
 class PretrainSettings(TrainerSettings):
-    """A training run. Every field is an option of the command line."""
+    """A training run."""
 
     steps: int = Field(default=6500, ge=1, description="updates")
     batch: int = Field(default=21, ge=1, description="documents of an update, over all processes")
@@ -59,12 +59,7 @@ class PretrainSettings(TrainerSettings):
 
 
 class Stream(Task):
-    """Documents of the synthetic task, drawn as they are needed, in order.
-
-    Args:
-        settings: How many, and the seed of all of them.
-        codec: Of the model.
-    """
+    """Documents of the synthetic task, drawn as they are needed, in order."""
 
     stream: bool = True
 

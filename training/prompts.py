@@ -19,10 +19,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, StrictModel, read_prompts, without_leaks, write_records
 from pasta_async.training.leakage import LeakageFilter
+from pasta_async.training.words import joined
 
 T = TypeVar("T")
 
@@ -98,10 +99,6 @@ _FORM_IS_GIVEN = re.compile(
 )
 
 
-def _joined(items: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
-
-
 def _some(rng: random.Random, items: Sequence[str], least: int, most: int) -> list[str]:
     return rng.sample(items, min(len(items), rng.randint(least, most)))
 
@@ -118,11 +115,11 @@ def _values(group: Group, topic: str, rng: random.Random) -> dict[str, str]:
         "topic": parts[0],
         "a": parts[0],
         "b": parts[1 % len(parts)],
-        "items": _joined(_some(rng, parts, 2, 5)),
-        "rest": _joined(_some(rng, parts[1:], 2, 4)),
+        "items": joined(_some(rng, parts, 2, 5)),
+        "rest": joined(_some(rng, parts[1:], 2, 4)),
         "list": numbered if rng.random() < 0.6 else " " + " ".join(drawn),
         "n": rng.choice(_NUMBERS),
-        "aspects": _joined(_some(rng, group.aspects, 2, 4)),
+        "aspects": joined(_some(rng, group.aspects, 2, 4)),
     }
 
 
@@ -226,8 +223,8 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
 # --- the command
 
 
-class PromptSettings(StrictModel):
-    """What to write. Every field is a flag of the command line."""
+class PromptSettings(CommandSettings):
+    """What to write."""
 
     out: Path = Field(description="file to write: records without an answer, JSON lines")
     count: int = Field(default=3000, ge=1, description="prompts to write")
@@ -244,7 +241,7 @@ def write_prompts(settings: PromptSettings) -> dict[str, Any]:
     Raises:
         InvalidRequestError: A file cannot be read, or there are fewer prompts than wanted.
     """
-    leaks = LeakageFilter(tuple(prompt for path in settings.against for prompt in read_prompts(path)))
+    leaks = LeakageFilter(prompt for path in settings.against for prompt in read_prompts(path))
     end = settings.skip + settings.count
     found, left_out = ordered(settings.seed, settings.also, settings.share), Counter[str]()
     records = list(islice(without_leaks(found, leaks, left_out), end))

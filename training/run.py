@@ -25,9 +25,9 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, Field, ValidationError
 
 from pasta_async.backends.sglang.launch import running_server
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError, TrainingError
-from pasta_async.training.corpus import StrictModel, explain
+from pasta_async.training.corpus import explain
 from pasta_async.training.prompts import PromptSettings
 from pasta_async.training.recipe import BASELINE, Options, Recipe, Serving, Stage2, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
@@ -72,8 +72,8 @@ _COMMANDS: dict[str, _Command] = {
 }
 
 
-class RunSettings(StrictModel):
-    """What to run. Every field is an option of the command line."""
+class RunSettings(CommandSettings):
+    """What to run."""
 
     recipe: str = Field(
         description="a TOML file, or the name of a packaged one: pasta-smol, pasta-tiny, llama-8b, smoke"

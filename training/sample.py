@@ -11,11 +11,12 @@ import hashlib
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field, Json
 
@@ -24,37 +25,20 @@ from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
-from pasta_async.training.corpus import PartSettings, digest, read_records, write_records
+from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
+from pasta_async.results import Generation
+from pasta_async.training.corpus import PartSettings, Record, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Sequence
-
-    from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
-    from pasta_async.results import Generation
-    from pasta_async.training.corpus import Record
-
-__all__ = [
-    "Drawing",
-    "Exchange",
-    "Recording",
-    "SampleSettings",
-    "answer_seed",
-    "main",
-    "sample",
-    "trie_of",
-]
-
 
 _OWN = -1
 """Stands for the number of the model's own plain answer, where the baseline is another model."""
 
 
 class SampleSettings(PartSettings):
-    """How to draw. Every field is a flag of the command line."""
+    """How to draw."""
 
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     prompts: tuple[Path, ...] = Field(min_length=1, description="files of records with prompts to answer")
@@ -142,16 +126,9 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     client = baseline = Client(recording, limits=limits)
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline), limits=limits))
-    temperatures = {"temperature", "plain_temperature"}
     fields = {
-        "backend",
-        "baseline",
-        "max_tokens",
-        "repetition_penalty",
-        "seed",
-        "without_syncs",
-        "template_kwargs",
-        *temperatures,
+        *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
+        *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),
     }
     identity = {
         **settings.model_dump(mode="json", include=fields),

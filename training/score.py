@@ -17,10 +17,11 @@ import math
 import pkgutil
 import re
 from collections import Counter, defaultdict
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -32,14 +33,14 @@ from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, 
 from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge, TaskJudge
-from pasta_async.training.preference import Score, faults_of_sample, read_samples, value
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-
-    from pasta_async.training.preference import Sample, SampledPrompt
-
-__all__ = ["WEIGHTS", "JudgeSettings", "ScoreSettings", "main", "open_judge", "score"]
+from pasta_async.training.preference import (
+    Sample,
+    SampledPrompt,
+    Score,
+    faults_of_sample,
+    read_samples,
+    value,
+)
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
@@ -81,7 +82,7 @@ class JudgeSettings(EndpointSettings):
 
 
 class ScoreSettings(JudgeSettings):
-    """How to score. Every field is a flag of the command line."""
+    """How to score."""
 
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")

@@ -32,7 +32,7 @@ _PROBES = (
 
 
 class ShipSettings(CommandSettings):
-    """What to ship. Every field is an option of the command line."""
+    """What to ship."""
 
     adapter: Path = Field(description="the trainer's OUT/adapter")
     base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")

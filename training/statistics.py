@@ -36,17 +36,15 @@ def estimate(
     mean: Literal["geometric", "arithmetic"] = "geometric",
     *,
     clusters: Sequence[Hashable] = (),
-    seed: int = 0,
     confidence: float = 0.95,
 ) -> Estimate:
-    """A mean of values with its percentile bootstrap interval.
+    """A mean of values with its percentile bootstrap interval: the same for the same values.
 
     Args:
         values: Observations, one for each prompt.
         mean: Which one.
         clusters: What each value belongs to, such as the frame of its prompt, where values of one cluster
             go together: then clusters are drawn, not values. Without them, values are independent.
-        seed: The same seed gives the same interval.
         confidence: Of the interval; with 0.9 each of its ends is a one-sided bound of 95%.
 
     Returns:
@@ -62,7 +60,7 @@ def estimate(
         groups[clusters[place] if clusters else place].append(math.log(one) if geometric else one)
     if len(groups) < MIN_SAMPLE:
         return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap([*map(sum, groups.values())], [*map(len, groups.values())], seed, confidence)
+    low, high = _bootstrap([*map(sum, groups.values())], [*map(len, groups.values())], confidence)
     if geometric:
         low, high = math.exp(low), math.exp(high)
     return {"value": value, "low": low, "high": high}
@@ -74,13 +72,12 @@ def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
     return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}
 
 
-def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> Estimate | None:
+def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     """The sum of the parts to that of the wholes, in percent, with its 95% percentile bootstrap interval.
 
     Args:
         parts: One for each prompt, such as its promises that have a fault.
         wholes: One for each, such as all its promises; prompts are drawn, not promises.
-        seed: The same seed gives the same interval.
 
     Returns:
         None if the wholes are nothing. Where all or none have it, every draw is alike: the interval is then
@@ -93,13 +90,11 @@ def ratio(parts: Sequence[float], wholes: Sequence[float], *, seed: int = 0) -> 
         return share([value > 0] * sum(whole > 0 for whole in wholes))
     if len(parts) < MIN_SAMPLE:
         return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap(parts, wholes, seed, 0.95)
+    low, high = _bootstrap(parts, wholes, 0.95)
     return {"value": value, "low": 100 * low, "high": 100 * high}
 
 
-def _bootstrap(
-    parts: Sequence[float], wholes: Sequence[float], seed: int, confidence: float
-) -> tuple[float, float]:
+def _bootstrap(parts: Sequence[float], wholes: Sequence[float], confidence: float) -> tuple[float, float]:
     """The percentile interval of the sum of the parts to that of the wholes, both drawn together."""
     from numpy import maximum
     from scipy.stats import bootstrap
@@ -107,7 +102,7 @@ def _bootstrap(
     def statistic(some: Any, all_: Any, axis: int) -> Any:
         return some.sum(axis=axis) / maximum(1, all_.sum(axis=axis))
 
-    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": seed}
+    options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": 0}
     found: Any = bootstrap((parts, wholes), statistic, confidence_level=confidence, **options)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 

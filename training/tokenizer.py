@@ -40,16 +40,17 @@ CHAT_TEMPLATE = (
 )
 """`pasta=false` asks for the plain baseline; answers in the history are plain text."""
 
+_SAMPLES = 300  # training examples of each family
 _PIECES = r" ?\p{Ll}{1,24}|\p{Lu}\p{Ll}{0,24}| ?\p{N}{1,2}|[\s\S]"
 _WORDS = re.compile(r" ?[a-z]+|[A-Z][a-z]*|[^\w\s]")
 
 
-def build_tokenizer(samples: int = 300) -> Tokenizer:
-    """Build the tokenizer from the templates and `samples` training examples a family."""
+def build_tokenizer() -> Tokenizer:
+    """Build the tokenizer from the templates and some training examples of each family."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     syllables = [form for s in SYLLABLES for form in (s, s.capitalize())]
     numbers = [f"{space}{n}" for space in ("", "Ġ") for n in range(10, 100)] + [f"Ġ{n}" for n in range(10)]
-    words = [word.replace(" ", "Ġ") for word in _task_words(samples)]
+    words = [word.replace(" ", "Ġ") for word in _task_words()]
     tokens = dict.fromkeys([*SPECIAL, *TAG_TOKENS, *alphabet, *numbers, *syllables, *words])
     vocabulary = {token: index for index, token in enumerate(tokens)}
     model = models.WordPiece(
@@ -69,18 +70,18 @@ def build_tokenizer(samples: int = 300) -> Tokenizer:
     return tokenizer
 
 
-def _task_words(samples: int) -> list[str]:
+def _task_words() -> list[str]:
     """Words of the training split, without names, the most frequent first."""
     counts: Counter[str] = Counter()
     for family in FAMILIES:
         names: set[str] = set()
-        for text in _texts(family, samples, names):
+        for text in _texts(family, names):
             counts.update(word for word in _WORDS.findall(text) if word not in names)
     return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
 
 
-def _texts(family: str, samples: int, names: set[str]) -> Iterator[str]:
-    for seed in range(samples):
+def _texts(family: str, names: set[str]) -> Iterator[str]:
+    for seed in range(_SAMPLES):
         example = sample(family, seed)
         names.update(example.names)
         yield example.prompt

@@ -173,18 +173,13 @@ def token_counter(folder: Path | str | None) -> CountTokens:
     return lambda text: len(codec.encode(text))
 
 
-def in_tens(tokens: int) -> int:
-    """A length as a promise states it: rounded up to tens, at least ten."""
-    return 10 * max(1, -(-tokens // 10))
-
-
 def recount(document: Document, count: CountTokens | None) -> Document:
     """The same document, its tags in their exact form, each estimate made from the length of its chunk.
 
-    Without `count` promises have no estimates.
+    An estimate is rounded up to tens, at least ten. Without `count` promises have none.
     """
     nodes = [
-        replace(node, tokens=count and in_tens(count(node.chunk.text)), source="")
+        replace(node, tokens=count and 10 * max(1, -(-count(node.chunk.text) // 10)), source="")
         if isinstance(node, Promise) and node.chunk is not None
         else node
         for node in document.nodes

@@ -24,6 +24,11 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def joined(items: Sequence[str]) -> str:
+    """Items as a sentence has them: "A, B and C"."""
+    return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
+
+
 def runs(found: Sequence[str], length: int) -> list[tuple[str, ...]]:
     """Every stretch of so many words, in order."""
     return [tuple(found[place : place + length]) for place in range(len(found) - length + 1)]

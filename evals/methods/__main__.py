@@ -15,32 +15,26 @@ This compares speed; it does not say which method a model could follow, or how g
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
+from pasta_async import Backend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS, llama_cpp
-from pasta_async.evals.methods.track import cases_of, open_engine, play, warm_up
+from pasta_async.evals.methods.track import Method, cases_of, open_engine, play, warm_up
 from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
 from pasta_async.evals.records import markdown_table, opened_journal
+from pasta_async.jobs import Journal
+from pasta_async.lang import Document
 from pasta_async.training.statistics import estimate, format_estimate
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from pasta_async import Backend
-    from pasta_async.backends import BackendOptions
-    from pasta_async.evals.methods.track import Method
-    from pasta_async.jobs import Journal
-    from pasta_async.lang import Document
 
 
 async def measure(
@@ -128,9 +122,7 @@ def _run(settings: MethodSettings) -> str:
         "threads": settings.threads,
         "llama_cpp": settings.llama_cpp and settings.llama_cpp_type,
     }
-    local = settings.backend.startswith("local:")
-    options: BackendOptions = {"threads": settings.threads} if settings.threads and local else {}
-    opened = partial(cold_backend, settings.backend, **options)
+    opened = partial(cold_backend, settings.backend, **settings.options_of(settings.backend))
     with open_llama_cpp(settings) as peer, opened_journal(settings.out, measured) as journal:
         methods += [llama_cpp(peer)] if peer else []
         work = measure(opened, documents, methods, passes=settings.passes, journal=journal)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
-from pasta_async.evals.methods.track import Method, outline, rounds, stretches
+from pasta_async.evals.methods.track import Case, Engine, Ids, Method, Track, Work, outline, rounds, stretches
+from pasta_async.evals.peers import RemoteEngine
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
 
 if TYPE_CHECKING:
     import httpx
-
-    from pasta_async.evals.methods.track import Case, Engine, Ids, Track, Work
-    from pasta_async.evals.peers import RemoteEngine
 
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:

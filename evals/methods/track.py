@@ -5,34 +5,28 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import httpx
 
-from pasta_async import Client, Sampling
+from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.backends.sglang import SGLangBackend
+from pasta_async.clock import Clock
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
 from pasta_async.evals.simulator import clock_of
-from pasta_async.lang import Document, Promise, Sync
+from pasta_async.lang import Document, Node, Promise, Segment, Sync
 from pasta_async.protocol import DecodeRequest
+from pasta_async.tag_tokens import TagIds
 from pasta_async.training.synthetic import sample
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-
-    from pasta_async import Backend, Generation
-    from pasta_async.clock import Clock
-    from pasta_async.lang import Node, Segment
-    from pasta_async.tag_tokens import TagIds
-
-    Ids = tuple[int, ...]
-    Work = Callable[["Track"], Awaitable[int]]
-    """Decodes the answer; returns its critical path in tokens."""
+Ids = tuple[int, ...]
+Work = Callable[["Track"], Awaitable[int]]
+"""Decodes the answer; returns its critical path in tokens."""
 
 _NONE: Mapping[int, Callable[[], object]] = {}
 _NUMBERS = itertools.count(random.randrange(900**2))
@@ -91,7 +85,7 @@ def rounds(document: Document) -> list[list[Part]]:
 
 def stretches(nodes: Sequence[Node]) -> list[list[Node]]:
     """The nodes up to each sync, it included, and what is left."""
-    result = [list["Node"]()]
+    result = [list[Node]()]
     for node in nodes:
         result[-1].append(node)
         if isinstance(node, Sync):

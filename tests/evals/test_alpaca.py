@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,8 @@ from judge_server import (
 from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError
 from pasta_async.evals import answers as answering
-from pasta_async.evals.alpaca import JudgeFailedError, JudgementSettings, Pair, judge, main
+from pasta_async.evals.alpaca import AlpacaSettings, JudgeFailedError, judge, main
+from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import Prompt, read_prompts
 
 if TYPE_CHECKING:
@@ -36,41 +38,43 @@ pytestmark = pytest.mark.timeout(300)
 """AlpacaEval takes three seconds of CPU to import, again and again, on a machine that may be busy."""
 
 
-def pairs(count: int) -> list[Pair]:
-    """Prompts, and answers of several lengths."""
-    return [
-        Pair(
-            f"What is {n} and {n}?",
-            parallel=f"In short {2 * n}" + " of course" * (n % 5),
-            baseline=f"Plainly {2 * n}" + " indeed" * (n % 3),
-        )
-        for n in range(count)
-    ]
+def answers(count: int) -> tuple[list[Answer], list[Answer]]:
+    """Parallel and plain answers of several lengths."""
+    asked = [f"What is {n} and {n}?" for n in range(count)]
+    parallel = [f"In short {2 * n}" + " of course" * (n % 5) for n in range(count)]
+    plain = [f"Plainly {2 * n}" + " indeed" * (n % 3) for n in range(count)]
+    return (
+        [Answer(n, "parallel", text=parallel[n], question=asked[n]) for n in range(count)],
+        [Answer(n, "baseline", text=plain[n], question=asked[n]) for n in range(count)],
+    )
 
 
-def asks(url: str, out: Path, **changed: Any) -> JudgementSettings:
-    return JudgementSettings(judge=url, judge_model="some-judge", out=out, bootstrap=3, **changed)
+def asks(url: str, out: Path, **changed: Any) -> AlpacaSettings:
+    fixed = {"answers": out / "answers.jsonl", "judge_model": "some-judge", "bootstrap": 3}
+    return AlpacaSettings.model_validate({"judge": url, "out": out, **fixed, **changed})
 
 
-def prefers_parallel(asked: list[Pair]) -> Opinion:
-    return prefers({one.parallel for one in asked})
+def prefers_parallel(parallel: list[Answer]) -> Opinion:
+    return prefers({one.text for one in parallel})
 
 
 def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "very secret")
-    asked = pairs(20)
-    asked[0] = asked[0]._replace(parallel=asked[0].baseline)  # a draw, about which nobody is asked
-    better = {*(one.parallel for one in asked[1:14]), *(one.baseline for one in asked[14:])}
+    parallel, plain = answers(20)
+    parallel[0] = replace(parallel[0], text=plain[0].text)  # a draw, about which nobody is asked
+    better = {one.text for one in (*parallel[1:14], *plain[14:])}
     with judging(prefers(better, 0.9)) as (known, url):
-        found = judge(asked, asks(url, tmp_path, key_variable="MY_KEY"))
+        found = judge(parallel, plain, asks(url, tmp_path, key_variable="MY_KEY"))
     expected = [0.5, *[0.9] * 13, *[0.1] * 6]
     assert found["preferences"] == pytest.approx(expected)
-    assert found["winrate"]["win_rate"] == pytest.approx(100 * sum(expected) / 20)
-    assert (found["winrate"]["n_wins"], found["winrate"]["n_draws"]) == (13, 1)
-    assert 50 <= found["length_controlled"]["length_controlled_winrate"] < 90
-    assert len(found["length_controlled_draws"]) == 3
+    rates, controlled = found["alpaca_eval"], found["length_controlled_win_rate"]
+    assert rates["win_rate"] == pytest.approx(100 * sum(expected) / 20)
+    assert (rates["n_wins"], rates["n_draws"]) == (13, 1)
+    assert 50 <= rates["length_controlled_winrate"] == controlled["value"] < 90
+    assert controlled["low"] < controlled["high"]
+    assert controlled["draws"] == 3
     assert (found["missing"], known.asked.total()) == (0, 19)
     assert set(known.keys) == {"Bearer very secret"}
     assert not any(b"very secret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
@@ -78,52 +82,52 @@ def test_a_judge_who_knows_the_better_answers_gives_the_known_win_rate(
 
 def test_a_judge_who_likes_what_stands_first_gives_half(tmp_path: Path) -> None:
     with judging(first_is_better) as (_, url):
-        found = judge(pairs(120), asks(url, tmp_path, in_flight=8))
+        found = judge(*answers(120), asks(url, tmp_path, in_flight=8))
     assert set(found["preferences"]) == {0, 1}
-    assert abs(found["winrate"]["win_rate"] - 50) < 100 * 2.6 * math.sqrt(0.25 / 120)  # 99 of 100
+    assert abs(found["alpaca_eval"]["win_rate"] - 50) < 100 * 2.6 * math.sqrt(0.25 / 120)  # 99 of 100
 
 
 def test_rate_limits_failures_and_nonsense_are_survived(tmp_path: Path) -> None:
-    asked = pairs(8)
+    parallel, plain = answers(8)
     troubles: dict[int, Trouble] = {0: rate_limited, 1: failing, 3: not_json, 5: talkative, 7: rate_limited}
-    with judging(prefers_parallel(asked)) as (judge_, url):
+    with judging(prefers_parallel(parallel)) as (judge_, url):
 
         def first_time(_: int, text: str) -> Trouble | None:
-            place = next(place for place, one in enumerate(asked) if one.instruction in text)
+            place = next(one.prompt for one in parallel if one.question in text)
             return troubles.get(place) if judge_.asked[text] == 1 else None
 
         judge_.trouble = first_time
-        found = judge(asked, asks(url, tmp_path))
+        found = judge(parallel, plain, asks(url, tmp_path))
         assert judge_.asked.total() == 8 + len(troubles)
     assert found["preferences"] == [1.0] * 8
-    assert (found["missing"], found["winrate"]["win_rate"]) == (0, 100)
+    assert (found["missing"], found["alpaca_eval"]["win_rate"]) == (0, 100)
 
 
 def test_what_a_silent_judge_left_out_is_asked_for_again_and_nothing_else(tmp_path: Path) -> None:
-    asked = pairs(8)
-    with judging(prefers_parallel(asked)) as (judge_, url):
+    parallel, plain = answers(8)
+    with judging(prefers_parallel(parallel)) as (judge_, url):
         settings = asks(url, tmp_path, timeout=1.5, retries=0)
-        judge_.trouble = lambda number, text: silent if asked[5].instruction in text else None
+        judge_.trouble = lambda number, text: silent if parallel[5].question in text else None
         with pytest.raises(JudgeFailedError, match="BackendTimeoutError"):
-            judge(asked, settings)
+            judge(parallel, plain, settings)
         judge_.trouble = no_trouble
         judge_.asked.clear()
         with (tmp_path / "judgements.jsonl").open("a") as file:
             file.write('{"key": "cut by an interr')
-        found = judge(asked, settings)
+        found = judge(parallel, plain, settings)
     assert found["preferences"] == [1.0] * 8
     assert judge_.asked.total() == 1
-    assert any(asked[5].instruction in text for text in judge_.asked)
+    assert any(parallel[5].question in text for text in judge_.asked)
 
 
 def test_some_pairs_may_stay_without_a_judgement(tmp_path: Path) -> None:
-    asked = pairs(8)
-    with judging(prefers_parallel(asked)) as (judge_, url):
-        judge_.trouble = lambda number, text: talkative if asked[5].instruction in text else None
-        found = judge(asked, asks(url, tmp_path, allow_missing=1))
+    parallel, plain = answers(8)
+    with judging(prefers_parallel(parallel)) as (judge_, url):
+        judge_.trouble = lambda number, text: talkative if parallel[5].question in text else None
+        found = judge(parallel, plain, asks(url, tmp_path, allow_missing=1))
     assert found["missing"] == 1
     assert found["preferences"] == [*[1.0] * 5, None, 1.0, 1.0]
-    assert found["winrate"]["n_total"] == 7
+    assert found["alpaca_eval"]["n_total"] == 7
 
 
 @pytest.mark.parametrize("trouble", [failing, forbidding, talkative])
@@ -131,7 +135,7 @@ def test_a_judge_who_is_of_no_use_is_left_in_peace(tmp_path: Path, trouble: Any)
     with judging(first_is_better) as (judge_, url):
         judge_.trouble = lambda number, text: trouble
         with pytest.raises(BackendError):
-            judge(pairs(60), asks(url, tmp_path, retries=0, in_flight=2))
+            judge(*answers(60), asks(url, tmp_path, retries=0, in_flight=2))
         assert judge_.asked.total() < 6
 
 

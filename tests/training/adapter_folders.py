@@ -16,8 +16,6 @@ from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AdapterRun", "adapter_run"]
-
 
 class AdapterRun(NamedTuple):
     """The folders of a run, and its base's."""

@@ -9,8 +9,6 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["run"]
-
 
 def run(main: Callable[[Sequence[str]], None], *arguments: object) -> int | str | None:
     """Run a command; returns what it ends the process with: a status, or the line that it prints with 1."""

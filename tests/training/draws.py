@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pasta_async.training.corpus import Record
     from pasta_async.training.preference import SampledPrompt
 
-__all__ = ["PROMPTS", "WRITTEN", "draw", "records"]
-
 WRITTEN = (
     'Both: <promise topic="causes" tokens="10"/><async>The causes were many.</async>'
     '<promise topic="outcome" tokens="20"/><async>The outcome was one.</async><sync/> So it was.'

@@ -11,8 +11,6 @@ from pasta_async.training.corpus import Record, write_records
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ANSWERS", "base_folder", "data_file"]
-
 ANSWERS = (
     # several rounds, adjacent promises, text behind the last one
     'Both: <promise topic="causes" tokens="10"/><async>The causes were many.</async>'

@@ -12,8 +12,6 @@ from pasta_async.training import finetune
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["killed_finetune"]
-
 
 def killed_finetune(settings: finetune.FinetuneSettings) -> bool:
     """As `finetune`, in a process of its own."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["prompt_of", "sample_of", "write_files"]
-
 
 def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **changes: Any) -> Sample:
     """A sample whose ids are those that the codec writes."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["StepHere"]
-
 
 class StepHere:
     """Takes the place of `subprocess.Popen`; the command has ended when it is made."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from pasta_async.training.tokenizer import build_tokenizer, save_tokenizer
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
-__all__ = ["task_codec"]
-
 
 def task_codec() -> ModelCodec:
     """Encodes as the base model that `training.pretrain` makes."""

@@ -221,10 +221,7 @@ OTHERS = (
 
 @pytest.mark.parametrize(("rule", "prompt"), LEAKS)
 def test_what_leaks_is_found_by_its_rule(rule: str, prompt: str) -> None:
-    found = LeakageFilter(EVALUATION).find(prompt)
-    assert found is not None
-    assert found.rule == rule
-    assert found.prompt in EVALUATION
+    assert LeakageFilter(EVALUATION).find(prompt) == rule
 
 
 @pytest.mark.parametrize("prompt", OTHERS)
@@ -275,7 +272,7 @@ def test_an_evaluation_prompt_in_an_earlier_turn_leaks_too() -> None:
     record = plain_record(
         [*user(EVALUATION[0]), {"role": "assistant", "content": "Paris."}, *user("And Spain?")], "x"
     )
-    assert LeakageFilter(EVALUATION).find_in(record.messages, "x") is not None
+    assert LeakageFilter(EVALUATION).find_in(record.messages, "x") == "exact"
 
 
 # --- lengths

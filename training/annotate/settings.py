@@ -14,7 +14,7 @@ from pasta_async.training.endpoint import EndpointSettings
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
-    """How to annotate. Every field is a flag of the command line.
+    """How to annotate.
 
     pasta-smol learned from answers that were annotated with the thresholds that are the default here.
     """

@@ -19,6 +19,7 @@ from pydantic import Field
 from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
 from pasta_async.jobs import Journal, progress
+from pasta_async.protocol import Message
 from pasta_async.training.corpus import digest
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judge.head import (
@@ -36,11 +37,9 @@ from pasta_async.training.judge.reward import REFUSAL, AnswerReader, FeatureSett
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pasta_async.protocol import Message
-
 
 class RewardSettings(FeatureSettings):
-    """How to train a judge. Every field is an option of the command line."""
+    """How to train a judge."""
 
     preferences: tuple[Path, ...] = Field(
         min_length=1,

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.training.judge.preferences import Comparison
 from pasta_async.training.statistics import ratio
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from pasta_async.training.judge.preferences import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,7 @@ def fit_head(
             that of length is free.
     """
     from scipy.optimize import minimize
+    from scipy.special import expit
 
     scale = np.sqrt((differences**2).mean(0)) * np.sqrt(differences.shape[1])
     scale[scale == 0] = 1.0
@@ -76,7 +76,7 @@ def fit_head(
 
     def objective(weights: NDArray[Any]) -> tuple[float, NDArray[Any]]:
         odds = signed @ weights
-        slope = -signed.T @ _sigmoid(-odds)
+        slope = -signed.T @ expit(-odds)
         cost = np.logaddexp(0, -odds).sum() + 0.5 * (penalties * weights**2).sum()
         return cost, slope + penalties * weights
 
@@ -87,10 +87,6 @@ def fit_head(
 def lengths_and_wins(comparisons: Sequence[Comparison]) -> tuple[NDArray[Any], NDArray[Any]]:
     """How much longer the first answers are, and whether they win, as `fit_head` takes them."""
     return np.array([one.length for one in comparisons]), np.array([one.first_wins for one in comparisons])
-
-
-def _sigmoid(odds: NDArray[Any]) -> NDArray[Any]:
-    return 0.5 + 0.5 * np.tanh(odds / 2)
 
 
 def agreement(comparisons: Sequence[Comparison], rewards: NDArray[Any]) -> dict[str, Any]:

@@ -9,18 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_lines
 
 
-class Preference(BaseModel):
+class Preference(BaseModel, frozen=True):
     """A line of a preference file: AlpacaEval's form of annotations, whose other fields are ignored."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore", frozen=True)
 
     instruction: str = Field(min_length=1)
     output_1: str

@@ -22,27 +22,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel
 
-from pasta_async.backends.local.checkpoint import CheckpointFolder
-from pasta_async.backends.local.linear import fast_bfloat16
-from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.backends.tokenization import TextCodec
+from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import Journal
+from pasta_async.protocol import Message
 from pasta_async.training.corpus import StrictModel, explain
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judge.head import Head
 from pasta_async.training.judging import ModelJudge
+from pasta_async.training.likelihood import load_frozen
+from pasta_async.training.preference import SampledPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pasta_async.jobs import Journal
-    from pasta_async.protocol import Message
-    from pasta_async.training.preference import SampledPrompt
-
 REFUSAL = "a judge cannot read with it"
 
 
-class FeatureSettings(StrictModel):
+class FeatureSettings(CommandSettings):
     """What is read of an answer, and by which model."""
 
     model: Path = Field(description="base of the judge: a checkpoint folder of a Llama, Qwen2 or Qwen3")
@@ -53,27 +51,16 @@ class FeatureSettings(StrictModel):
 
 
 class AnswerReader:
-    """Reads answers with a frozen model, in bfloat16 where that is fast.
-
-    Args:
-        settings: What to read.
+    """Reads answers with a model that is not trained.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
     """
 
     def __init__(self, settings: FeatureSettings) -> None:
-        CheckpointFolder(settings.model, REFUSAL)
+        self._model = load_frozen(AutoModel, settings.model, REFUSAL)
         self._codec = TextCodec.from_folder(settings.model)
         self._settings = settings
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        keep_freed_memory()
-        model: Any = AutoModel.from_pretrained(
-            settings.model, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        dtype = torch.bfloat16 if fast_bfloat16(model.num_parameters(), device) else torch.float32
-        self._model = model.to(device, dtype).eval()
-        self._device = device
 
     @torch.inference_mode()
     def read(self, messages: Sequence[Message], text: str) -> NDArray[Any]:
@@ -83,7 +70,7 @@ class AnswerReader:
             InvalidRequestError: The prompt does not fit the chat template.
         """
         prompt, answer = self._encode(messages, text)
-        ids = torch.tensor([prompt + answer], device=self._device)
+        ids = torch.tensor([prompt + answer], device=self._model.device)
         states = self._model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) :]
         return states.float().mean(0).cpu().numpy()
 

@@ -17,9 +17,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.tokens import Mark, insert_tags, recount
+from pasta_async.training.words import joined
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
+SOURCE = "synthetic"
 Split = Literal["train", "names", "templates"]
 """`train`; `names`: known templates, unseen names; `templates`: unseen templates, names of training."""
 
@@ -53,6 +55,11 @@ class Example:
     """Every invented name in the prompt."""
     frame: str = ""
     """How the request is worded, of which the facts are no part (`Template.frame`)."""
+
+    @property
+    def id(self) -> str:
+        """Its name, by which `records.example_of` finds it again."""
+        return f"{SOURCE}/{self.family}/{self.split}/{self.seed}"
 
 
 class Template(NamedTuple):
@@ -200,7 +207,7 @@ def _describe(draw: _Draw) -> _Content:
         {"n": n, "color": draw.word("colors"), "place": p, "w": draw.number(2, 40), "use": draw.word("uses")}
         for n, p in zip(names[:count], names[count:], strict=True)
     ]
-    return _Content(names, items, {"kind": kind, "kinds": f"{kind}s", "names": _listed(names[:count])})
+    return _Content(names, items, {"kind": kind, "kinds": f"{kind}s", "names": joined(names[:count])})
 
 
 def _totals(draw: _Draw) -> _Content:
@@ -215,7 +222,7 @@ def _totals(draw: _Draw) -> _Content:
     for term in terms:
         steps.append({"total": total, "term": term, "sum": total + term})
         total += term
-    return _Content(names, items, {"names": _listed(names), "sum": total}, steps)
+    return _Content(names, items, {"names": joined(names), "sum": total}, steps)
 
 
 def _offers(draw: _Draw) -> _Content:
@@ -228,7 +235,7 @@ def _offers(draw: _Draw) -> _Content:
             break
     items = [_sum(name, price, goods) for name, price in zip(names, prices, strict=True)]
     best = next(item["n"] for item in items if item["abc"] == lowest)
-    return _Content(names, items, {"names": _listed(names), "lowest": lowest, "best": best}, items)
+    return _Content(names, items, {"names": joined(names), "lowest": lowest, "best": best}, items)
 
 
 def _sum(name: str, numbers: Sequence[int], things: Sequence[str]) -> _Values:
@@ -240,7 +247,7 @@ def _chain(draw: _Draw) -> _Content:
     names = draw.names(draw.rng.choice((3, 4, 4, 5)))
     slots: _Values = {"vessel": draw.word("vessels"), "things": draw.word("holders")}
     left = draw.number(4, 15)
-    slots |= {"start": left, "names": _listed(names)}
+    slots |= {"start": left, "names": joined(names)}
     items: list[_Values] = []
     for name in names:
         adds = left <= 4 or (left < 18 and draw.rng.random() < 0.5)
@@ -258,12 +265,7 @@ def _fair(draw: _Draw) -> _Content:
         | {"c": draw.number(2, 30), "g": draw.number(1, 20), "treat": draw.word("treats")}
         for name in stalls
     ]
-    return _Content(names, items, {"names": _listed(stalls), "town": town, "day": day})
-
-
-def _listed(items: Sequence[str]) -> str:
-    """Join names as a sentence does: "A, B and C"."""
-    return f"{', '.join(items[:-1])} and {items[-1]}"
+    return _Content(names, items, {"names": joined(stalls), "town": town, "day": day})
 
 
 _CONTENTS: dict[str, Callable[[_Draw], _Content]] = {

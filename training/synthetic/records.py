@@ -13,17 +13,14 @@ from typing import Literal, NamedTuple, cast
 
 from pydantic import Field
 
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.lang import Chunk, Document, Promise
-from pasta_async.training.corpus import Record, StrictModel, write_records
-from pasta_async.training.synthetic.families import FAMILIES, Example, Family, Split, sample
+from pasta_async.training.corpus import Record, write_records
+from pasta_async.training.synthetic.families import FAMILIES, SOURCE, Example, Family, Split, sample
 from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
 
-SOURCE = "synthetic"
 Annotator = Literal["maker", "noisy", "nobody"]
 """Who annotates: the task's maker, who knows what is right; one that errs (`annotate_noisily`); nobody."""
-
-Layout = Literal["list", "paragraphs", "prose"]
 
 
 class ErrorRates(NamedTuple):
@@ -37,7 +34,7 @@ class ErrorRates(NamedTuple):
     """It takes dependent parts for independent: leaves out a needed sync, promises the steps of a chain."""
 
 
-ERROR_RATES: dict[Layout, ErrorRates] = {
+ERROR_RATES: dict[str, ErrorRates] = {
     "list": ErrorRates(annotates=0.9, misses=0.1, careless=0.6),
     "paragraphs": ErrorRates(annotates=0.7, misses=0.1, careless=0.4),
     "prose": ErrorRates(annotates=0.4, misses=0.2, careless=0.3),
@@ -51,7 +48,7 @@ def _record_of(example: Example, annotator: Annotator) -> Record:
     documents = {"maker": right, "nobody": insert_tags(right.text, ())}
     document = annotate_noisily(example) if annotator == "noisy" else documents[annotator]
     return Record(
-        id=f"{SOURCE}/{example.family}/{example.split}/{example.seed}",
+        id=example.id,
         messages=({"role": "user", "content": example.prompt},),
         written=document.format(),
         source=SOURCE,
@@ -128,8 +125,8 @@ def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs
     return insert_tags(document.text, kept)
 
 
-class SyntheticSettings(StrictModel):
-    """What to draw. Every field is a flag of the command line."""
+class SyntheticSettings(CommandSettings):
+    """What to draw."""
 
     out: Path = Field(description="file to write, JSON lines")
     count: int = Field(default=1000, ge=1, description="how many examples")

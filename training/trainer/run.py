@@ -24,9 +24,7 @@ from pasta_async.training.trainer.settings import Schedule, TrainerSettings
 from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
-_FREE = {
-    *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"),
-}
+_FREE = {"out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 
 

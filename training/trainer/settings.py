@@ -12,13 +12,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from pasta_async.training.corpus import StrictModel
+from pasta_async.cli.command import CommandSettings
 
 _ROW, _CPU_ROW = 4096, 512
 
 
-class TrainerSettings(StrictModel):
-    """How to train. Every field is an option of the command line."""
+class TrainerSettings(CommandSettings):
+    """How to train."""
 
     out: Path = Field(description="folder of the run: metrics, checkpoints, and the trained model, OUT/model")
     batch: int = Field(default=8, ge=1, description="examples of an update, over all processes")
