@@ -78,7 +78,10 @@ def _products(
 
 
 class Head(NamedTuple):
-    """The rows of the vocabulary: one table, or a frozen one with rows beside it that are trained."""
+    """The rows of the vocabulary: one table, or a frozen one with rows beside it that are trained.
+
+    peft would merge the two into another table for each pass.
+    """
 
     table: torch.Tensor
     """[vocabulary, hidden]"""
@@ -123,7 +126,10 @@ def linear_losses(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> tor
 
 
 class _Losses(torch.autograd.Function):
-    """Losses, and at once what their gradients are proportional to, a few targets at a time."""
+    """Losses, and at once what their gradients are proportional to, a few targets at a time.
+
+    So the logits of all targets, the largest array there would be, are never kept for the backward pass.
+    """
 
     @staticmethod
     def forward(
