@@ -25,7 +25,10 @@ def measure(forms: Forms) -> dict[str, Any]:
         have it, None without promises.
     """
     counts = {
-        form: [count_faults(parse(one.written), well_formed=one.well_formed, cut=one.cut) for one in own]
+        form: [
+            count_faults(parse(one.written), one.question, well_formed=one.well_formed, cut=one.cut)
+            for one in own
+        ]
         for form, own in forms.items()
     }
     figures: Figures = {

@@ -1,7 +1,7 @@
 """Faults of an answer that a program can count.
 
-They need no model and no reference, and say nothing about whether an answer is true or good. Words are those
-of `pasta_async.training.words`, so the rules are for English.
+They need no model and no reference, the prompt at most, and say nothing about whether an answer is true or
+good. Words are those of `pasta_async.training.words`, so the rules are for English.
 
 malformed
     It did not end by itself, or its tags had something to complain about.
@@ -9,6 +9,9 @@ loop
     The text repeats itself (`repeats_itself`).
 runaway
     More than 20 promises or items of one list; or more than 10 in a malformed answer.
+miscount
+    The prompt asks for a number of things (`asked_count`), and the answer's list, or its promises, have
+    another.
 same_topic
     A promise whose topic has the same words as an earlier one's.
 empty
@@ -38,6 +41,19 @@ _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
 _RUNAWAY, _RUNAWAY_CUT = 20, 10
 
+_NUMBERS = dict(
+    zip("two three four five six seven eight nine ten twelve".split(), (*range(2, 11), 12), strict=True)
+)
+_ASKED = re.compile(
+    r"\b(?:create|describe|explain|find|generate|give|identify|list|name|offer|propose|provide|recommend|share|suggest|"
+    r"tell|write|think of|come up with|what (?:are|were))"
+    r"(?:\s+(?:a list of|about|best|for me|me|most|my|of|out|some|the|top|up|us|with|your)){0,4}"
+    rf"\s+(?P<number>{'|'.join(_NUMBERS)}|[2-9]|1\d|20)\s+"
+    r"(?!(?:acts|characters|days|dollars|hours|lines|minutes|months|pages|paragraphs|parts|people|persons|sentences|"
+    r"stanzas|syllables|times|verses|weeks|words|years)\b)"
+    r"(?:(?!or\b|to\b)[\w'-]+\s+){0,3}?[\w'-]*[a-z]s\b",
+    re.IGNORECASE,
+)
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
 _SENTENCE_END = re.compile(r"[^\W\d_]{2}[.!?][\"'\u2019\u201d)\]*]*\s")
 _OPEN_END = re.compile(r"(?:[^\W\d_]|,)\Z")
@@ -49,9 +65,10 @@ class Faults(NamedTuple):
 
     promises: int = 0
     malformed: int = 0
-    """0 or 1, as `loop` and `runaway`."""
+    """0 or 1, as `loop`, `runaway` and `miscount`."""
     loop: int = 0
     runaway: int = 0
+    miscount: int = 0
     same_topic: int = 0
     """Promises, as the others."""
     empty: int = 0
@@ -60,7 +77,7 @@ class Faults(NamedTuple):
     off_topic: int = 0
 
 
-OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5}
+OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25}
 """The faults that an answer has as a whole, and what each takes off its soundness."""
 OF_PROMISES: dict[str, float] = {
     "same_topic": 0.25,
@@ -72,11 +89,23 @@ OF_PROMISES: dict[str, float] = {
 """The faults that each of its promises may have, and what they take off if all have it."""
 
 
-def count_faults(document: Document, *, well_formed: bool = True, cut: Collection[int] = ()) -> Faults:
+def asked_count(prompt: str) -> int | None:
+    """How many things a prompt asks for ("Give five tips", "What are the 3 largest ..."), if it says that."""
+    found = _ASKED.search(prompt)
+    if found is None:
+        return None
+    number = found["number"].lower()
+    return _NUMBERS.get(number) or int(number)
+
+
+def count_faults(
+    document: Document, prompt: str = "", *, well_formed: bool = True, cut: Collection[int] = ()
+) -> Faults:
     """Count the faults of an answer.
 
     Args:
         document: What was written; a plain answer has text alone.
+        prompt: What was asked.
         well_formed: Whether it ended by itself, with nothing to complain about.
         cut: Numbers of the threads that are known to have been cut.
     """
@@ -89,6 +118,7 @@ def count_faults(document: Document, *, well_formed: bool = True, cut: Collectio
         malformed=int(not well_formed),
         loop=int(repeats_itself(document.text)),
         runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
+        miscount=int(items > 1 and items != (asked_count(prompt) or items)),
         same_topic=_same_topics(promises),
         empty=said.count(False),
         cut=sum(

@@ -153,10 +153,11 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
     return {(score.id, score.number): score for _, score in read_lines(path, Score)}
 
 
-def faults_of_sample(sample: Sample) -> Faults:
-    """The faults of a sampled answer, of which is known what ended its chunks."""
+def faults_of_sample(sample: Sample, messages: Sequence[Message] = ()) -> Faults:
+    """The faults of a sampled answer, of which is known what was asked and what ended its chunks."""
     cut = {one.thread for one in sample.threads if one.was_cut}
-    return count_faults(parse(sample.written), well_formed=sample.well_formed, cut=cut)
+    asked = str(messages[-1]["content"]) if messages else ""
+    return count_faults(parse(sample.written), asked, well_formed=sample.well_formed, cut=cut)
 
 
 def choose_pairs(
@@ -205,7 +206,7 @@ def choose_pairs(
         usable = [
             (
                 (
-                    one.well_formed and (not sound_only or _is_sound(one, promising)),
+                    one.well_formed and (not sound_only or _is_sound(prompt, one, promising)),
                     round(value(scores[prompt.id, one.number], weight), 9),
                 ),
                 one,
@@ -242,9 +243,9 @@ def _pair(
     return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
 
 
-def _is_sound(sample: Sample, promising: bool) -> bool:
+def _is_sound(prompt: SampledPrompt, sample: Sample, promising: bool) -> bool:
     """Whether it has no fault, and promises where it has to."""
-    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample)) == 1
+    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, prompt.messages)) == 1
 
 
 def _promises(sample: Sample) -> bool:

@@ -106,7 +106,10 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     sound = {
-        (p.id, s.number): soundness(faults_of_sample(s)) for p in prompts for s in p.samples if not s.error
+        (p.id, s.number): soundness(faults_of_sample(s, p.messages))
+        for p in prompts
+        for s in p.samples
+        if not s.error
     }
     least = 1.0 if settings.sound_only else 0.0
     judged = [

@@ -11,6 +11,7 @@ from pasta_async.results import ThreadRecord
 from pasta_async.training.faults import (
     OF_PROMISES,
     Faults,
+    asked_count,
     count_faults,
     repeats_itself,
     soundness,
@@ -94,6 +95,32 @@ def test_long_lists_run_away_and_those_that_never_end_sooner() -> None:
     assert faults(*(promise(item[-11:], item) for item in items)).runaway
 
 
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [
+        ("Give five tips for better sleep.", 5),
+        ("Can you recommend 3 diverse parks in California?", 3),
+        ("What are the four largest islands?", 4),
+        ("Give me a list of the top 10 movies", 10),
+        ("Write three paragraphs about tea.", None),
+        ("Describe a day in 3 sentences", None),
+        ("Give me two or three ideas", None),
+        ("Name a city with 2 airports.", None),
+    ],
+)
+def test_how_many_things_a_prompt_asks_for(prompt: str, count: int | None) -> None:
+    assert asked_count(prompt) == count
+
+
+def test_a_list_of_another_length_than_was_asked_for_is_a_miscount() -> None:
+    three = (promise("Tea", TEA), promise("Coffee", COFFEE), promise("Water", "Water is older than both."))
+    assert faults(*three, prompt="Give five tips.") == Faults(promises=3, miscount=1)
+    assert faults("1. Tea", "2. Coffee", prompt="Give five tips.").miscount
+    assert not faults(*three, prompt="Give three tips.").miscount
+    assert not faults(*three, prompt="Give some tips.").miscount
+    assert not faults("Just one: drink tea.", prompt="Give five tips.").miscount, "no list"
+
+
 def test_what_ended_a_sampled_chunk_is_known() -> None:
     times = {"opened": 0.0, "started": 0.0, "first_token": 0.0, "ended": 1.0, "requests": ()}
     threads = [
@@ -118,6 +145,8 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
         threads=tuple(threads),
     )
     assert faults_of_sample(sample) == Faults(promises=2, cut=1)
+    asked = [{"role": "user", "content": "Name three drinks."}]
+    assert faults_of_sample(sample, asked) == Faults(promises=2, miscount=1, cut=1)
 
 
 @given(
