@@ -41,9 +41,10 @@ _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
 _RUNAWAY, _RUNAWAY_CUT = 20, 10
 
-_NUMBERS = dict(
-    zip("two three four five six seven eight nine ten twelve".split(), (*range(2, 11), 12), strict=True)
-)
+_NUMBERS: dict[str, int] = {
+    word: 2 + place
+    for place, word in enumerate("two three four five six seven eight nine ten eleven twelve".split())
+}
 _ASKED = re.compile(
     r"\b(?:create|describe|explain|find|generate|give|identify|list|name|offer|propose|provide|recommend|share|suggest|"
     r"tell|write|think of|come up with|what (?:are|were))"
@@ -94,7 +95,7 @@ def asked_count(prompt: str) -> int | None:
     found = _ASKED.search(prompt)
     if found is None:
         return None
-    number = found["number"].lower()
+    number: str = found["number"].lower()
     return _NUMBERS.get(number) or int(number)
 
 
