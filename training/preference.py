@@ -95,6 +95,11 @@ class SampledPrompt(StrictModel):
     plain: Plain | None = None
     """That of the model that drew the samples."""
 
+    @property
+    def question(self) -> str:
+        """What the user said last."""
+        return self.messages[-1]["content"]
+
 
 class Score(StrictModel):
     """What was measured of one sample."""
@@ -153,11 +158,10 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
     return {(score.id, score.number): score for _, score in read_lines(path, Score)}
 
 
-def faults_of_sample(sample: Sample, messages: Sequence[Message] = ()) -> Faults:
+def faults_of_sample(sample: Sample, question: str) -> Faults:
     """The faults of a sampled answer, of which is known what was asked and what ended its chunks."""
     cut = {one.thread for one in sample.threads if one.was_cut}
-    asked = str(messages[-1]["content"]) if messages else ""
-    return count_faults(parse(sample.written), asked, well_formed=sample.well_formed, cut=cut)
+    return count_faults(parse(sample.written), question, well_formed=sample.well_formed, cut=cut)
 
 
 def choose_pairs(
@@ -206,7 +210,7 @@ def choose_pairs(
         usable = [
             (
                 (
-                    one.well_formed and (not sound_only or _is_sound(prompt, one, promising)),
+                    one.well_formed and (not sound_only or _is_sound(one, prompt.question, promising)),
                     round(value(scores[prompt.id, one.number], weight), 9),
                 ),
                 one,
@@ -243,9 +247,9 @@ def _pair(
     return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
 
 
-def _is_sound(prompt: SampledPrompt, sample: Sample, promising: bool) -> bool:
+def _is_sound(sample: Sample, question: str, promising: bool) -> bool:
     """Whether it has no fault, and promises where it has to."""
-    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, prompt.messages)) == 1
+    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, question)) == 1
 
 
 def _promises(sample: Sample) -> bool:

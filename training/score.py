@@ -106,7 +106,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     sound = {
-        (p.id, s.number): soundness(faults_of_sample(s, p.messages))
+        (p.id, s.number): soundness(faults_of_sample(s, p.question))
         for p in prompts
         for s in p.samples
         if not s.error

@@ -144,9 +144,8 @@ def test_what_ended_a_sampled_chunk_is_known() -> None:
         well_formed=True,
         threads=tuple(threads),
     )
-    assert faults_of_sample(sample) == Faults(promises=2, cut=1)
-    asked = [{"role": "user", "content": "Name three drinks."}]
-    assert faults_of_sample(sample, asked) == Faults(promises=2, miscount=1, cut=1)
+    assert faults_of_sample(sample, "") == Faults(promises=2, cut=1)
+    assert faults_of_sample(sample, "Name three drinks.") == Faults(promises=2, miscount=1, cut=1)
 
 
 @given(
