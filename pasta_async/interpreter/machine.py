@@ -28,7 +28,6 @@ from pasta_async.lang import (
     PromiseRead,
     Reading,
     SyncRead,
-    TextRead,
 )
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import FinishReason, ModelInfo, Piece
@@ -275,8 +274,8 @@ class Machine:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
             thread.reported = len(found)
         for reading in readings:
-            if isinstance(reading, TextRead):
-                self._write(thread, reading.text)
+            if isinstance(reading, str):
+                self._write(thread, reading)
             elif isinstance(reading, ReasoningRead):
                 self._tell(ev.ReasoningDelta(reading.text))
             elif thread is self.main:
@@ -403,7 +402,7 @@ class Machine:
             self._release()
         else:
             thread.closed_by = closed_by
-            self._act(thread, [reading for reading in readings if isinstance(reading, TextRead)], now)
+            self._act(thread, [reading for reading in readings if isinstance(reading, str)], now)
             thread.lane.done, thread.lane.tokens = True, thread.kept
         thread.state, thread.finish_reason, thread.ended = "done", finish_reason, now
         self._report_end(thread)

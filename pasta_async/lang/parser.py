@@ -33,19 +33,12 @@ __all__ = [
     "PromiseRead",
     "Reading",
     "SyncRead",
-    "TextRead",
     "check",
     "parse",
 ]
 
 _PIECE = 1 << 16  # readings of a long text are dropped as it goes
 _SHARED = 256  # equal ignored tags share one node, up to this many different ones
-
-
-class TextRead(NamedTuple):
-    """Visible text: of the chunk while one is open, of main otherwise."""
-
-    text: str
 
 
 class PromiseRead(NamedTuple):
@@ -61,7 +54,7 @@ class ChunkBegun(NamedTuple):
 
     end: int
     gap: str = ""
-    """White space between the promise and `<async>`; it is visible, and comes in no `TextRead`."""
+    """White space between the promise and `<async>`; it is visible, and comes in no `str`."""
 
 
 class ChunkEnded(NamedTuple):
@@ -85,8 +78,11 @@ class IgnoredRead(NamedTuple):
     end: int
 
 
-Reading = TextRead | PromiseRead | ChunkBegun | ChunkEnded | SyncRead | IgnoredRead
-"""What a parser reports while it reads; the events that users see (`pasta_async.events`) come from it."""
+Reading = str | PromiseRead | ChunkBegun | ChunkEnded | SyncRead | IgnoredRead
+"""What a parser reports while it reads; the events that users see (`pasta_async.events`) come from it.
+
+A `str` is visible text: of the chunk while one is open, of main otherwise.
+"""
 
 
 class Parser:
@@ -155,7 +151,7 @@ class Parser:
 
         Returns:
             What happened. For any cut of a text into pieces the events are the same, once adjacent
-            `TextRead`s are joined.
+            text is joined.
 
         Raises:
             ParseError: In strict reading; the parser cannot be used any further.
@@ -312,12 +308,12 @@ class Parser:
             text, self._marker = split_marker(self._marker + text)
         if text:
             self._add_text(text)
-            events.append(TextRead(text))
+            events.append(text)
 
     def _end_gap(self, events: list[Reading]) -> None:
         """No chunk follows the promise, no tag ends the chunk: what was held back is text like any other."""
         if self._marker:
-            events.append(TextRead(self._marker))
+            events.append(self._marker)
             self._add_text(self._marker)
             self._marker = ""
         if not self._gap:
@@ -326,7 +322,7 @@ class Parser:
         if self._whole:
             self._report(Code.PROMISE_OPEN, self._place)
         if text := "".join(self._text):
-            events.append(TextRead(text))
+            events.append(text)
 
     def _on_tag(self, tag: Tag, events: list[Reading]) -> None:
         code = self._act(tag, events)

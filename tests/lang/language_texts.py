@@ -22,7 +22,6 @@ from pasta_async.lang import (
     Reading,
     Sync,
     Text,
-    TextRead,
 )
 
 thorough = settings(
@@ -142,9 +141,9 @@ def canonical_documents(draw: st.DrawFn) -> Document:
 
 def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
     result: list[Reading | str] = []
-    for is_text, group in groupby(events, lambda event: isinstance(event, TextRead)):
+    for is_text, group in groupby(events, lambda event: isinstance(event, str)):
         if is_text:
-            result.append("".join(event.text for event in group if isinstance(event, TextRead)))
+            result.append("".join(event for event in group if isinstance(event, str)))
         else:
             result += group
     return result
@@ -167,7 +166,7 @@ def outcome_of_tokens(pieces: Iterable[tuple[str, bool]]) -> tuple[object, ...]:
 
 def outcome_of(parser: Parser, readings: list[Reading]) -> tuple[object, ...]:
     events = readings + parser.close()
-    assert TextRead("") not in events
+    assert "" not in events
     return coalesced(events), parser.nodes, parser.diagnostics, parser.end
 
 

@@ -22,7 +22,6 @@ from pasta_async.lang import (
     Sync,
     SyncRead,
     Text,
-    TextRead,
     escape,
     parse,
     views,
@@ -65,9 +64,9 @@ def test_the_empty_text_is_the_empty_document() -> None:
 
 def test_events_tell_where_tags_end() -> None:
     events = feed_all(Parser(), WARS)
-    ends = [event.end for event in events if not isinstance(event, TextRead)]
+    ends = [event.end for event in events if not isinstance(event, str)]
     assert [WARS[:end].endswith(">") for end in ends] == [True] * 7
-    assert [type(event) for event in events if not isinstance(event, TextRead)] == [
+    assert [type(event) for event in events if not isinstance(event, str)] == [
         PromiseRead,
         ChunkBegun,
         ChunkEnded,
@@ -80,11 +79,11 @@ def test_events_tell_where_tags_end() -> None:
 
 def test_text_comes_out_at_once_and_a_possible_tag_is_held() -> None:
     parser = Parser()
-    assert parser.feed("Hello <") == [TextRead("Hello ")]
+    assert parser.feed("Hello <") == ["Hello "]
     assert parser.feed("sy") == []
-    assert parser.feed("nonym") == [TextRead("<synonym")]
-    assert parser.feed(" <pro") == [TextRead(" ")]
-    assert parser.close() == [TextRead("<pro")]
+    assert parser.feed("nonym") == ["<synonym"]
+    assert parser.feed(" <pro") == [" "]
+    assert parser.close() == ["<pro"]
     assert parser.document() == Document((Text("Hello <synonym <pro"),))
 
 
@@ -93,7 +92,7 @@ def test_white_space_behind_a_promise_waits_for_what_follows() -> None:
     parser = Parser()
     assert parser.feed(promise.source) == [PromiseRead(promise, 32)]
     assert parser.feed(" \n") == []
-    assert parser.feed("b") == [TextRead(" \n"), TextRead("b")]
+    assert parser.feed("b") == [" \n", "b"]
 
     parser = Parser()
     parser.feed(promise.source + " \n")
@@ -106,10 +105,10 @@ def test_an_ignored_tag_comes_between_a_promise_and_its_chunk() -> None:
     events = feed_all(Parser(), f"{promise.source} </promise><async>b")
     assert events == [
         PromiseRead(promise, 32),
-        TextRead(" "),
+        " ",
         IgnoredRead("</promise>", 43),
         IgnoredRead("<async>", 50),
-        TextRead("b"),
+        "b",
     ]
 
 
@@ -143,13 +142,13 @@ def test_a_halting_parser_forgets_what_follows_a_sync_in_its_piece() -> None:
 def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
     parser = Parser("chunk")
     assert parser.feed("A <async>chunk </as") == [
-        TextRead("A"),
-        TextRead(" "),
+        "A",
+        " ",
         IgnoredRead("<async>", 9),
-        TextRead("chunk"),
+        "chunk",
     ]
     assert parser.end is None
-    assert parser.feed("ync> and more") == [TextRead(" "), ChunkEnded(23)]
+    assert parser.feed("ync> and more") == [" ", ChunkEnded(23)]
     assert parser.end == 23
     assert parser.feed("even <more>") == parser.close() == []
     assert parser.nodes == (Text("A "), Ignored("<async>"), Text("chunk "))
@@ -160,7 +159,7 @@ def test_a_chunk_threads_text_ends_with_its_closing_tag() -> None:
 @pytest.mark.parametrize("left_out", ["", " ", "\n\n", "\n3. ", " \n \n- ", "\r\n12)", "\n\t\u2022 "])
 def test_a_promise_or_sync_ends_a_chunk_threads_text(tag: str, left_out: str) -> None:
     parser = Parser("chunk")
-    assert parser.feed(f"Tea.\nIt is mild.{left_out}") == [TextRead("Tea.\nIt is mild.")]
+    assert parser.feed(f"Tea.\nIt is mild.{left_out}") == ["Tea.\nIt is mild."]
     ended = [ChunkEnded(16 + len(left_out), "nested")]
     assert parser.feed(f"{tag} And more</async>") == ended
     assert parser.end == ended[0].end
@@ -181,10 +180,10 @@ def test_what_is_no_list_marker_stays_in_front_of_such_a_tag(kept: str) -> None:
 
 def test_a_promises_first_tag_token_ends_a_chunk_threads_text() -> None:
     parser = Parser("chunk")
-    assert feed_all(parser, "Tea.", ' <promise topic="') == [TextRead("Tea."), ChunkEnded(5, "nested")]
+    assert feed_all(parser, "Tea.", ' <promise topic="') == ["Tea.", ChunkEnded(5, "nested")]
     parser = Parser("chunk")
     readings = [*parser.feed_text("Tea. "), *parser.feed_tag(TAG_TOKENS[0])]
-    assert readings == [TextRead("Tea."), ChunkEnded(5, "nested")]
+    assert readings == ["Tea.", ChunkEnded(5, "nested")]
     assert parser.feed_text("more") == []
 
 
@@ -200,7 +199,7 @@ def test_in_a_whole_document_a_promise_inside_a_chunk_is_ignored() -> None:
 
 def test_a_chunk_thread_without_closing_tag() -> None:
     parser = Parser("chunk")
-    readings = [TextRead("A"), TextRead(" chunk"), TextRead(" <b")]
+    readings = ["A", " chunk", " <b"]
     assert feed_all(parser, "A", " chunk <", "b") == readings
     assert parser.nodes == (Text("A chunk <b"),)
     assert [found.code for found in parser.diagnostics] == ["async-unclosed"]
