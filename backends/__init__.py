@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class BackendOptions(TypedDict, total=False):
-    """Options of the backends that a string can name; each is refused where it means nothing."""
+    """Options of the backends that a string can name; each is refused where it means nothing.
+
+    Of several backends each takes those that are for it.
+    """
 
     api_key: str | None
     """`http:`: sent as a bearer token."""
@@ -95,11 +98,7 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
     """
     if not isinstance(url, str):
         return _open_several(url, options)
-    scheme, _, rest = url.partition(":")
-    kind = "http" if scheme == "https" else scheme
-    named = {"local": True, "http": rest.startswith("//") and rest.strip("/"), "sglang": rest}
-    if not named.get(kind):
-        raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
+    kind, rest = _kind(url)
     if unknown := sorted(options.keys() - _OPTIONS[kind]):
         raise InvalidRequestError(
             f"{url} does not take {', '.join(unknown)}; its options are {', '.join(sorted(_OPTIONS[kind]))}"
@@ -119,6 +118,16 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
     return LaunchedBackend(rest, **{"device": given.get("device"), **cast("Mapping[str, Any]", further)})
 
 
+def _kind(url: str) -> tuple[str, str]:
+    """Which kind of backend a string names, and what stands behind the colon."""
+    scheme, _, rest = url.partition(":")
+    kind = "http" if scheme == "https" else scheme
+    named = {"local": True, "http": rest.startswith("//") and rest.strip("/"), "sglang": rest}
+    if not named.get(kind):
+        raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
+    return kind, rest
+
+
 def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
     if len(urls) == 1:
         return open_backend(urls[0], **options)
@@ -127,7 +136,18 @@ def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
     names = [url.rstrip("/") for url in urls]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
-    return RoutedBackend({name: open_backend(url, **options) for name, url in zip(names, urls, strict=True)})
+    own = {name: _own(url, options) for name, url in zip(names, urls, strict=True)}
+    if unknown := sorted(options.keys() - set[str]().union(*own.values())):
+        raise InvalidRequestError(f"none of {', '.join(names)} takes {', '.join(unknown)}")
+    return RoutedBackend(
+        {name: open_backend(url, **own[name]) for name, url in zip(names, urls, strict=True)}
+    )
+
+
+def _own(url: str, options: BackendOptions) -> BackendOptions:
+    """Those options of several backends that are for this one."""
+    takes = _OPTIONS[_kind(url)[0]]
+    return cast("BackendOptions", {name: value for name, value in options.items() if name in takes})
 
 
 class WrappingBackend:

@@ -273,8 +273,6 @@ class Client:
         if dialect != "plain" and (crowd := await share.crowded()):
             if messages and (dialect == "text" or await self._has_switch(start)):
                 dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
-        if share.trouble:
-            notes = (*notes, share.trouble)
         if ids:
             return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
         return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
@@ -375,7 +373,7 @@ def _open(
     urls = [url for url in listed if isinstance(url, str)]
     if not urls or len(urls) < len(listed):
         raise InvalidRequestError(f"backends are named by strings, one at least; got {backend!r}")
-    if all(url.startswith(("http:", "https:")) for url in urls):
+    if any(url.startswith(("http:", "https:")) for url in urls):
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "max_connections": limits.client_threads, **options}
     return open_backend(urls if len(urls) > 1 else urls[0], **options), True

@@ -132,6 +132,8 @@ class Runner:
             alarm.cancel()
 
     async def _finish(self, finish_reason: FinishReason | None = None) -> Generation:
+        if self._share.trouble:
+            self.machine.answer.notes += (self._share.trouble,)
         generation = self.machine.finish(finish_reason, self._now())
         await self._flush()
         return generation

@@ -182,6 +182,10 @@ def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
         Client(backend, **options)
 
 
+def test_of_several_backends_each_takes_the_options_that_are_for_it() -> None:
+    Client(["local:", "http://host:30000"], api_key="secret", slots=4096)
+
+
 @pytest.mark.parametrize("text", [5, None, b"Why?", ["Why?"], "half a pair: \ud83c"], ids=range(5))
 async def test_a_text_to_encode(text: Any) -> None:
     async with Client(ScriptedBackend("Because.")) as client:

@@ -150,6 +150,15 @@ async def test_a_load_that_cannot_be_read_ends_no_answer() -> None:
     assert any("the load is not told" in note for note in generation.notes)
 
 
+async def test_a_load_that_is_lost_before_a_promise_is_in_a_note() -> None:
+    backend = Busy()
+    async with on(backend) as client:
+        answer = asyncio.create_task(client.generate("Why?"))
+        await backend.clock.sleep(0.002)  # main writes its first words
+        backend.error = BackendStatusError("the load is not told", status=500)
+        assert any("the load is not told" in note for note in (await answer).notes)
+
+
 async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
     backend = Busy("".join(promise(f"{n}", "Yes.") for n in range(8)), others=10)  # more tags than text
     backend.capacity = 1000
