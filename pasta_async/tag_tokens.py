@@ -1,8 +1,8 @@
 """The six tag tokens of a model that annotates: their ids, and which of them may come next.
 
 A model that was trained on well-formed answers still writes a wrong tag now and then: a topic that it never
-closes, a `<sync/>` with nothing to wait for, an end-of-text inside a chunk. A backend that can change the
-logits before each choice leaves those out.
+closes, a `<sync/>` with nothing to wait for, the next promise where a chunk has to end. A backend that can
+change the logits before each choice leaves those out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TagState:
         tags, ends = grammar.tags, grammar.end_ids
         others = (tags.promise, tags.sync, *ends)
         self._tags = tags
-        self._chunk = TagRule(ends, tags.close_async) if grammar.chunk else None
+        self._chunk = TagRule(others, tags.close_async) if grammar.chunk else None
         self._outside = TagRule((tags.tokens, tags.end))
         self._idle = TagRule((tags.tokens, tags.end, tags.sync))
         self._empty = TagRule((*others, tags.tokens, tags.end))

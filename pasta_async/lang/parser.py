@@ -95,7 +95,7 @@ class Parser:
             its writer has to wait there, and what it wrote behind was written without the chunks.
             "chunk": what a chunk's thread writes. It starts inside the chunk and is over with its `</async>`.
             A promise or sync ends it too: the thread forgot that tag, and white space and a list marker
-            before it are left out.
+            before it are left out. So is a list marker before `</async>`.
         strict: Raise `ParseError` at the first diagnostic that is not about style.
     """
 
@@ -382,6 +382,9 @@ class Parser:
             return Code.ATTRIBUTES_BAD
         if not self._in_chunk:
             return Code.ASYNC_STRAY_CLOSE
+        if self._inside and self._marker.strip() and not self._marker[-1].isdigit():
+            self._end_thread(tag.place, events)  # before the list's next item
+            return None
         self._end_gap(events)
         self._end_chunk("writer")
         if self._inside:
@@ -396,11 +399,15 @@ class Parser:
         self._report(code, place)
         if self._marker[-1:].isdigit():  # a number alone may be what it says
             self._end_gap(events)
+        self._end_thread(place, events)
+        return None
+
+    def _end_thread(self, place: Place, events: list[Reading]) -> None:
+        """A chunk's thread went on past its end: what dangles before that place is left out."""
         self._marker = ""
         self._end_chunk("nested")
         self.end = place.offset
         events.append(ChunkEnded(self.end, "nested"))
-        return None
 
     def _end_chunk(self, closed_by: ClosedBy) -> None:
         self._end_text()
