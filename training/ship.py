@@ -38,6 +38,9 @@ class ShipSettings(CommandSettings):
     base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")
     base_name: str = Field(description="what peft is to call the base: a name on the Hugging Face hub")
     repetition_penalty: float = Field(default=1.0, gt=0, le=2, description="what users get by default")
+    suppress_estimates: bool = Field(
+        default=False, description="it was trained without estimates: no promise is to get one"
+    )
     out: Path = Field(description="the folder that ships")
 
 
@@ -64,9 +67,11 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
         "target_modules": sorted(config["target_modules"]),
     }
     write_json(out / ADAPTER_CONFIG, {**config, **named})
+    codec = trained.codec()
     generation = {
-        "eos_token_id": [*trained.codec().end_ids],
+        "eos_token_id": [*codec.end_ids],
         "repetition_penalty": settings.repetition_penalty,
+        "suppress_tokens": [codec.tags.tokens] if codec.tags and settings.suppress_estimates else [],
     }
     write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):

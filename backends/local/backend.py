@@ -234,7 +234,7 @@ class _Model:
             import numpy as np
             import torch
 
-            from pasta_async.backends.local.checkpoint import repetition_penalty, weight_count
+            from pasta_async.backends.local.checkpoint import generation_defaults, weight_count
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.opening import open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
@@ -252,7 +252,7 @@ class _Model:
         self.engine = Engine(checkpoint, EngineOptions(*options, threads=count))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
-        self._penalty = repetition_penalty(path)
+        self._defaults = generation_defaults(path, self.engine.config.vocab_size)
         self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         _use_threads(self.engine.torch_threads, default)
         config = self.engine.config
@@ -282,8 +282,8 @@ class _Model:
             request.sampling,
             request.seed,
             request.extra.get("logits_processor"),
-            request.banned_ids,
-            penalty=self._penalty,
+            (*request.banned_ids, *self._defaults.suppress_tokens),
+            penalty=self._defaults.repetition_penalty,
             exempt=self._exempt,
             tags=request.grammar and request.grammar.begin(request.ids),
         )

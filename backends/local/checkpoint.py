@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -165,17 +165,33 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def repetition_penalty(model: Path) -> float:
-    """What a model folder's `generation_config.json` says, where it has one: the model's own default, or 1.
+class GenerationDefaults(NamedTuple):
+    """How a model is decoded where nobody says otherwise, as its `generation_config.json` has it."""
+
+    repetition_penalty: float = 1.0
+    suppress_tokens: tuple[int, ...] = ()
+    """Ids that are never chosen."""
+
+
+def generation_defaults(model: Path, vocab_size: int) -> GenerationDefaults:
+    """What a model folder says, where it has the file.
 
     Raises:
-        UnsupportedModelError: It is malformed, or not above 0 and at most 2.
+        UnsupportedModelError: It is malformed, the penalty not above 0 and at most 2, or an id not in the
+            vocabulary.
     """
+    if not model.is_dir():
+        return GenerationDefaults()
     path = model / "generation_config.json"
-    value = ConfigReader(path, read_object(path) or {}).number(_PENALTY, 1.0) if model.is_dir() else 1.0
-    if value > _MOST_PENALTY:
-        raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {value}")
-    return value
+    raw = read_object(path) or {}
+    penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
+    if penalty > _MOST_PENALTY:
+        raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {penalty}")
+    with well_formed(path):
+        suppressed = tuple(raw.get("suppress_tokens") or ())
+    if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
+        raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 to {vocab_size - 1}")
+    return GenerationDefaults(penalty, suppressed)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

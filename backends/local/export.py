@@ -14,8 +14,8 @@ from safetensors import torch as safetensors_torch
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
     expected_shapes,
+    generation_defaults,
     read_config,
-    repetition_penalty,
     write_json,
 )
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -67,8 +67,8 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
     tokenizer = {key: value for key, value in files.config.items() if key != "chat_template"}
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_json(folder / "config.json", {**config, "dtype": dtype})
-    generation = {"eos_token_id": [*ends], "repetition_penalty": repetition_penalty(checkpoint.path)}
-    write_json(folder / "generation_config.json", generation)
+    generation = generation_defaults(checkpoint.path, checkpoint.config.vocab_size)._asdict()
+    write_json(folder / "generation_config.json", {"eos_token_id": [*ends], **generation})
     complete = {"version": "1.0", "truncation": None, "padding": None, **files.tokenizer}
     write_json(folder / "tokenizer.json", complete)
     write_json(folder / "tokenizer_config.json", {**plain, **tokenizer})

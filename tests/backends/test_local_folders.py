@@ -13,9 +13,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from pasta_async import Client
+from pasta_async import Client, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import UnsupportedModelError
+from pasta_async.protocol import DecodeRequest
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "a penalty of nothing": (_generation(repetition_penalty=0), "repetition_penalty"),
     "a penalty beyond all": (_generation(repetition_penalty=3), "repetition_penalty"),
+    "an id that is none": (_generation(suppress_tokens=[10**6]), "suppress_tokens"),
+    "ids that are no list": (_generation(suppress_tokens=True), "generation_config"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
@@ -157,3 +160,20 @@ async def test_the_repetition_penalty_is_the_folders_unless_another_is_asked_for
         async with Client(LocalBackend(path)) as client:
             texts.append((await client.generate("Tea?", max_tokens=20, repetition_penalty=penalty)).text)
     assert texts[1] == texts[2] != texts[0] == texts[3]
+
+
+async def test_tokens_that_the_folder_suppresses_are_never_chosen(folder: Path, tmp_path: Path) -> None:
+    silenced = Path(shutil.copytree(folder, tmp_path / "model"))
+    first = (await _greedy(folder))[0]
+    _generation(suppress_tokens=[first])(silenced)
+    assert first not in await _greedy(silenced)
+
+
+async def _greedy(model: Path) -> list[int]:
+    backend = LocalBackend(model)
+    await backend.connect()
+    try:
+        pieces = backend.decode(DecodeRequest("a", 0, (1, 2, 3), 8, Sampling()))
+        return [token async for piece in pieces for token in piece.ids]
+    finally:
+        await backend.aclose()
