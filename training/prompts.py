@@ -78,7 +78,7 @@ def families() -> dict[str, Family]:
 
 # --- one prompt
 
-_NUMBERS = ("3", "4", "5", "6", "three", "four", "five", "six")
+_NUMBERS = (*"2345678", "two", "three", "four", "five", "six", "seven", "eight")
 _REQUESTS = (
     "Please {}.",
     "Please {}.",
