@@ -188,7 +188,7 @@ def generation_defaults(model: Path, vocab_size: int) -> GenerationDefaults:
     if penalty > _MOST_PENALTY:
         raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {penalty}")
     with well_formed(path):
-        suppressed = tuple(raw.get("suppress_tokens") or ())
+        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
         raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 to {vocab_size - 1}")
     return GenerationDefaults(penalty, suppressed)
