@@ -68,11 +68,12 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     }
     write_json(out / ADAPTER_CONFIG, {**config, **named})
     codec = trained.codec()
-    generation = {
+    generation: dict[str, Any] = {
         "eos_token_id": [*codec.end_ids],
         "repetition_penalty": settings.repetition_penalty,
-        "suppress_tokens": [codec.tags.tokens] if codec.tags and settings.suppress_estimates else [],
     }
+    if codec.tags and settings.suppress_estimates:
+        generation["suppress_tokens"] = [codec.tags.tokens]
     write_json(out / "generation_config.json", generation)
     if template := find_template(settings.adapter, {}):
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")

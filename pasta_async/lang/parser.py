@@ -54,7 +54,7 @@ class ChunkBegun(NamedTuple):
 
     end: int
     gap: str = ""
-    """White space between the promise and `<async>`; it is visible, and comes in no `str`."""
+    """White space between the promise and `<async>`; it is visible, and reported nowhere else."""
 
 
 class ChunkEnded(NamedTuple):
