@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pasta_async.events import Event, SyncJoined, SyncWaiting, TextDelta
+from pasta_async.lang import STYLE_CODES
 from pasta_async.results import Generation, Span, ThreadRecord
 from pasta_async.streaming import AnswerStream
 
@@ -244,9 +245,8 @@ def _numbers(answer: Generation, baseline: Generation | None) -> list[str]:
             f"speed-up: {_measured_speedup(answer, baseline):.2f} measured, "
             f"{answer.theoretical_speedup(baseline):.2f} in theory (tokens of the baseline / critical path)"
         )
-    if answer.diagnostics:
-        found = ", ".join(sorted({str(diagnostic.code) for diagnostic in answer.diagnostics}))
-        lines.append(f"not well-formed: {found}")
+    if found := {diagnostic.code for diagnostic in answer.diagnostics} - STYLE_CODES:
+        lines.append(f"not well-formed: {', '.join(sorted(found))}")
     return lines
 
 

@@ -103,3 +103,15 @@ async def test_the_timeline_has_the_threads_spans_on_one_scale() -> None:
     assert rows[-1].endswith(f"{longest:.2f} s")
     assert f"{done.critical_path} on the critical path" in "\n".join(summary(done))
     assert END.strip() in done.text
+
+
+@pytest.mark.parametrize(("topic", "named"), [("a topic of five words", False), ("", True)])
+async def test_the_timeline_names_what_is_wrong_with_tags_but_no_advice_about_style(
+    topic: str, named: bool
+) -> None:
+    async with Client(
+        ScriptedBackend(f'<promise topic="{topic}" tokens="10"/><async>Tea.</async>')
+    ) as client:
+        done = await client.generate("x")
+    (found,) = done.diagnostics
+    assert (found.code in summary(done)[-1]) is named is not done.well_formed
