@@ -97,7 +97,7 @@ class Visible:
     def _certain(self, pending: list[tuple[int, str]]) -> str:
         """Take out what stands before the answer's last token, whatever comes."""
         count = len(pending)
-        if self._max_tokens is not None and pending[-1][0] + self._chunk_tokens > self._max_tokens:
+        if self._max_tokens is not None:
             count = bisect_right(pending, self._max_tokens - self._chunk_tokens, key=itemgetter(0))
         text = "".join(part for _, part in pending[:count])
         del pending[:count]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +23,26 @@ from transformers import (
 
 from pasta_async.backends import WrappingBackend
 from pasta_async.lang.document import TAG_TOKENS
-from pasta_async.protocol import DecodeRequest, Piece
+from pasta_async.protocol import Backend, DecodeRequest, Piece
 
 
-class Unconstrained(WrappingBackend):
-    """A backend whose model may write any tag anywhere."""
+class Changed(WrappingBackend):
+    """A backend whose requests are changed before it gets them."""
+
+    def __init__(self, inner: Backend, change: Callable[[DecodeRequest], DecodeRequest]) -> None:
+        super().__init__(inner)
+        self._change = change
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """As it is, without the grammar."""
-        async with aclosing(self.inner.decode(replace(request, grammar=None))) as pieces:
+        """What the inner one makes of the changed request."""
+        async with aclosing(self.inner.decode(self._change(request))) as pieces:
             async for piece in pieces:
                 yield piece
+
+
+def unconstrained(backend: Backend) -> Changed:
+    """A backend whose model may write any tag anywhere."""
+    return Changed(backend, lambda request: replace(request, grammar=None))
 
 
 libraries: Any = {"tokenizers": tokenizers, "torch": torch}  # without types of their own

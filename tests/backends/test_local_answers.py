@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
-from local_models import Unconstrained, byte_level, model, save
+from local_models import byte_level, model, save, unconstrained
 
 import pasta_async
 from pasta_async import Backend
@@ -85,7 +85,7 @@ async def test_noise_is_well_formed(tmp_path: Path) -> None:
 
     left_to_the_model = {Code.PROMISE_NESTED, Code.SYNC_NESTED, Code.TOKENS_BAD}
     assert await complaints(LocalBackend(tmp_path, device="cpu")) <= left_to_the_model
-    assert await complaints(Unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
+    assert await complaints(unconstrained(LocalBackend(tmp_path, device="cpu"))) - left_to_the_model
 
 
 async def test_answers_at_the_same_time_are_those_alone(backend: Recorder) -> None:

@@ -139,8 +139,8 @@ def canonical_documents(draw: st.DrawFn) -> Document:
 # What reading them comes to -------------------------------------------------------------------------------
 
 
-def coalesced(events: Iterable[Reading]) -> list[Reading | str]:
-    result: list[Reading | str] = []
+def coalesced(events: Iterable[Reading]) -> list[Reading]:
+    result: list[Reading] = []
     for is_text, group in groupby(events, lambda event: isinstance(event, str)):
         if is_text:
             result.append("".join(event for event in group if isinstance(event, str)))

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import real_server as stand_ins
 from fork_torture import SMALL, STRICT, Torture
-from local_models import Unconstrained
+from local_models import unconstrained
 from real_server import RealServer, fork_running, require_sglang, until
 
 from pasta_async import BackendError, Client, Generation
@@ -63,7 +63,7 @@ async def test_the_server_answers_as_the_embedded_engine_does(
     backend: SGLangBackend, local: LocalBackend
 ) -> None:
     assert len(PROMPTS) >= 50
-    there, here = await answers(backend, PROMPTS), await answers(Unconstrained(local), PROMPTS)
+    there, here = await answers(backend, PROMPTS), await answers(unconstrained(local), PROMPTS)
     assert written(there) == written(here)
     assert sum(len(generation.threads) > 2 for generation in there) > 10
     assert sum(len(generation.threads[0].requests) > 1 for generation in there) > 5
@@ -81,7 +81,7 @@ async def test_every_way_to_ask_is_answered_alike(
 ) -> None:
     some = PROMPTS[:15]
     there = await answers(backend, some, **options)
-    assert written(there) == written(await answers(Unconstrained(local), some, **options))
+    assert written(there) == written(await answers(unconstrained(local), some, **options))
 
 
 async def test_leaving_an_answer_leaves_nothing_on_the_server(

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from local_models import Unconstrained
+from local_models import Changed, unconstrained
 from pasta_smol import require_pasta_smol
 from real_server import require_sglang, running_server
 from typer.testing import CliRunner
 
 from pasta_async import Backend, Client, Generation, Limits, Sampling
-from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.cli.app import app
-from pasta_async.protocol import DecodeRequest, Piece
 
 PROMPTS = (
     "Compare tea and coffee: origin, taste, health.",
@@ -49,19 +45,10 @@ TOGETHER = 4
 SMALL_CACHE = ("--max-total-tokens", "16384")
 
 
-class Suppressed(WrappingBackend):
+def suppressed(backend: Backend, model: Path) -> Changed:
     """A server that is told what the model's `generation_config.json` suppresses, which it does not read."""
-
-    def __init__(self, inner: Backend, model: Path) -> None:
-        super().__init__(inner)
-        self.ids: list[int] = json.loads((model / "generation_config.json").read_text())["suppress_tokens"]
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        """As it is, with more ids banned."""
-        asked = replace(request, banned_ids=(*request.banned_ids, *self.ids))
-        async with aclosing(self.inner.decode(asked)) as pieces:
-            async for piece in pieces:
-                yield piece
+    ids: list[int] = json.loads((model / "generation_config.json").read_text())["suppress_tokens"]
+    return Changed(backend, lambda request: replace(request, banned_ids=(*request.banned_ids, *ids)))
 
 
 async def answered(backend: Backend) -> list[Generation]:
@@ -85,13 +72,13 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
     assert exported.exit_code == 0, exported.output
     local = LocalBackend("pasta-smol", device="cpu", dtype="float32")
     try:
-        expected = await answered(Unconstrained(local))  # as SGLang is
+        expected = await answered(unconstrained(local))  # as SGLang is
     finally:
         await local.aclose()
     with running_server(out, tmp_path / "log", *SMALL_CACHE) as (url, _):
         served = SGLangBackend(url)
         try:
-            found = await answered(Suppressed(served, out))
+            found = await answered(suppressed(served, out))
         finally:
             await served.aclose()
     for prompt, ours, theirs in zip(PROMPTS, expected, found, strict=True):
