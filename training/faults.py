@@ -23,7 +23,8 @@ repeat
     A chunk of which at least half the stretches of three words stand before it, in main's text or in a
     sibling.
 off_topic
-    A chunk in which, and in the line in front of which, no word begins like one of the topic's.
+    A chunk in which, and in the line in front of which, no word begins like one of the topic's; an
+    introduction is none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
-from pasta_async.training.words import SMALL, runs, same_stem, words
+from pasta_async.training.words import INTRODUCTION, SMALL, runs, same_stem, words
 
 _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
@@ -112,7 +113,8 @@ def count_faults(
     """
     promises = document.promises
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
-    items = max(len(promises), _longest_list(document.text))
+    parts = sum(promise.topic != INTRODUCTION for promise in promises)
+    items = max(parts, _longest_list(document.text))
     said = [_says(chunk) for chunk in chunks]
     return Faults(
         promises=len(promises),
@@ -192,6 +194,6 @@ def _off_topic(document: Document) -> Iterator[bool]:
     for node in document.nodes:
         if isinstance(node, Promise) and _says(node.text):
             spoken = words(line + node.text)
-            topic = [word for word in words(node.topic) if word not in SMALL]
+            topic = [word for word in words(node.topic) if word not in {*SMALL, INTRODUCTION}]
             yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)
         line = (line + node.text).rstrip().rpartition("\n")[2] + " "

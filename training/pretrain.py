@@ -50,6 +50,9 @@ class PretrainSettings(TrainerSettings):
     copying: int = Field(
         default=7200, ge=0, description="first documents, a falling share of which only copies names"
     )
+    plain: bool = Field(
+        default=False, description="a base that has seen no tags: answers are plain in either form"
+    )
     hidden: int = Field(default=192, description="width of the model")
     layers: int = Field(default=4, description="its layers")
     heads: int = Field(default=4, description="its attention heads of 64")
@@ -76,7 +79,9 @@ class Stream(Task):
         """
         rng = random.Random(f"{self._settings.seed}/{index}")
         copies = rng.random() < 0.6 * (1 - index / max(1, self._settings.copying))
-        return Example(((_copying if copies else _document)(self._codec, rng),))
+        if copies:
+            return Example((_copying(self._codec, rng),))
+        return Example((_document(self._codec, rng, tags=not self._settings.plain),))
 
 
 def pretrain(settings: PretrainSettings) -> bool:
@@ -88,13 +93,13 @@ def pretrain(settings: PretrainSettings) -> bool:
         return train(settings, start, partial(Stream, settings))
 
 
-def _document(codec: ModelCodec, rng: random.Random) -> Trie:
+def _document(codec: ModelCodec, rng: random.Random, *, tags: bool) -> Trie:
     pasta = rng.random() < 0.5
     example = sample(rng.choice(FAMILIES), rng.getrandbits(40), "train", codec.count)
     messages = [{"role": "user", "content": example.prompt}]
     if rng.random() < 0.05:
         messages = [{"role": "system", "content": rng.choice(_SYSTEM)}, *messages]
-    pack = pack_views if pasta else pack_plain
+    pack = pack_views if pasta and tags else pack_plain
     return pack(codec, codec.prompt(messages, pasta), example.document)
 
 

@@ -15,6 +15,9 @@ SMALL: frozenset[str] = frozenset(
 )
 """Words that say nothing of what a text is about."""
 
+INTRODUCTION = "introduction"
+"""The topic of what opens an answer: it says where the promised text stands, not what it is about."""
+
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _STEM = 4
 

@@ -46,6 +46,17 @@ def test_paragraphs_become_chunks_but_the_first_and_what_introduces() -> None:
     ]
 
 
+def test_blocks_promise_the_introduction_too_but_not_what_announces_a_list() -> None:
+    rest = f"\n\n- {LONG}\n- {OTHER}"
+    assert chunks(f"{LONG}{rest}", "blocks") == [LONG, LONG, OTHER]
+    announced = f"{OTHER}. {OTHER}. Here are two:{rest}"
+    document = annotate_by_structure(announced, cut="blocks")
+    assert document.format().startswith('<promise topic="introduction"')
+    assert chunks(announced, "blocks") == [f"{OTHER}. {OTHER}.", LONG, OTHER]
+    assert chunks(f"{LONG} are these two:{rest}", "blocks") == [LONG, OTHER]
+    assert chunks(f"{LONG}\n\n{OTHER}", "blocks") == [LONG, OTHER]
+
+
 @pytest.mark.parametrize("closing", [f"Enjoy {LONG}", f"In conclusion, {LONG}"])
 def test_a_closing_paragraph_waits_behind_a_sync(closing: str) -> None:
     document = annotate_by_structure(f"- {LONG}\n- {OTHER}\n\n{closing}")
@@ -108,7 +119,7 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-@given(TEXTS, st.sampled_from(["points", "details"]), st.sampled_from([0, 20]))
+@given(TEXTS, st.sampled_from(["points", "blocks", "details"]), st.sampled_from([0, 20]))
 def test_any_text_stays_as_it_is(text: str, cut: Cut, least: int) -> None:
     document = annotate_by_structure(text, cut=cut, least=least)
     assert document.text == text

@@ -97,6 +97,15 @@ def test_a_document_of_a_stream_depends_on_seed_and_number_alone(tmp_path: Path)
     assert drawn[0] != drawn[1]
 
 
+def test_a_stream_without_tags_has_none_in_either_form(tmp_path: Path) -> None:
+    tags = {*CODEC.tag_ids}
+    found = [
+        [bool(tags & {*stream.example(number).trees[0].ids}) for number in range(20, 60)]
+        for stream in (Stream(tiny(tmp_path), CODEC), Stream(tiny(tmp_path, plain=True), CODEC))
+    ]
+    assert [any(has) for has in found] == [True, False]
+
+
 def test_training_resumes_exactly_and_writes_a_model(tmp_path: Path) -> None:
     assert pretrain(tiny(tmp_path / "whole"))
     assert not pretrain(tiny(tmp_path / "parts", stop_at=3))

@@ -39,7 +39,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         default=0.8, description="bits a token that the text behind chunks may cost without a sync"
     )
     row_tokens: Count = Field(default=1024, description="of --by-likelihood: tokens of a forward pass")
-    cut: Cut = Field(default="points", description="of --heuristic, --by-likelihood: points or details")
+    cut: Cut = Field(default="points", description="of --heuristic, --by-likelihood: what is promised")
     least: Count = Field(default=LEAST, description="of both: tokens from which a piece is promised")
 
     @model_validator(mode="after")

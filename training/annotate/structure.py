@@ -1,6 +1,6 @@
 """Annotation from structure alone: lists and paragraphs, without any model.
 
-Two ways to cut, after the methods that decode structured answers in parallel:
+Three ways to cut, two of them after the methods that decode structured answers in parallel:
 
 `points`, as Skeleton-of-Thought (arXiv 2307.15337) expands a skeleton
     Main writes what opens the answer, headings and list markers; each item of a list, and each paragraph,
@@ -8,11 +8,14 @@ Two ways to cut, after the methods that decode structured answers in parallel:
     such as "However", code, tables and quotations. The last block closes the answer if it is a paragraph
     that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
     `<sync/>`, which is ours (a skeleton has no conclusion).
+`blocks`
+    As `points`, and the first paragraph is a promise as well, its topic "introduction", less a last sentence
+    that ends with a colon. It is often the longest block, and everything behind it waits for it otherwise.
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
 
-In both, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
+In all, a piece shorter than `least` tokens stays with main, and an answer with fewer than two promises stays
 plain: nothing would run in parallel. Lists and paragraphs are those of CommonMark (with tables), top
 level only: what stands inside an item goes with it. A topic is made of the first words that say something.
 
@@ -30,9 +33,9 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount, rough_tokens
-from pasta_async.training.words import SMALL
+from pasta_async.training.words import INTRODUCTION, SMALL
 
-Cut = Literal["points", "details"]
+Cut = Literal["points", "blocks", "details"]
 LEAST = 20
 """Tokens. A promise costs main about eight and its chunk one, so shorter pieces gain nothing."""
 
@@ -89,11 +92,13 @@ def structure_marks(
 ) -> list[Mark]:
     """The tags of `annotate_by_structure`, of whose promises no two have the same topic."""
     blocks = _blocks(text)
-    if cut == "points":
-        kept, join = _kept(blocks, text)
-        found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
-    else:
+    if cut == "details":
         found, join = [_detail(text, block) for block in blocks], []
+    else:
+        kept, join = _kept(blocks, text)
+        opening = [_opening(text, block) for block in blocks[:1] if cut == "blocks"]
+        points = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
+        found = [*opening, *points]
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
     return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
 
@@ -139,6 +144,17 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
         if before.kind == "list_item" or _CLOSING.match(text, last.start):
             return kept | {len(blocks) - 1}, [Mark(before.end, before.end, Sync())]
     return kept, []
+
+
+def _opening(text: str, block: _Block) -> Mark | None:
+    """What opens an answer, less the sentence that announces what follows."""
+    if block.kind != "paragraph":
+        return None
+    end = block.end
+    if text[end - 1] == ":":
+        whole = [*_SENTENCE.finditer(text, block.start, end)]
+        end = block.start + len(text[block.start : whole[-1].end()].rstrip()) if whole else block.start
+    return Mark(block.start, end, Promise(INTRODUCTION, None, Chunk()))
 
 
 def _point(text: str, block: _Block) -> Mark:
