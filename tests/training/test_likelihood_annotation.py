@@ -140,31 +140,18 @@ def test_rounds_end_where_something_becomes_dear() -> None:
     marks = candidates(ANSWERS[0])
     free = Costs([[0.0] * (3 - j) for j in range(3)], [[0.0] * (4 - j) for j in range(4)])
     promises = marks
-    assert choose(marks, free, [0.0] * 3, [0.0] * 4) == promises
+    assert choose(marks, free, [0.0] * len(marks), 0.0) == promises
     dear = Costs([[0.0, 0.3, 0.0], *free.chunks[1:]], free.gaps)
-    assert [mark.start for mark in choose(marks, dear, [0.0] * 3, [0.0] * 4)] == [
+    assert [mark.start for mark in choose(marks, dear, [0.0] * len(marks), 0.0)] == [
         mark.start for mark in marks[1:]
     ]
-    assert choose(marks, dear, [0.3] * 3, [0.0] * 4) == promises
+    assert choose(marks, dear, [0.3] * len(marks), 0.0) == promises
     tail = Costs(free.chunks, [[0.0, 0.0, 0.0, 0.4], *free.gaps[1:]])
-    *first, sync = choose(marks, tail, [0.0] * 3, [0.3] * 4)
+    *first, sync = choose(marks, tail, [0.0] * len(marks), 0.3)
     assert (first, sync.start, sync.end) == (promises, marks[-1].end, marks[-1].end)
-    assert choose(marks, tail, [0.0] * 3, [0.4] * 4) == promises
+    assert choose(marks, tail, [0.0] * len(marks), 0.4) == promises
     chain = Costs([[0.0, 1.0, 1.0], [0.0, 1.0], [0.0]], free.gaps)
-    assert choose(marks, chain, [0.5] * 3, [0.5] * 4) == []
-
-
-def test_main_goes_on_behind_an_introduction_at_the_price_of_a_form(with_tags: Path, tmp_path: Path) -> None:
-    dear: dict[str, Any] = {
-        "tau": math.inf,
-        "sync_tau": -1,
-        "form": 100,
-    }  # all of main's other texts are joined
-    topics: list[list[str]] = []
-    for cut in ("points", "blocks"):
-        annotate(settings(tmp_path, with_tags, cut, cut=cut, least=3, **dear))
-        topics.append([promise.topic for promise in annotated(tmp_path, cut)[1].document.promises])
-    assert topics == [[], ["introduction", "Tea green old"]]
+    assert choose(marks, chain, [0.5] * len(marks), 0.5) == []
 
 
 def test_an_interrupted_run_goes_on_to_the_same_file(without_tags: Path, tmp_path: Path) -> None:

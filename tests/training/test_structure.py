@@ -46,15 +46,13 @@ def test_paragraphs_become_chunks_but_the_first_and_what_introduces() -> None:
     ]
 
 
-def test_blocks_promise_the_introduction_too_but_not_what_announces_a_list() -> None:
+def test_blocks_promise_the_introduction_too() -> None:
     rest = f"\n\n- {LONG}\n- {OTHER}"
-    assert chunks(f"{LONG}{rest}", "blocks") == [LONG, LONG, OTHER]
-    announced = f"{OTHER}. {OTHER}. Here are two:{rest}"
-    document = annotate_by_structure(announced, cut="blocks")
+    document = annotate_by_structure(f"{LONG}:{rest}", cut="blocks")
     assert document.format().startswith('<promise topic="introduction"')
-    assert chunks(announced, "blocks") == [f"{OTHER}. {OTHER}.", LONG, OTHER]
-    assert chunks(f"{LONG} are these two:{rest}", "blocks") == [LONG, OTHER]
+    assert chunks(f"{LONG}:{rest}", "blocks") == [f"{LONG}:", LONG, OTHER]
     assert chunks(f"{LONG}\n\n{OTHER}", "blocks") == [LONG, OTHER]
+    assert chunks(f"# Title{rest}", "blocks") == [LONG, OTHER]
 
 
 @pytest.mark.parametrize("closing", [f"Enjoy {LONG}", f"In conclusion, {LONG}"])

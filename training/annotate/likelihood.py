@@ -29,7 +29,6 @@ from pasta_async.training.identity import model_digest
 from pasta_async.training.likelihood import LanguageModel
 from pasta_async.training.packing import Trie
 from pasta_async.training.tokens import CountTokens, EncodedView, Mark, encode_views, insert_tags, recount
-from pasta_async.training.words import INTRODUCTION
 
 _PLAIN = -1
 _AT_ONCE = 16
@@ -45,12 +44,10 @@ class Costs(NamedTuple):
     """Of main's text in front of candidate k (the last one: behind all) without those from j to k - 1."""
 
 
-def choose(
-    marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_taus: Sequence[float]
-) -> list[Mark]:
+def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau: float) -> list[Mark]:
     """The promises and syncs that cost too little to matter.
 
-    From the front, a round goes on until main's text has become dearer than its `sync_tau`, or a candidate
+    From the front, a round goes on until main's text has become dearer than `sync_tau`, or a candidate
     dearer than its tau: there it is joined, and what is promised next is in the next round. A round of one
     candidate is main's own text, since nothing would run beside it.
 
@@ -58,13 +55,12 @@ def choose(
         marks: The candidates, as promises.
         costs: Of these candidates.
         taus: Bits a token that the chunk of each candidate may cost.
-        sync_taus: Bits a token that main's text in front of each candidate, and behind all, may cost
-            without a `<sync/>`.
+        sync_tau: Bits a token that the text behind chunks may cost without a `<sync/>`.
     """
     starts = [0]
     for number in range(1, len(marks) + 1):
         start = starts[-1]
-        joined = costs.gaps[start][number - start] > sync_taus[number]
+        joined = costs.gaps[start][number - start] > sync_tau
         dear = number < len(marks) and costs.chunks[start][number - start] > taus[number]
         starts += [number] if number > start and (joined or dear) else []
     chosen: list[Mark] = []
@@ -247,22 +243,10 @@ def annotate_by_likelihood(
     documents: list[Document] = []
     for key, text, found in zip(keys, texts, marks, strict=True):
         known = costs.get(key)
-        chosen = choose(found, Costs(**known), *_thresholds(text, found, settings)) if known else []
+        taus = [settings.tau + settings.form * is_item(text, mark) for mark in found]
+        chosen = choose(found, Costs(**known), taus, settings.sync_tau) if known else []
         documents.append(recount(insert_tags(text, chosen), count))
     return documents, totals
-
-
-def _thresholds(
-    text: str, marks: Sequence[Mark], settings: AnnotateSettings
-) -> tuple[list[float], list[float]]:
-    """What chunks and main's texts may cost.
-
-    More where it is a form that is hidden: of an item the items before it, of the text behind an
-    introduction how an answer begins.
-    """
-    taus = [settings.tau + settings.form * is_item(text, mark) for mark in marks]
-    behind = [isinstance(mark.tag, Promise) and mark.tag.topic == INTRODUCTION for mark in marks]
-    return taus, [settings.sync_tau + settings.form * known for known in (False, *behind)]
 
 
 def _measure(

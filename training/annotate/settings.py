@@ -34,10 +34,7 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
         default=False, description="annotate by what the model in the folder --model finds independent"
     )
     tau: float = Field(default=0.5, description="bits a token that a chunk may cost without its siblings")
-    form: float = Field(
-        default=1.5,
-        description="bits a token that items, and main's text behind an introduction, may cost more",
-    )
+    form: float = Field(default=1.5, description="bits a token that an item of a list may cost more")
     sync_tau: float = Field(
         default=0.8, description="bits a token that the text behind chunks may cost without a sync"
     )

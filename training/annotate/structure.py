@@ -9,8 +9,8 @@ Three ways to cut, two of them after the methods that decode structured answers 
     that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
     `<sync/>`, which is ours (a skeleton has no conclusion).
 `blocks`
-    As `points`, and the first paragraph is a promise as well, its topic "introduction", less a last sentence
-    that ends with a colon. It is often the longest block, and everything behind it waits for it otherwise.
+    As `points`, and the first paragraph is a promise as well, its topic "introduction". It is often the
+    longest block, and everything behind it waits for it otherwise.
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
@@ -96,9 +96,9 @@ def structure_marks(
         found, join = [_detail(text, block) for block in blocks], []
     else:
         kept, join = _kept(blocks, text)
-        opening = [_opening(text, block) for block in blocks[:1] if cut == "blocks"]
-        points = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
-        found = [*opening, *points]
+        found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
+        if cut == "blocks" and blocks and blocks[0].kind == "paragraph":
+            found.insert(0, Mark(blocks[0].start, blocks[0].end, Promise(INTRODUCTION, None, Chunk())))
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
     return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
 
@@ -144,17 +144,6 @@ def _kept(blocks: Sequence[_Block], text: str) -> tuple[set[int], list[Mark]]:
         if before.kind == "list_item" or _CLOSING.match(text, last.start):
             return kept | {len(blocks) - 1}, [Mark(before.end, before.end, Sync())]
     return kept, []
-
-
-def _opening(text: str, block: _Block) -> Mark | None:
-    """What opens an answer, less the sentence that announces what follows."""
-    if block.kind != "paragraph":
-        return None
-    end = block.end
-    if text[end - 1] == ":":
-        whole = [*_SENTENCE.finditer(text, block.start, end)]
-        end = block.start + len(text[block.start : whole[-1].end()].rstrip()) if whole else block.start
-    return Mark(block.start, end, Promise(INTRODUCTION, None, Chunk()))
 
 
 def _point(text: str, block: _Block) -> Mark:
