@@ -78,17 +78,21 @@ def _overview(rows: Sequence[Answer]) -> Overview:
 def _means(rows: Sequence[Answer], plain: Sequence[Answer], parallel: Sequence[Answer]) -> dict[str, Mean]:
     pairs = compare(rows)
     whole = [row for row in parallel if not row.ended_by_length]
+    pace = _mean_by_prompt(plain, _token_ms)
+    plain_ms = pace["estimate"]["value"] if pace["estimate"] else 0.0
     return {
         "measured: plain s / parallel s": _mean(one.speedup for one in pairs),
+        "measured: own text at a plain token's pace / parallel s": _mean_by_prompt(
+            whole if plain_ms else [], lambda row: _text_tokens(row) * plain_ms / 1000 / row.seconds
+        ),
         "plain tokens / critical path": _mean(one.theoretical for one in pairs),
         "measured / (plain tokens / critical path)": _mean(one.speedup / one.theoretical for one in pairs),
         "own tokens / critical path": _mean_by_prompt(whole, lambda row: row.tokens / row.critical_path),
         "own text's tokens / critical path": _mean_by_prompt(
-            whole,
-            lambda row: (row.text_tokens + 1) / row.critical_path,  # one ends the text
+            whole, lambda row: _text_tokens(row) / row.critical_path
         ),
         "ms a token of the critical path": _mean_by_prompt(parallel, _token_ms),
-        "ms a plain token": _mean_by_prompt(plain, _token_ms),
+        "ms a plain token": pace,
     }
 
 
@@ -101,6 +105,11 @@ def _beside(rows: Sequence[Answer], others: Sequence[str]) -> dict[str, Mean]:
         own = [row for row in rows if row.method == name]
         found[f"ms a token, {name}"] = _mean_by_prompt(own, _token_ms)
     return found
+
+
+def _text_tokens(row: Answer) -> int:
+    """Tokens that the text alone would have had, the end of text among them."""
+    return row.text_tokens + 1
 
 
 def _token_ms(row: Answer) -> float:

@@ -143,6 +143,17 @@ def test_answers_that_a_limit_ended_are_in_no_speedup():
     assert overview_table(overview(nothing))[0]["all prompts"] == "-"
 
 
+def test_a_text_of_its_own_length_is_compared_with_the_pace_of_plain_answers():
+    runs = [
+        replace(run(0, "parallel", 1.0, 120, 50), text_tokens=99),
+        run(0, "baseline", 0.2, 10, 10),  # shorter; 20 ms a token
+    ]
+    found = overview(runs)["all prompts"]["means"]
+    same_text = found["measured: own text at a plain token's pace / parallel s"]["estimate"]
+    assert same_text
+    assert same_text["value"] == pytest.approx(100 * 0.02 / 1.0)
+
+
 async def test_the_overview_tells_what_went_wrong():
     clock = VirtualClock()
     nested = f'One. <promise topic="a"/><async>Two<promise topic="b"/></async> {chunk("a", 5)}'
