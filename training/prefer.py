@@ -1,8 +1,9 @@
 """Stage 2, preference optimisation: `python -m pasta_async.training.prefer`, also behind `torchrun`.
 
 The model that drew the samples learns to write the best of n at once: faster and better answers, as the
-weight of quality against speed says. The objective is BoNBoN (arXiv 2406.00832): best-of-n, learned from the
-best and the worst of n samples; docs/preferences.md derives its target.
+weight of quality against speed says. By default it imitates the best; with `--alpha` below 1 the objective is
+BoNBoN (arXiv 2406.00832), best-of-n learned from the best and the worst of n samples; docs/preferences.md
+derives its target and compares the two.
 """
 
 # torch leaves some of its types open.
@@ -46,7 +47,7 @@ class PreferSettings(TrainerSettings):
         ge=0, description="lambda: a sample is worth speed-up + lambda * quality; inf: quality alone"
     )
     alpha: float = Field(
-        default=0.998,
+        default=1.0,
         ge=0,
         le=1,
         description="share of the log-likelihood of the best in the loss; 1: imitation of the best alone",

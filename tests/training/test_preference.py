@@ -215,8 +215,8 @@ def test_a_run_goes_on_exactly(tmp_path: Path) -> None:
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     ready(tmp_path)
-    assert prefer(settings(tmp_path))
-    two = settings(tmp_path, out=tmp_path / "two", threads=1)
+    assert prefer(settings(tmp_path, alpha=0.5))
+    two = settings(tmp_path, out=tmp_path / "two", threads=1, alpha=0.5)
     assert run_in_two(prefer, two) == [0, 0]
     for one, other in zip(lines(tmp_path / "run"), lines(two.out), strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=5e-3)
@@ -224,7 +224,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 def test_adapters_compare_with_the_model_without_them(tmp_path: Path) -> None:
     ready(tmp_path)
-    assert prefer(settings(tmp_path, lora_rank=2, lr=1e-2, steps=8, batch=5))
+    assert prefer(settings(tmp_path, lora_rank=2, lr=1e-2, steps=8, batch=5, alpha=0.5))
     curve = lines(tmp_path / "run")
     assert curve[0]["margin"] == pytest.approx(0, abs=1e-2)
     assert curve[-1]["loss"] < curve[0]["loss"]
@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_before_training(tmp_path: Path) -> None:
             prefer(settings(tmp_path, **changes))
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
-    refused(row_tokens=64)
+    refused(row_tokens=64, alpha=0.5)
     sampled = [*read_samples(tmp_path / "samples.jsonl")]
 
     def with_ids(ids: tuple[int, ...]) -> None:
