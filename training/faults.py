@@ -59,6 +59,7 @@ _ASKED = re.compile(
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
 _SENTENCE_END = re.compile(r"[^\W\d_]{2}[.!?][\"'\u2019\u201d)\]*]*\s")
 _OPEN_END = re.compile(r"(?:[^\W\d_]|,)\Z")
+_NO_TOPIC = SMALL | {INTRODUCTION}
 _NO_END = frozenset("a an the of to from with and or but as is are was were your its their our".split())
 
 
@@ -194,6 +195,6 @@ def _off_topic(document: Document) -> Iterator[bool]:
     for node in document.nodes:
         if isinstance(node, Promise) and _says(node.text):
             spoken = words(line + node.text)
-            topic = [word for word in words(node.topic) if word not in {*SMALL, INTRODUCTION}]
+            topic = [word for word in words(node.topic) if word not in _NO_TOPIC]
             yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)
         line = (line + node.text).rstrip().rpartition("\n")[2] + " "

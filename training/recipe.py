@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.training.annotate import Cut
 from pasta_async.training.corpus import StrictModel, explain
 
 Options = dict[str, Any]
 """Options of a command, without the dashes: `{lr = 1e-5}` is `--lr 1e-05`."""
 
-Annotator = Literal["noisy", "maker", "given", "endpoint", "points", "blocks", "details", "likelihood"]
+Annotator = Literal["noisy", "maker", "given", "endpoint", Cut, "likelihood"]
 """Who puts in the tags: the synthetic task's noisy annotator or its maker; those that the data have; a model
-behind an endpoint; structure alone, cut in one of three ways; what the base finds independent."""
+behind an endpoint; structure alone, by how it cuts; what the base finds independent."""
 
 _NEEDED = {"noisy": "synthetic", "maker": "synthetic", "given": "source", "endpoint": "annotator"}
 """The table of `data` that an annotator needs."""
