@@ -25,6 +25,8 @@ repeat
 off_topic
     A chunk in which, and in the line in front of which, no word begins like one of the topic's; an
     introduction is none.
+unspaced
+    A chunk that begins or ends without the space between it and its neighbour's text ("1.Tea").
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ _ASKED = re.compile(
 _ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])\s")
 _SENTENCE_END = re.compile(r"[^\W\d_]{2}[.!?][\"'\u2019\u201d)\]*]*\s")
 _OPEN_END = re.compile(r"(?:[^\W\d_]|,)\Z")
+_UNSPACED = re.compile(r"[\w.,:;!?)][\w*]")
 _NO_TOPIC = SMALL | {INTRODUCTION}
 _NO_END = frozenset("a an the of to from with and or but as is are was were your its their our".split())
 
@@ -78,6 +81,7 @@ class Faults(NamedTuple):
     cut: int = 0
     repeat: int = 0
     off_topic: int = 0
+    unspaced: int = 0
 
 
 OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25}
@@ -88,6 +92,7 @@ OF_PROMISES: dict[str, float] = {
     "cut": 0.5,
     "repeat": 0.5,
     "off_topic": 0.25,
+    "unspaced": 0.25,
 }
 """The faults that each of its promises may have, and what they take off if all have it."""
 
@@ -131,6 +136,7 @@ def count_faults(
         ),
         repeat=sum(_repeats(document)),
         off_topic=sum(_off_topic(document)),
+        unspaced=sum(_unspaced(document)),
     )
 
 
@@ -198,3 +204,13 @@ def _off_topic(document: Document) -> Iterator[bool]:
             topic = [word for word in words(node.topic) if word not in _NO_TOPIC]
             yield bool(topic) and not any(same_stem(word, one) for word in topic for one in spoken)
         line = (line + node.text).rstrip().rpartition("\n")[2] + " "
+
+
+def _unspaced(document: Document) -> Iterator[bool]:
+    """Of each chunk, whether a space is missing at one of its ends."""
+    texts = [node.text for node in document.nodes]
+    for place, node in enumerate(document.nodes):
+        if isinstance(node, Promise):
+            before, behind = "".join(texts[:place]), "".join(texts[place + 1 :])
+            ends = (before[-1:] + node.text[:1], node.text[-1:] + behind[:1])
+            yield any(map(_UNSPACED.fullmatch, ends))

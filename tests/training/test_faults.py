@@ -46,6 +46,8 @@ def test_a_sound_answer_has_no_fault() -> None:
         ("repeat", [promise("Tea", TEA), promise("China", TEA.replace("Tea", "It"))]),
         ("repeat", [TEA, promise("Tea", f"{TEA} Now on farms."), promise("Coffee", COFFEE)]),
         ("off_topic", [promise("Health", TEA), promise("Coffee", COFFEE)]),
+        ("unspaced", ["1." + promise("Tea", TEA), "2. " + promise("Coffee", COFFEE)]),
+        ("unspaced", ["**" + promise("Tea", TEA) + "But " + promise("Coffee", COFFEE)]),
     ],
 )
 def test_the_fault_of_one_promise_is_counted_alone(fault: str, written: list[str]) -> None:
