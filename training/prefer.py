@@ -102,20 +102,23 @@ class BonBon(Task):
             the square of its ratio, whatever alpha is.
     """
 
-    compared: bool = True
-    reported: tuple[str, ...] = ("best_ratio", "nll")
-    """The log-ratio of the best, and its negative log-likelihood a token; where the worst is compared,
-    `margin`, by how much its `worst_ratio` is less, and `accuracy`, how often it is; and of kept answers."""
+    reported: tuple[str, ...] = ("nll",)
+    """The negative log-likelihood of the best a token; where there is a reference, its log-ratio,
+    `best_ratio`; where the worst is compared, `margin`, by how much its `worst_ratio` is less, and
+    `accuracy`, how often it is; and of kept answers."""
 
     def __init__(
         self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] | None = None
     ) -> None:
         self._pairs, self._alpha, self._beta, self._kept = pairs, alpha, beta, kept
+        self.compared: bool = alpha < 1 or kept is not None  # imitation alone needs no reference
         digest = hashlib.sha256()
         for pair in pairs:
             tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
             digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
         self.fingerprint: str = digest.hexdigest()[:16]
+        if self.compared:
+            self.reported = ("best_ratio", *self.reported)
         if alpha < 1:
             self.reported = ("margin", "accuracy", *self.reported, "worst_ratio")
         if kept is not None:

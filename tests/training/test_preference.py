@@ -148,6 +148,14 @@ def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
     )
 
 
+def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(tmp_path)
+    monkeypatch.setattr("pasta_async.training.trainer.loop.Loop.score_examples", None)
+    assert prefer(settings(tmp_path, alpha=1.0, steps=2))
+    assert {"loss", "nll"} <= lines(tmp_path / "run")[-1].keys()
+    assert "best_ratio" not in lines(tmp_path / "run")[-1]
+
+
 def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) -> None:
     ready(tmp_path)
     assert prefer(settings(tmp_path, keep_plain=True, steps=40, batch=5, alpha=0.0, lr=5e-4))
