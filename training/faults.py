@@ -12,6 +12,8 @@ runaway
 miscount
     The prompt asks for a number of things (`asked_count`), and the answer's list, or its promises, have
     another.
+unfinished
+    It ends with a colon: what it announces is missing.
 same_topic
     A promise whose topic has the same words as an earlier one's.
 empty
@@ -71,10 +73,11 @@ class Faults(NamedTuple):
 
     promises: int = 0
     malformed: int = 0
-    """0 or 1, as `loop`, `runaway` and `miscount`."""
+    """0 or 1, as the others up to `unfinished`."""
     loop: int = 0
     runaway: int = 0
     miscount: int = 0
+    unfinished: int = 0
     same_topic: int = 0
     """Promises, as the others."""
     empty: int = 0
@@ -84,7 +87,7 @@ class Faults(NamedTuple):
     unspaced: int = 0
 
 
-OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25}
+OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25, "unfinished": 0.5}
 """The faults that an answer has as a whole, and what each takes off its soundness."""
 OF_PROMISES: dict[str, float] = {
     "same_topic": 0.25,
@@ -128,6 +131,7 @@ def count_faults(
         loop=int(repeats_itself(document.text)),
         runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
+        unfinished=int(document.text.rstrip("* \n").endswith(":")),
         same_topic=_same_topics(promises),
         empty=said.count(False),
         cut=sum(

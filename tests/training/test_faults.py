@@ -81,6 +81,12 @@ def test_a_text_that_repeats_itself_loops(text: str) -> None:
     assert faults(text).loop
 
 
+@pytest.mark.parametrize("text", ["There are four ways:", "Steps are **below:**\n\n"])
+def test_an_answer_that_ends_with_what_it_announces_is_unfinished(text: str) -> None:
+    assert faults(text) == Faults(unfinished=1)
+    assert not faults(text, "Wash it.").unfinished
+
+
 def test_a_refrain_is_no_loop() -> None:
     verses = [f"The {word} is a thing of beauty to my eye" for word in ("rose", "sea", "hill", "moon")]
     assert not repeats_itself(
