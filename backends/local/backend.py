@@ -259,9 +259,7 @@ class _Model:
             raise UnsupportedModelError(
                 f"{path}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
             )
-        # Line breaks stand in every list: penalised, they make it end early, or a `<sync/>` in their place.
-        spaces = (i for i in range(self.codec.vocab_size) if self.codec.token_bytes(i).isspace())
-        self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids, *spaces], np.int64)
+        self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         self.info = ModelInfo(
             name=path.name,
             context_length=self.engine.context_length,
