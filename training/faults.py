@@ -40,7 +40,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
-from pasta_async.training.words import ANNOUNCEMENT, INTRODUCTION, SMALL, runs, same_stem, words
+from pasta_async.training.words import INTRODUCTION, SMALL, runs, same_stem, words
 
 _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
@@ -87,13 +87,7 @@ class Faults(NamedTuple):
     unspaced: int = 0
 
 
-OF_ANSWERS: dict[str, float] = {
-    "malformed": 0.5,
-    "loop": 0.5,
-    "runaway": 0.5,
-    "miscount": 0.25,
-    "unfinished": 0.5,
-}
+OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25, "unfinished": 0.5}
 """The faults that an answer has as a whole, and what each takes off its soundness."""
 OF_PROMISES: dict[str, float] = {
     "same_topic": 0.25,
@@ -128,7 +122,7 @@ def count_faults(
     """
     promises = document.promises
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
-    parts = sum(promise.topic not in (INTRODUCTION, ANNOUNCEMENT) for promise in promises)
+    parts = sum(promise.topic != INTRODUCTION for promise in promises)
     items = max(parts, _longest_list(document.text))
     said = [_says(chunk) for chunk in chunks]
     return Faults(

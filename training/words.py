@@ -18,9 +18,6 @@ SMALL: frozenset[str] = frozenset(
 INTRODUCTION = "introduction"
 """The topic of what opens an answer: it says where the promised text stands, not what it is about."""
 
-ANNOUNCEMENT = f"{INTRODUCTION}:"
-"""The same for an introduction that ends with a colon."""
-
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _STEM = 4
 

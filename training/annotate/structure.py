@@ -9,9 +9,8 @@ Three ways to cut, two of them after the methods that decode structured answers 
     that stands behind a list, or begins with words such as "In conclusion": main writes it behind a
     `<sync/>`, which is ours (a skeleton has no conclusion).
 `blocks`
-    As `points`, and the first paragraph is a promise as well, its topic "introduction", or "introduction:"
-    where it ends with a colon. It is often the longest block, and everything behind it waits for it
-    otherwise.
+    As `points`, and the first paragraph is a promise as well, its topic "introduction". It is often the
+    longest block, and everything behind it waits for it otherwise.
 `details`, as APAR (arXiv 2401.06761) forks
     Main writes the head of each list item (up to its colon or dash, or its first sentence) and the first
     sentence of each paragraph; what follows is a promise. Nothing is joined.
@@ -34,7 +33,7 @@ from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount, rough_tokens
-from pasta_async.training.words import ANNOUNCEMENT, INTRODUCTION, SMALL
+from pasta_async.training.words import INTRODUCTION, SMALL
 
 Cut = Literal["points", "blocks", "details"]
 LEAST = 20
@@ -99,15 +98,9 @@ def structure_marks(
         kept, join = _kept(blocks, text)
         found = [_point(text, block) for place, block in enumerate(blocks) if place not in kept]
         if cut == "blocks" and blocks and blocks[0].kind == "paragraph":
-            found.insert(0, _introduction(text, blocks[0]))
+            found.insert(0, Mark(blocks[0].start, blocks[0].end, Promise(INTRODUCTION, None, Chunk())))
     marks = [mark for mark in found if mark and count(text[mark.start : mark.end]) >= least]
     return [*_told_apart(text, marks), *join] if len(marks) > 1 else []
-
-
-def _introduction(text: str, block: _Block) -> Mark:
-    """What opens an answer. Its topic tells main, which does not see it, whether it announces a list."""
-    topic = ANNOUNCEMENT if text[block.start : block.end].endswith(":") else INTRODUCTION
-    return Mark(block.start, block.end, Promise(topic, None, Chunk()))
 
 
 def is_item(text: str, mark: Mark) -> bool:
