@@ -87,7 +87,13 @@ class Faults(NamedTuple):
     unspaced: int = 0
 
 
-OF_ANSWERS: dict[str, float] = {"malformed": 0.5, "loop": 0.5, "runaway": 0.5, "miscount": 0.25, "unfinished": 0.5}
+OF_ANSWERS: dict[str, float] = {
+    "malformed": 0.5,
+    "loop": 0.5,
+    "runaway": 0.5,
+    "miscount": 0.25,
+    "unfinished": 0.5,
+}
 """The faults that an answer has as a whole, and what each takes off its soundness."""
 OF_PROMISES: dict[str, float] = {
     "same_topic": 0.25,
