@@ -63,6 +63,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     trained = AdapterFolder(settings.adapter, base)
     tensors = load_file(settings.adapter / ADAPTER_WEIGHTS)
     if settings.average:
+        AdapterFolder(settings.average, base)  # says what is wrong with it
         tensors = _mean(tensors, load_file(settings.average / ADAPTER_WEIGHTS))
     rounded = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     error = max(float((rounded[name].float() - value.float()).abs().max()) for name, value in tensors.items())

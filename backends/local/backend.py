@@ -253,13 +253,13 @@ class _Model:
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
         self._defaults = generation_defaults(path, self.engine.config.vocab_size)
+        self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         _use_threads(self.engine.torch_threads, default)
         config = self.engine.config
         if self.codec.vocab_size > config.vocab_size:
             raise UnsupportedModelError(
                 f"{path}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
             )
-        self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         self.info = ModelInfo(
             name=path.name,
             context_length=self.engine.context_length,
