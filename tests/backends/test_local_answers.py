@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from local_models import byte_level, model, save, unconstrained
 
 import pasta_async
@@ -59,6 +60,26 @@ async def test_one_after_another_gives_the_same_text(backend: Recorder, family: 
         apart = await client.generate(prompt(family), parallel="never")
     assert together.document.format() == apart.document.format()
     assert len(together.threads) > 1
+
+
+async def test_a_repetition_penalty_spares_tags_and_ends(backend: Recorder) -> None:
+    info = await backend.connect()
+    words = await backend.encode("Compare")
+    seen: list[torch.Tensor] = []
+
+    def look(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.clone())
+        return logits
+
+    for penalty in (1, 1.5):
+        sampling = pasta_async.Sampling(repetition_penalty=penalty)
+        ids = (*words, *(info.tags or ()), *info.end_ids)
+        request = DecodeRequest("a", 0, ids, 1, sampling, extra={"logits_processor": look})
+        async for _ in backend.decode(request):
+            pass
+    changed = ~torch.isclose(*seen, rtol=0.1)
+    found: list[int] = changed.nonzero().flatten().tolist()
+    assert set(found) == set(words)
 
 
 async def test_a_tag_that_can_only_be_wrong_is_not_written(tmp_path: Path) -> None:

@@ -120,24 +120,6 @@ async def test_a_logits_processor_chooses_for_its_own_request_only(backend: Loca
     assert seen == [[], [40], [40, 39], [40, 39, 38]]
 
 
-async def test_a_repetition_penalty_spares_tags_and_ends(backend: LocalBackend) -> None:
-    info = await backend.connect()
-    spared = [*(info.tags or ()), *info.end_ids]
-    words = await backend.encode("tea")
-    seen: list[torch.Tensor] = []
-
-    def look(_: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        seen.append(logits.clone())
-        return logits
-
-    for penalty in (1, 1.5):
-        sampling = Sampling(repetition_penalty=penalty)
-        extra = {"logits_processor": look}
-        await pieces(backend, request([*words, *spared], 1, sampling=sampling, extra=extra))
-    changed = ~torch.isclose(*seen, rtol=0.1)
-    assert changed.nonzero().flatten().tolist() == sorted(words)
-
-
 async def test_a_piece_for_each_step_with_usage(backend: LocalBackend) -> None:
     received = await pieces(backend, request(range(30)))
     assert [len(piece.ids) for piece in received] == [1] * 20
