@@ -217,10 +217,10 @@ def _off_topic(document: Document) -> Iterator[bool]:
 
 
 def _unspaced(document: Document) -> Iterator[bool]:
-    """Of each chunk, whether a space is missing at one of its ends."""
-    texts = [node.text for node in document.nodes]
-    for place, node in enumerate(document.nodes):
-        if isinstance(node, Promise):
-            before, behind = "".join(texts[:place]), "".join(texts[place + 1 :])
-            ends = (before[-1:] + node.text[:1], node.text[-1:] + behind[:1])
-            yield any(map(_UNSPACED.fullmatch, ends))
+    """Of each chunk that is not empty, whether a space is missing at one of its ends."""
+    text, end = document.text, 0
+    for node in document.nodes:
+        start, end = end, end + len(node.text)
+        if isinstance(node, Promise) and node.text:
+            edges = (text[max(0, start - 1) : start + 1], text[end - 1 : end + 1])
+            yield any(map(_UNSPACED.fullmatch, edges))

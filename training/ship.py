@@ -26,7 +26,7 @@ from pasta_async.backends.tokenization import TokenizerFiles, find_template
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 
-Weights = dict[str, torch.Tensor]
+_Weights = dict[str, torch.Tensor]
 
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",
@@ -93,7 +93,7 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     return {"bytes": sum(file.stat().st_size for file in out.iterdir()), "largest_rounding": error}
 
 
-def _mean(ours: Weights, theirs: Weights) -> Weights:
+def _mean(ours: _Weights, theirs: _Weights) -> _Weights:
     if {name: value.shape for name, value in ours.items()} != {n: value.shape for n, value in theirs.items()}:
         raise InvalidRequestError("the adapters to average are not of one training: their shapes differ")
     return {name: (value.float() + theirs[name].float()) / 2 for name, value in ours.items()}
