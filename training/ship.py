@@ -1,9 +1,7 @@
 """Make what ships of a trained adapter: `python -m pasta_async.training.ship --adapter RUN/adapter ...`.
 
-Weights become float16. With `--average` they are the mean of the adapter's and of those that it went on from,
-which keeps more of what the earlier one could do (WiSE-FT, arXiv 2109.01903). The tokenizer is left out, for
-it is the base's with the tags behind its tokens, which is checked. A model card (README.md) and a `base.json`
-that stand in the folder already stay.
+Weights become float16. The tokenizer is left out, for it is the base's with the tags behind its tokens, which
+is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
 """
 
 # safetensors leaves some of its types open.
@@ -26,8 +24,6 @@ from pasta_async.backends.tokenization import TokenizerFiles, find_template
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 
-_Weights = dict[str, torch.Tensor]
-
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",
     "  x = [1,\t2]  # naïve 漢字 🎉",
@@ -39,9 +35,6 @@ class ShipSettings(CommandSettings):
     """What to ship."""
 
     adapter: Path = Field(description="the trainer's OUT/adapter")
-    average: Path | None = Field(
-        default=None, description="an adapter that it went on from: the mean of both weights ships (WiSE-FT)"
-    )
     base: Path = Field(description="its base as users will have it: a GGUF file or a model folder")
     base_name: str = Field(description="what peft is to call the base: a name on the Hugging Face hub")
     repetition_penalty: float = Field(default=1.0, gt=0, le=2, description="what users get by default")
@@ -56,15 +49,11 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
 
     Raises:
         UnsupportedModelError: The adapter cannot be merged, or does not fit the base.
-        InvalidRequestError: Its tokenizer is not the base's with the tags, a weight is too large, or the
-            adapters to average have other shapes.
+        InvalidRequestError: Its tokenizer is not the base's with the tags, or a weight is too large.
     """
     base = open_checkpoint(settings.base)
     trained = AdapterFolder(settings.adapter, base)
     tensors = load_file(settings.adapter / ADAPTER_WEIGHTS)
-    if settings.average:
-        AdapterFolder(settings.average, base)  # says what is wrong with it
-        tensors = _mean(tensors, load_file(settings.average / ADAPTER_WEIGHTS))
     rounded = {name: tensor.to(torch.float16).contiguous() for name, tensor in tensors.items()}
     error = max(float((rounded[name].float() - value.float()).abs().max()) for name, value in tensors.items())
     if not math.isfinite(error):
@@ -91,12 +80,6 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     shipped = AdapterFolder(out, base)
     _compare(settings.adapter, trained.tokenizer(), shipped.tokenizer())
     return {"bytes": sum(file.stat().st_size for file in out.iterdir()), "largest_rounding": error}
-
-
-def _mean(ours: _Weights, theirs: _Weights) -> _Weights:
-    if {name: value.shape for name, value in ours.items()} != {n: value.shape for n, value in theirs.items()}:
-        raise InvalidRequestError("the adapters to average are not of one training: their shapes differ")
-    return {name: (value.float() + theirs[name].float()) / 2 for name, value in ours.items()}
 
 
 def _compare(adapter: Path, trained: TokenizerFiles, shipped: TokenizerFiles) -> None:

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.local import export as exporting
-from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS
 from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.export import export_folder
 from pasta_async.backends.local.opening import open_checkpoint
@@ -137,20 +136,6 @@ def test_what_ships_is_small_and_the_same_model(made: AdapterRun, tmp_path: Path
     assert shipped.codec().encode_chat(CHAT, {}) == trained.codec().encode_chat(CHAT, {})
     for name in expected_shapes(trained.config):
         torch.testing.assert_close(shipped.tensor(name), trained.tensor(name), atol=2e-3, rtol=0)
-
-
-def test_the_mean_of_two_adapters_ships(made: AdapterRun, tmp_path: Path) -> None:
-    earlier = Path(shutil.copytree(made.adapter, tmp_path / "earlier"))
-    change_weights(earlier, lambda tensors: [tensor.mul_(3) for tensor in tensors.values()])
-    options = ["--base", made.base, "--base-name", "ours/base", "--out", tmp_path / "out"]
-    assert run_command(ship.main, "--adapter", made.adapter, "--average", earlier, *options) == 0
-    mean, ours = (load_file(folder / ADAPTER_WEIGHTS) for folder in (tmp_path / "out", made.adapter))
-    for name, value in ours.items():
-        torch.testing.assert_close(mean[name].float(), 2 * value.float(), atol=2e-3, rtol=0)
-    change_weights(earlier, halve_rank)
-    change_config(earlier, r=json.loads((earlier / "adapter_config.json").read_text())["r"] // 2)
-    message = run_command(ship.main, "--adapter", made.adapter, "--average", earlier, *options)
-    assert "shapes" in str(message)
 
 
 def test_what_users_would_not_have_is_not_shipped(made: AdapterRun, tmp_path: Path) -> None:

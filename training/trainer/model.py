@@ -187,7 +187,14 @@ def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> 
 
 
 def export_model(
-    model: Any, base: BaseModel, tokenizer: Path, end: int, out: Path, dtype: str, processes: Processes
+    model: Any,
+    base: BaseModel,
+    tokenizer: Path,
+    end: int,
+    out: Path,
+    dtype: str,
+    processes: Processes,
+    start_share: float = 0.0,
 ) -> None:
     """Write the model with its tokenizer, adapters merged; these and the tags' rows also by themselves.
 
@@ -202,11 +209,15 @@ def export_model(
             `adapter` beside it, in peft's format.
         dtype: Of the weights: bfloat16, float16 or float32.
         processes: The run's.
+        start_share: Of `base`'s own weights in what is written.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights = get_model_state_dict(model, options=options)
     if processes.first:
-        whole = base.loaded() if base.lora_rank else base.empty()
+        whole = base.loaded() if base.lora_rank or start_share else base.empty()
+        if start_share:
+            start = whole.state_dict()
+            weights = {name: value.lerp(start[name], start_share) for name, value in weights.items()}
         whole.load_state_dict(weights, strict=not base.lora_rank)
         generation = _generation(base.folder, whole.config, end)
         if base.lora_rank:

@@ -24,7 +24,17 @@ from pasta_async.training.trainer.settings import Schedule, TrainerSettings
 from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
-_FREE = {"out", "device", "dtype", "recompute", "save_every", "stop_at", "threads", "export_dtype"}
+_FREE = {
+    "out",
+    "device",
+    "dtype",
+    "recompute",
+    "save_every",
+    "stop_at",
+    "threads",
+    "export_dtype",
+    "start_share",
+}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
 
 
@@ -36,6 +46,7 @@ def train(
     template: Path | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
     both: bool = False,
+    start_share: float = 0.0,
 ) -> bool:
     """Train from a checkpoint folder to `OUT/model`, on this process or on all that torchrun started.
 
@@ -49,6 +60,7 @@ def train(
         template: File of a chat template instead of the model's own.
         template_kwargs: Further values for the chat template.
         both: Whether the template must tell PASTA-LANG from the baseline (`write_tokenizer`).
+        start_share: Of the weights at the start in those that are written.
 
     Returns:
         Whether the end was reached and the model written.
@@ -79,8 +91,8 @@ def train(
         loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
         finished = loop.run(checkpoints)
         if finished:
-            out = settings.out / "model"
-            export_model(loop.model, base, tokenizer, codec.end, out, settings.export_dtype, processes)
+            out, dtype = settings.out / "model", settings.export_dtype
+            export_model(loop.model, base, tokenizer, codec.end, out, dtype, processes, start_share)
         if processes.first:
             model = settings.out / "model"
             print(f"the model is in {model}" if finished else "stopped; the same command goes on")
