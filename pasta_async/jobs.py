@@ -28,7 +28,8 @@ class Journal:
         held: Whether `rows` has them, rather than the file alone: not so for what is large.
 
     Raises:
-        InvalidRequestError: The file holds rows of something else; the message says what differs.
+        InvalidRequestError: Another command writes it, or it holds something else; the message says what
+            differs. It is left as it was.
     """
 
     def __init__(
@@ -39,17 +40,39 @@ class Journal:
         self._durable, self._held = durable, held
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
-        self._file.seek(0)
-        self._file.truncate(sum(len(line) for line in self._file if line.endswith(b"\n")))
         try:
-            if found := next(self._lines(), None):
-                self._check(found[1], json.loads(json.dumps(dict(identity))))
-                self.rows += [row for _, row in self.stored()] if held else []
-            else:
-                self._write(identity)
-        except InvalidRequestError:
+            self._lock()
+            self._open(identity)
+        except BaseException:
             self._file.close()
             raise
+
+    def _lock(self) -> None:
+        """Hold the file until it is closed, however that comes about."""
+        import fcntl  # Windows has none, and can use the rest of this module
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidRequestError(
+                f"another command writes {self.path}: wait for it, or write to another place"
+            ) from None
+
+    def _open(self, identity: Mapping[str, Any]) -> None:
+        """Read what is there, and drop the line that was cut."""
+        end = 0
+        for place, row in self._lines():
+            if not place:
+                self._check(row, json.loads(json.dumps(dict(identity))))
+            elif self._held:
+                self.rows.append(row)
+            end = self._file.tell()
+        self._file.seek(end)
+        if not end and not _line(identity).startswith(self._file.read()):
+            raise self._foreign()
+        self._file.truncate(end)
+        if not end:
+            self._write(identity)
 
     def append(self, row: Mapping[str, Any]) -> int:
         """Keep a row; returns its place, for `read`."""
@@ -76,24 +99,27 @@ class Journal:
 
     def _write(self, row: Mapping[str, Any]) -> int:
         place = self._file.seek(0, os.SEEK_END)
-        self._file.write((json.dumps(dict(row), ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass"))
+        self._file.write(_line(row))
         self._file.flush()
         if self._durable:
             os.fsync(self._file.fileno())
         return place
 
     def _lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Every line with its place."""
+        """Every whole line with its place."""
         place = 0
-        while self._file.seek(place) == place and (line := self._file.readline()):
+        while self._file.seek(place) == place and (line := self._file.readline()).endswith(b"\n"):
             try:
                 row: Any = json.loads(line)
             except ValueError:
                 row = None
             if not isinstance(row, dict):
-                raise InvalidRequestError(f"{self.path} holds no results: write to another place")
+                raise self._foreign()
             yield place, cast("dict[str, Any]", row)
             place += len(line)
+
+    def _foreign(self) -> InvalidRequestError:
+        return InvalidRequestError(f"{self.path} holds no results: write to another place")
 
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
@@ -105,6 +131,10 @@ class Journal:
                 f"{self.path} holds results of something else ({differences}); "
                 "ask for the same again, or write to another place"
             )
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(dict(row), ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
 def journal_beside(out: Path) -> Path:

@@ -70,6 +70,34 @@ def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):
             Journal(tmp_path / "rows.jsonl", {})
 
 
+@pytest.mark.parametrize("content", ['{"instruction": "Hi"}', "Hi\nthere", '{"instruction": "Hi"}\n{"ins'])
+def test_a_file_of_something_else_stays_as_it_was(content: str, tmp_path: Path):
+    path = tmp_path / "prompts.json"
+    path.write_text(content)
+    with pytest.raises(InvalidRequestError):
+        Journal(path, {"of": "x"})
+    assert path.read_text() == content
+
+
+def test_a_journal_that_was_cut_in_its_first_line_begins_anew(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"of": ')
+    with Journal(path, {"of": "x"}) as journal:
+        journal.append({"a": 1})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [{"a": 1}]
+
+
+def test_one_command_at_a_time_writes_a_journal(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    with Journal(path, {"of": "x"}) as journal:
+        with pytest.raises(InvalidRequestError):
+            Journal(path, {"of": "x"})
+        journal.append({"a": 1})
+    with Journal(path, {"of": "x"}) as journal:
+        assert journal.rows == [{"a": 1}]
+
+
 def test_a_journal_gives_rows_by_their_places_without_holding_them(tmp_path: Path):
     rows = [{"text": "漢字 \ud800"}, {"text": "two"}, {"text": "three"}]
     path = tmp_path / "rows.jsonl"
