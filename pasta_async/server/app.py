@@ -30,7 +30,7 @@ from pasta_async.server.connections import http_protocol
 from pasta_async.server.endpoints import chat_completions, completions
 from pasta_async.server.errors import ApiError, log_failure
 from pasta_async.server.operations import Operations, log_config
-from pasta_async.server.service import Admission, Service, service_of
+from pasta_async.server.service import Admission, Service, path_in_app, service_of
 from pasta_async.server.settings import ServerSettings
 from pasta_async.trace.page import standalone
 
@@ -227,7 +227,7 @@ class _KeyGuard:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] != "lifespan" and path_in_app(scope) not in _OPEN_PATHS:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not self._known(key.strip().encode("latin-1")):
                 await _NO_KEY.response(scope, receive, send)

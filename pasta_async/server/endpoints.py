@@ -97,7 +97,8 @@ class _Reply:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._service.client.generate(**call)) for call in calls]
             except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None  # the others were cancelled for it
+                error = errors.exceptions[0]  # the others were cancelled for it
+                raise error from error.__cause__  # which the status goes by
         generations = [task.result() for task in tasks]
         return {
             **self._envelope,

@@ -28,7 +28,7 @@ from uvicorn.logging import DefaultFormatter
 from pasta_async.client import Client
 from pasta_async.errors import missing_extra
 from pasta_async.observers import Observer
-from pasta_async.server.service import Admission
+from pasta_async.server.service import Admission, path_in_app
 from pasta_async.server.settings import ServerSettings
 from pasta_async.telemetry.logs import Logs, with_ids
 from pasta_async.telemetry.metrics import Metrics
@@ -123,7 +123,8 @@ class _CountResponses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                path = scope["path"] if scope["path"] in self._paths else "other"
+                path = path_in_app(scope)
+                path = path if path in self._paths else "other"
                 self._responses.labels(path, str(message["status"])).inc()
             await send(message)
 

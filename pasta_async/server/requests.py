@@ -30,7 +30,6 @@ ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
     "presence_penalty": (None, 0),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "regex": (None,),
     "ebnf": (None,),
 }
@@ -41,10 +40,21 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "tool_choice": (None, "auto", "none"),
     "parallel_tool_calls": (None, True, False),
     "response_format": (None, {"type": "text"}),
+    "functions": (None, []),
+    "function_call": (None, "auto", "none"),
     "reasoning_effort": (None,),
-    "top_logprobs": (None,),
+    "verbosity": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "audio": (None,),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
 }
-_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"echo": (None, False), "suffix": (None, "")}
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "logprobs": (None,),  # 0 asks for those of the chosen tokens
+}
 """The same, of one endpoint."""
 
 _IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}

@@ -8,8 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from pasta_async.client import Client
+from pasta_async.errors import InvalidStateError
 from pasta_async.options import Limits
 from pasta_async.protocol import ModelInfo
 from pasta_async.server.errors import ApiError
@@ -42,8 +44,24 @@ class Service:
 
 
 def service_of(request: Request) -> Service:
-    """The service of the app that a request came to."""
-    return request.app.state.service
+    """The service of the app that a request came to.
+
+    Raises:
+        InvalidStateError: The app was mounted in another one, which does not run its lifespan.
+    """
+    service: Service | None = getattr(request.app.state, "service", None)
+    if service is None:
+        raise InvalidStateError(
+            "the app's lifespan has not run: an app that mounts it enters "
+            "`app.router.lifespan_context(app)` of it in its own lifespan"
+        )
+    return service
+
+
+def path_in_app(scope: Scope) -> str:
+    """The path of a request below where the app is mounted."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 class Admission:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import httpx
 import openai
 import pytest
 from live_server import PATIENCE, LiveServer, WatchedBackend, http_request, official, read, running, serving
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
-from pasta_async import BackendConnectError, InvalidRequestError
+from pasta_async import BackendConnectError, BackendStatusError, InvalidRequestError, Limits
 from pasta_async.server import ServerSettings, create_app, uvicorn_server
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -69,6 +73,35 @@ def test_how_parallel_answers_are_is_the_requests_choice_or_else_the_servers() -
             assert reply["pasta"]["choices"][0]["width"] == width
             assert reply["pasta"]["mode"] == ("sequential" if width == "one" else "parallel")
         assert ask(server, pasta={"parallel": "sometimes"}).status_code == 400
+
+
+def test_an_app_that_is_mounted_in_another_one() -> None:
+    app = create_app(ScriptedBackend(ANSWER), ServerSettings(api_keys=("good",)))
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with app.router.lifespan_context(app):
+            yield
+
+    with serving(Starlette(routes=[Mount("/llm", app)], lifespan=lifespan)) as outer:
+        server = LiveServer(f"{outer}/llm", app)
+        assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+        assert [ask(server, key).status_code for key in ("good", "bad")] == [200, 401]
+        metrics = httpx.get(f"{server.url}/metrics", headers={"Authorization": "Bearer good"}).text
+    assert 'path="/v1/chat/completions"' in metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("status", "expected"), [(400, 400), (429, 503), (500, 502)])
+def test_what_the_engine_answers_is_told_with_or_without_a_stream(
+    stream: bool, status: int, expected: int
+) -> None:
+    error = BackendStatusError("no", status=status, retry_after=0.0)
+    backend = ScriptedBackend(ANSWER, faults=[Fault(0, 0, error=error, times=100)])
+    with running(backend, limits=Limits(retries=0)) as server:
+        reply = ask(server, stream=stream)
+    assert reply.status_code == expected
+    assert ("retry-after" in reply.headers) == (expected == 503)
 
 
 async def test_the_official_client_sends_its_key() -> None:

@@ -226,6 +226,8 @@ REFUSED: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"logprobs": True}, "logprobs", "unsupported_parameter"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+    ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"extra_body": {"foo": 1}}, "foo", "unknown_parameter"),
     ({"extra_body": {"pasta": {"paralel": True}}}, "pasta.paralel", "unknown_parameter"),
     ({"extra_body": {"pasta": {"limits": {"max_threads": 999}}}}, "pasta.limits.max_threads", None),
@@ -270,12 +272,22 @@ async def test_fields_that_ask_for_nothing_are_taken(client: openai.AsyncOpenAI)
         frequency_penalty=0,
         logit_bias={},
         logprobs=False,
+        top_logprobs=0,
+        audio=None,
+        prediction=None,
+        function_call="auto",
         service_tier="auto",
         store=False,
         metadata={"a": "b"},
         modalities=["text"],
     )
     assert reply.choices
+
+
+async def test_logprobs_of_the_chosen_tokens_are_not_dropped(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model=MODEL, prompt="Hi", logprobs=0)
+    assert caught.value.param == "logprobs"
 
 
 async def test_an_answers_own_time_limit_is_not_tried_again(
