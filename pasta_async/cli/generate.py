@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.cli.command import fail, read_text
 from pasta_async.client import Client
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError
 from pasta_async.options import AnswerOptions, Limits, Options, Sampling
-from pasta_async.protocol import Backend
+from pasta_async.protocol import Backend, ModelInfo
 from pasta_async.results import Generation
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
         "prompted": options.prompted,
         "chat_template_kwargs": dict(map(_pair, options.template)),
     }
-    info = await client.connect()  # not part of anybody's time
+    info = await _connected(client)  # not part of anybody's time
     if info.dtype not in (None, "float32"):  # no exact computation: say so
         sys.stderr.write(f"pasta-async: {info.name} is computed in {info.dtype}\n")
     if options.compare:
@@ -123,6 +123,18 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     for note in done[0].notes:  # what the backend could not honour
         sys.stderr.write(f"pasta-async: note: {note}\n")
     return both
+
+
+async def _connected(client: Client) -> ModelInfo:
+    """Connect within the time that an answer has."""
+    seconds = client.limits.timeout
+    try:
+        async with asyncio.timeout(seconds):
+            return await client.connect()
+    except TimeoutError as error:
+        if isinstance(error, PastaError):
+            raise
+        raise GenerationTimeoutError(f"connecting took longer than --timeout {seconds:g}") from error
 
 
 def _pair(item: str) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 from written import END, INTRO, OUTCOME, TEXT, WRITTEN, scripted
 
-from pasta_async import Backend, RealClock
+from pasta_async import Backend, ModelInfo, RealClock
 from pasta_async.backends.local import LocalBackend
 from pasta_async.cli.app import app
 from pasta_async.lang import parse
@@ -47,6 +47,17 @@ def test_system_message_and_sampling_reach_the_backend() -> None:
     assert sampling.repetition_penalty == 1.2
     assert (sampling.seed, sampling.max_tokens) == (3, 900)
     assert "Be brief." in asyncio.run(backend.detokenize(backend.requests[0].ids))
+
+
+def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:
+    class Silent(ScriptedBackend):
+        async def connect(self) -> ModelInfo:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    result = generate("x", "--timeout", "0.05", backend=Silent("never", clock=RealClock()))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "0.05" in result.stderr
 
 
 def test_stop_texts_end_the_answer() -> None:
