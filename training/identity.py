@@ -8,13 +8,18 @@ from pathlib import Path
 from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
 from pasta_async.errors import UnsupportedModelError
 
-_PATTERNS = ("config.json", ADAPTER_CONFIG, "*.safetensors")
+_PATTERNS = (
+    *("config.json", "generation_config.json", ADAPTER_CONFIG, "*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "*.jinja"),
+)
 _END = 2**20
 """Bytes at the end of a file that are looked at: no training leaves them as they were."""
 
 
 def model_digest(model: str | Path) -> str:
-    """16 hexadecimal digits for a model's configuration and weights, by names, sizes and ends of the files.
+    """16 hexadecimal digits for what a model computes, by names, sizes and ends of its files.
+
+    These are its configuration, weights, tokenizer and chat template, and the sampling that it prefers.
 
     Args:
         model: The folder of a model or of an adapter, a GGUF file, or the name of a model that ships.

@@ -139,6 +139,7 @@ class BonBon(Task):
         for pair in pairs:
             tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
             digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
+        digest.update(repr([trie.ids for trie in plain]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
         if self.compared:
             self.reported = ("best_ratio", *self.reported)

@@ -15,8 +15,9 @@ import torch
 from adapter_folders import adapter_run
 from finetune_folders import ANSWERS, base_folder, data_file
 from killed_finetune import killed_finetune
+from local_models import TEMPLATE
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from two_processes import run_in_two
 
@@ -129,6 +130,25 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(tmp_path: Path) -> Non
     data_file(tmp_path / "data.jsonl", copies=2)
     with pytest.raises(InvalidRequestError, match="data"):
         finetune(settings(tmp_path, steps=2))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_run_goes_on_with_what_is_in_its_files_wherever_they_are(lora_rank: int, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    moved = tmp_path / "moved"
+    run = {"steps": 2, "chat_template": template, "lora_rank": lora_rank}
+    assert not finetune(settings(tmp_path, **run, stop_at=1))
+    (tmp_path / "base").rename(moved)
+    assert not finetune(settings(tmp_path, **run, model=moved, stop_at=1))
+    template.write_text(TEMPLATE + "\n")
+    with pytest.raises(InvalidRequestError, match="tokenizer"):
+        finetune(settings(tmp_path, **run, model=moved))
+    template.write_text(TEMPLATE)
+    weights = load_file(moved / "model.safetensors")
+    save_file({name: value * 2 for name, value in weights.items()}, moved / "model.safetensors")
+    with pytest.raises(InvalidRequestError, match="model"):
+        finetune(settings(tmp_path, **run, model=moved))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])

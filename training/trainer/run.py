@@ -17,6 +17,7 @@ from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import progress
+from pasta_async.training.identity import model_digest
 from pasta_async.training.trainer.loop import Loop
 from pasta_async.training.trainer.model import REFUSAL, BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import Checkpoints, Processes, open_processes
@@ -25,17 +26,13 @@ from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
 _FREE = {
-    "out",
-    "device",
-    "dtype",
-    "recompute",
-    "save_every",
-    "stop_at",
-    "threads",
-    "export_dtype",
-    "start_share",
+    *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads"),
+    *("export_dtype", "start_share"),
 }
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
+
+_BY_CONTENT = {"model", "chat_template"}
+"""Settings that name what counts for what is in it."""
 
 
 def train(
@@ -86,7 +83,11 @@ def train(
         if not task.stream:
             sizes, ids = _usable(task, settings, positions, processes)
             base = replace(base, unused=frozenset(codec.tag_ids) - ids)
-        identity = settings.model_dump(mode="json", exclude=_FREE) | {"data": task.fingerprint}
+        identity = settings.model_dump(mode="json", exclude=_FREE | _BY_CONTENT) | {
+            "data": task.fingerprint,
+            "model": [model_digest(one) for one in dict.fromkeys((folder, base.folder))],
+            "tokenizer": model_digest(tokenizer),
+        }
         checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
         loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
         finished = loop.run(checkpoints)
