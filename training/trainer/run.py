@@ -131,7 +131,8 @@ def _make_loop(
     model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    shard(model, processes, _dtype(settings.dtype, model, processes.device), share=from_base)
+    (dtype, *_) = processes.gather(_dtype(settings.dtype, model, processes.device))  # one for all
+    shard(model, processes, dtype, share=from_base)
     numbers = range(len(task)) if task.stream else list(sizes)
     schedule = Schedule(settings, numbers, shuffled=not task.stream)
     rates = {tag: 0.0 if tag in base.unused else settings.tag_rate for tag in codec.tag_ids}
