@@ -62,7 +62,8 @@ class ReasoningDelta:
 class ThreadReplaced:
     """Forget the deltas of a thread: from here its text is `text`.
 
-    Main wrote the chunk itself (its deltas follow, as the thread's), or `max_tokens` cuts the answer there.
+    Main wrote the chunk itself (its deltas follow, as the thread's), or `max_tokens` or a stop text ends the
+    answer before it or in it.
     """
 
     thread: int

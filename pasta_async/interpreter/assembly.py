@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import cast
 
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
@@ -42,31 +43,29 @@ class Answer:
         """Requests that were sent ahead of a join."""
         self.finish_reason: FinishReason = "abort"  # until it is over
         self.truncated: bool = False
-        """Whether what stands behind the answer's last token was left out."""
+        """Whether what stands behind the answer's last token, or the stop text, was left out."""
         self.width: Width = width
         self.notes: tuple[str, ...] = notes
         self._budget, self._visible, self._prompted = budget, visible, prompted
 
     def document(self) -> Document:
         """The document, up to the stop text that ended it, if one did."""
-        nodes = tuple(_with_chunks(self.threads))
-        if self._visible.stopped:
-            nodes = tuple(_truncated(nodes, self._visible.length))
+        nodes = self._nodes()
         count = sum(isinstance(node, Promise) for node in nodes)
         kept = [thread for thread in self.threads[: count + 1] if not thread.superseded]
         return Document(nodes, tuple(found for thread in kept for found in diagnostics_since(thread, 0)))
 
     def text(self, number: int) -> str:
-        """The text of a thread, or what main wrote in its place."""
+        """The text of a thread, or what main wrote in its place, up to the stop text."""
         thread = self.threads[number]
-        if number == 0 or thread.superseded:
-            return dict(enumerate(_texts(self.threads[0].reader.parser.nodes))).get(number, "")
+        if number == 0 or thread.superseded or self._visible.stopped:
+            return dict(enumerate(_texts(self._nodes()))).get(number, "")
         return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
 
     @property
     def cut(self) -> Cut | None:
         """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
-        return None if self._visible.stopped or self.truncated else self._budget.cut()
+        return None if self.truncated else self._budget.cut()
 
     def cut_ids(self, cut: Cut) -> tuple[list[int], int]:
         """Ids of the cut thread up to the cut, and how many of them are known to say what was read so far."""
@@ -81,7 +80,7 @@ class Answer:
             cut: Where that is.
             rest: What the ids up to the cut say behind those that are known (`cut_ids`).
         """
-        before = [self.text(thread.number) for thread in self.threads]
+        before = _texts(self._nodes())
         main, inside = self.threads[0], self.threads[cut.thread]
         if cut.thread == 0:
             last = sum(thread.origin <= cut.tokens for thread in self.threads[1:])
@@ -95,16 +94,21 @@ class Answer:
         main.finish_reason = "length"
         self._leave_out(last)
         self.truncated = True
-        return {number: now for number, was in enumerate(before) if (now := self.text(number)) != was}
+        return _changes(before, _texts(self._nodes()))
 
-    def end_at_stop_text(self) -> None:
-        """The thread in which the stop text stands ended there; what stands behind it was not wanted."""
+    def end_at_stop_text(self) -> dict[int, str]:
+        """Leave out what stands behind the stop text; returns the texts of threads that changed.
+
+        The thread in which it stands ended there; what stands behind it was not wanted.
+        """
         promises = self.document().promises
         self._leave_out(len(promises))
         if promises and (chunk := promises[-1].chunk) and chunk.closed_by == "interrupted":
             thread = self.threads[len(promises)]
             thread.finish_reason, thread.closed_by = "stop", "interrupted"
         self.threads[0].finish_reason = "stop"
+        self.truncated = True
+        return _changes(_texts(tuple(_with_chunks(self.threads))), _texts(self._nodes()))
 
     def generation(self, now: float) -> Generation:
         """The answer so far as users see it."""
@@ -145,6 +149,11 @@ class Answer:
             notes=self.notes,
         )
 
+    def _nodes(self) -> tuple[Node, ...]:
+        """The document's, up to the stop text."""
+        nodes = tuple(_with_chunks(self.threads))
+        return tuple(_truncated(nodes, self._visible.length)) if self._visible.stopped else nodes
+
     def _leave_out(self, last: int) -> None:
         """The document ends before the promises of the threads behind this one."""
         for thread in self.threads[last + 1 :]:
@@ -163,6 +172,12 @@ def _texts(nodes: Sequence[Node]) -> list[str]:
     """Main's text outside of chunks, then that of each promise's chunk."""
     chunks = [node.chunk.text if node.chunk else "" for node in nodes if isinstance(node, Promise)]
     return ["".join(node.text for node in nodes if isinstance(node, Text)), *chunks]
+
+
+def _changes(before: Sequence[str], after: Sequence[str]) -> dict[int, str]:
+    """Texts that are others than before, by thread."""
+    both = enumerate(zip_longest(before, after, fillvalue=""))
+    return {number: now for number, (was, now) in both if now != was}
 
 
 def _with_chunks(threads: Sequence[Thread]) -> Iterator[Node]:

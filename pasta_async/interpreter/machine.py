@@ -6,7 +6,7 @@ No asyncio, no I/O, no clock: every interleaving can be played by calling `feed`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pasta_async import events as ev
@@ -243,11 +243,10 @@ class Machine:
 
     # The end ----------------------------------------------------------------------------------------------
 
-    def truncate(self, cut: Cut, rest: str) -> None:
+    def truncate(self, cut: Cut, rest: str, now: float) -> None:
         """Leave out what stands behind the answer's last token; see `Answer.truncate`."""
-        for number, text in self.answer.truncate(cut, rest).items():
-            self._tell(ev.ThreadReplaced(number, text))
-        self._show(self._visible.close(self.answer.document().text))
+        self._replace(self.answer.truncate(cut, rest))
+        self._show(self._visible.close(self.answer.document().text), now)
 
     def finish(self, finish_reason: FinishReason | None, now: float) -> Generation:
         """End the answer; `finish_reason` says how it was broken off, if it was."""
@@ -255,11 +254,9 @@ class Machine:
             if thread.state != "done":
                 self._close(thread, thread.finish_reason, "interrupted", now)
         if cut := self.answer.cut:
-            self.truncate(cut, "")
+            self.truncate(cut, "", now)
         if not self.answer.truncated:
-            self._show(self._visible.close())
-        if self._visible.stopped:
-            self.answer.end_at_stop_text()
+            self._show(self._visible.close(), now)
         self.answer.finish_reason = finish_reason or self.main.finish_reason
         result = self.answer.generation(now)
         if finish_reason is None:
@@ -308,15 +305,24 @@ class Machine:
         if self._listen:
             self.events.append(ev.ThreadDelta(owner.number, text))
 
-    def _show(self, delta: str) -> None:
+    def _show(self, delta: str, now: float) -> None:
         """Let out what is visible by now; at a stop text, end everything."""
         if delta and self._listen:
             self.events.append(ev.TextDelta(delta))
         if self._visible.stopped:
-            for thread in self.threads:
-                if thread.state != "done":
-                    thread.state = "done"
-                    self.dropped.append(thread.number)
+            over = [thread for thread in self.threads if thread.state != "done"]
+            for thread in over:
+                thread.state, thread.ended = "done", now
+                self.dropped.append(thread.number)
+            self._replace(self.answer.end_at_stop_text())
+            self._end_inline(now)
+            for thread in over:
+                self._report_end(thread)
+
+    def _replace(self, texts: Mapping[int, str]) -> None:
+        """Threads have these texts from here, whatever was told of them."""
+        for number, text in texts.items():
+            self._tell(ev.ThreadReplaced(number, text))
 
     def _tell(self, event: ev.Event) -> None:
         if self._listen:
@@ -390,7 +396,7 @@ class Machine:
                 self._close(thread, "length", "budget", now)
                 self.dropped.append(thread.number)
         if self._visible.ready:
-            self._show(self._visible.take())
+            self._show(self._visible.take(), now)
 
     def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:
         """End a thread; what its parser held back is text after all."""

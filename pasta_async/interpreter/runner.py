@@ -390,7 +390,8 @@ class Runner:
         """Leave out what stands behind the answer's last token."""
         if cut := self.machine.answer.cut:
             ids, known = self.machine.answer.cut_ids(cut)
-            self.machine.truncate(cut, await self._text_behind(ids, known) if known < len(ids) else "")
+            rest = await self._text_behind(ids, known) if known < len(ids) else ""
+            self.machine.truncate(cut, rest, self._now())
 
     def _drop_and_spawn(self) -> None:
         """End the requests that the machine does not want any more, begin its new threads."""

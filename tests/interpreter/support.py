@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pasta_async import Client, Generation, Limits, Sampling
+from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadDone, ThreadReplaced
 from pasta_async.lang import TAG_TOKENS, Document, Segment, View, escape, parse, views
 from pasta_async.testing import Play, ScriptedBackend, Tokenizer
 
@@ -41,6 +42,28 @@ async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any)
     """One answer on a client of its own, on the backend's clock, with all the time there is."""
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=None)) as client:
         return await client.generate(prompt, **options)
+
+
+async def told(backend: ScriptedBackend, **options: Any) -> tuple[Generation, str, dict[int, str]]:
+    """One answer, and what a reader of its events comes to: the text, and that of each thread.
+
+    Every thread is told to have ended, once.
+    """
+    text, threads, ended = "", dict[int, str](), list[int]()
+    async with Client(backend, clock=backend.clock) as client, client.stream("Why?", **options) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                text += event.delta
+            elif isinstance(event, ThreadDelta):
+                threads[event.thread] = threads.get(event.thread, "") + event.delta
+            elif isinstance(event, ThreadReplaced):
+                threads[event.thread] = event.text
+            elif isinstance(event, ThreadDone):
+                ended.append(event.thread)
+            assert not isinstance(event, ReasoningDelta)
+        generation = await stream.result()
+    assert sorted(ended) == [record.thread for record in generation.threads]
+    return generation, text, {number: said for number, said in threads.items() if said}
 
 
 # Documents ------------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pasta_async import Client, Generation, Limits, Sampling
-from pasta_async.events import ReasoningDelta, TextDelta, ThreadDelta, ThreadReplaced
+from pasta_async import Generation, Limits, Sampling
 from pasta_async.lang import Document, parse
 from pasta_async.testing import Script, ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise
+from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise, told
 from tests.interpreter.vocabularies import tokenizer
 
 LONG = " ".join(f"{n} words." for n in range(20))
@@ -162,24 +161,9 @@ async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, 
     backend = ScriptedBackend(
         document, latency=1.0, thread_latency=timing["latencies"], tokenizer=tokenizer("words")
     )
-    text, threads = "", dict[int, str]()
-    async with (
-        Client(backend, clock=backend.clock) as client,
-        client.stream("Why?", sampling=Sampling(max_tokens=most)) as stream,
-    ):
-        async for event in stream:
-            if isinstance(event, TextDelta):
-                text += event.delta
-            elif isinstance(event, ThreadDelta):
-                threads[event.thread] = threads.get(event.thread, "") + event.delta
-            elif isinstance(event, ThreadReplaced):
-                threads[event.thread] = event.text
-            assert not isinstance(event, ReasoningDelta)
-        generation = await stream.result()
+    generation, text, threads = await told(backend, sampling=Sampling(max_tokens=most))
     assert text == generation.text
-    assert {n: said for n, said in threads.items() if said} == {
-        record.thread: record.text for record in generation.threads if record.text
-    }
+    assert threads == {record.thread: record.text for record in generation.threads if record.text}
 
 
 @pytest.mark.parametrize("total", [5, 30, 60])

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from pasta_async import Client, Sampling
 from pasta_async.interpreter.visible import Visible
-from pasta_async.lang import parse
-from pasta_async.testing import ScriptedBackend
-from tests.interpreter.support import RICH, answer, documents, promise
+from pasta_async.lang import Document, parse
+from pasta_async.testing import Script, ScriptedBackend
+from tests.interpreter.support import RICH, answer, documents, promise, told
 from tests.interpreter.vocabularies import tokenizer
+
+TIMES = st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
 
 
 def stopping(*stop: str) -> Sampling:
@@ -85,6 +87,38 @@ async def test_the_stream_never_shows_a_part_of_it() -> None:
         deltas = [delta async for delta in stream.text_deltas()]
         generation = await stream.result()
     assert "".join(deltas) == generation.text == "Both wars reshaped Europe. The causes were many, "
+
+
+@pytest.mark.parametrize("latencies", [{}, {1: 5.0, 2: 0.1}, {0: 5.0}])
+async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int, float]) -> None:
+    chunks = promise("a", "Alpha STOP beta.") + promise("b", "Gamma.") + promise("c", "long " * 60)
+    backend = ScriptedBackend(f"One. {chunks} End.", latency=1.0, thread_latency=latencies)
+    generation, text, threads = await told(backend, sampling=stopping("STOP"))
+    assert text == generation.text == "One. Alpha "
+    assert threads == {0: "One. ", 1: "Alpha "}
+    assert [record.finish_reason for record in generation.threads[:3]] == ["stop", "stop", "abort"]
+    assert all(
+        record.ended is not None and record.ended <= generation.elapsed for record in generation.threads
+    )
+
+
+async def test_a_chunk_that_main_writes_itself_ends_at_it_too() -> None:
+    script = Script([f"A. {promise('tea')}<async>Inline STOP and on.</async> B."], {1: "Never seen.</async>"})
+    backend = ScriptedBackend(script, tokenizer=tokenizer("plain words"))
+    generation, text, threads = await told(backend, sampling=stopping("STOP"))
+    assert text == generation.text == "A. Inline "
+    assert threads == {0: "A. ", 1: "Inline "}
+
+
+@given(document=documents(nested=True), stop=st.sampled_from(["a", "is", ".", "\n", "é"]), timing=TIMES)
+@settings(max_examples=25)
+async def test_the_events_add_up_to_what_is_kept(
+    document: Document, stop: str, timing: dict[int, float]
+) -> None:
+    backend = ScriptedBackend(document, latency=1.0, thread_latency=timing, tokenizer=tokenizer("words"))
+    generation, text, threads = await told(backend, sampling=stopping(stop))
+    assert text == generation.text
+    assert threads == {record.thread: record.text for record in generation.threads if record.text}
 
 
 @given(
