@@ -316,9 +316,16 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def named_ends(folder: Path) -> list[int]:
-    """The end-of-text ids of a model folder's `generation_config.json` and `config.json`, where they are."""
-    configs = [read_object(folder / name) or {} for name in ("generation_config.json", "config.json")]
-    return [i for found in configs for i in _as_ids(found.get("eos_token_id"))]
+    """The end-of-text ids of a model folder's `generation_config.json` and `config.json`, where they are.
+
+    Raises:
+        UnsupportedModelError: A file is malformed.
+    """
+    return [
+        end
+        for path in (folder / "generation_config.json", folder / "config.json")
+        for end in _as_ids((read_object(path) or {}).get("eos_token_id"), path)
+    ]
 
 
 def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
@@ -344,10 +351,17 @@ def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
 
 
 def find_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The chat template of a model folder, whose parsed `tokenizer_config.json` is given."""
+    """The chat template of a model folder, whose parsed `tokenizer_config.json` is given.
+
+    Raises:
+        UnsupportedModelError: Its file cannot be read.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise UnsupportedModelError(f"{file} cannot be read: {error}") from error
     template: Any = config.get("chat_template")
     template = template or (read_object(folder / "chat_template.json") or {}).get("chat_template")
     if isinstance(template, list):  # several, by name
@@ -363,8 +377,12 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in named.items() if isinstance(value, str)}
 
 
-def _as_ids(value: Any) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+def _as_ids(value: Any, path: Path) -> list[int]:
+    """One id or several, as a file has them."""
+    ids: Any = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(one) is int for one in ids):
+        raise UnsupportedModelError(f"{path}: eos_token_id must be an id, or a list of ids, not {value!r:.80}")
+    return ids
 
 
 def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:

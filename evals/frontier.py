@@ -31,6 +31,7 @@ from pasta_async.evals.judge import grade_answers
 from pasta_async.evals.records import markdown_table, write_result
 from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.score import JudgeSettings
 from pasta_async.training.statistics import estimate, format_estimate, gain, share
 
@@ -88,7 +89,13 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     if settings.baseline is not None:
         plain = _read_baseline(settings.baseline, asked)
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if plain else FORMS
-    identity = {"benchmark": "frontier", "backend": settings.backend, "forms": list(forms), **asked}
+    identity = {
+        "benchmark": "frontier",
+        "backend": settings.backend,
+        "weights": backend_digest(settings.backend),
+        "forms": list(forms),
+        **asked,
+    }
     async with cold_client(settings.backend) as client:
         with Journal(settings.out / "answers.jsonl", identity) as journal:
             answers = await answer_all(

@@ -38,6 +38,7 @@ from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, Engine, Method, cases_of, open_engine, time_work, warm_up
 from pasta_async.evals.records import markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal, for_each, progress
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import estimate, format_estimate
 
 Mode = Literal["open", "closed"]
@@ -312,6 +313,7 @@ async def _measure(settings: LoadSettings) -> list[Block]:
     measured = {
         "benchmark": "load",
         "backend": settings.backend,
+        "weights": backend_digest(settings.backend),
         "documents": documents_digest(documents),
         "answers": settings.answers,
     }

@@ -43,6 +43,7 @@ from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.peers import LlamaCppSettings, RemoteEngine, open_llama_cpp
 from pasta_async.evals.records import environment, markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import format_share
 
 GREEDY = Sampling(max_tokens=1024)
@@ -176,6 +177,7 @@ def _run(settings: SpeedSettings) -> str:
         "benchmark": "speed",
         "prompts": digest(prompt.text for prompt in prompts),
         **settings.model_dump(exclude=elsewhere),
+        "weights": backend_digest(settings.backend),
         "llama_cpp": settings.llama_cpp is not None,
         **({"brief": True} if settings.brief else {}),
     }

@@ -113,9 +113,10 @@ def _records(settings: SampleSettings) -> list[Record]:
     found, records = len(records), [one for one in records if digest(one.messages, "") not in seen]
     if found > len(records):
         print(f"{found - len(records)} of {found} prompts were trained on, and are left out", file=sys.stderr)
-    if not records:
-        raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}")
-    return [*settings.part(records)]
+    if not (wanted := [*settings.part(records)]):
+        behind = f" behind the first {settings.skip}" if settings.skip else ""
+        raise InvalidRequestError(f"no new prompts in {', '.join(map(str, settings.prompts))}{behind}")
+    return wanted
 
 
 async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:

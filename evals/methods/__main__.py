@@ -34,6 +34,7 @@ from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import estimate, format_estimate
 
 
@@ -116,6 +117,7 @@ def _run(settings: MethodSettings) -> str:
     measured = {
         "benchmark": "methods",
         "backend": settings.backend,
+        "weights": backend_digest(settings.backend),
         "documents": documents_digest(documents),
         "passes": settings.passes,
         "methods": [method.name for method in methods],

@@ -61,6 +61,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a penalty beyond all": (_generation(repetition_penalty=3), "repetition_penalty"),
     "an id that is none": (_generation(suppress_tokens=[10**6]), "suppress_tokens"),
     "ids that are no list": (_generation(suppress_tokens=True), "generation_config"),
+    "an end that is none": (_generation(eos_token_id="x"), r"generation_config.*eos_token_id"),
+    "ends that are none": (_generation(eos_token_id=[1, None]), r"generation_config.*eos_token_id"),
+    "template in no UTF-8": (
+        lambda f: (f / "chat_template.jinja").write_bytes(b"\xff\xfe"),
+        r"chat_template\.jinja",
+    ),
     "broken config": (lambda f: (f / "config.json").write_text("{"), "config.json"),
     "config of another kind": (lambda f: (f / "config.json").write_text("[]"), "config.json"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),

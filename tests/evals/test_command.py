@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from commands_run import refused, run
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals import load, random_model, speed
+from pasta_async.backends.local.bases import find_model
+from pasta_async.evals import frontier, load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal
 
@@ -61,6 +64,30 @@ def test_what_does_not_fit_ends_a_command_with_one_line(tmp_path: Path):
         with pytest.raises(SystemExit) as ended:
             load.main(arguments.split())
         assert reason in str(ended.value.code)
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (frontier.main, "--n 1 --families chain --max-tokens 4"),
+        (speed.main, "--n 1 --families chain --max-tokens 4 --passes 1"),
+        (load.main, "--documents {0}/documents.jsonl --at-once 1 --answers 1 --rounds 1"),
+        (methods.main, "--documents {0}/documents.jsonl --methods pasta --passes 1"),
+    ],
+)
+def test_figures_of_other_weights_at_the_same_path_are_not_gone_on_with(
+    main: Main, arguments: str, tmp_path: Path
+):
+    model = tmp_path / "model"
+    shutil.copytree(find_model("pasta-tiny"), model)
+    (tmp_path / "documents.jsonl").write_text(
+        '{"id": "1", "messages": [{"role": "user", "content": "?"}], "written": "Yes."}\n'
+    )
+    given = f"--backend local:{model} {arguments.format(tmp_path)} --out {tmp_path}/out"
+    run(main, given)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert "(weights: " in refused(main, given)
 
 
 def test_a_journal_is_not_taken_for_one_of_something_else(tmp_path: Path):

@@ -384,7 +384,11 @@ def test_prompts_that_were_trained_on_are_left_out(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"prompts": "nowhere.jsonl"}, "nowhere.jsonl"), ({"backend": "ftp:x"}, "ftp:x")],
+    [
+        ({"prompts": "nowhere.jsonl"}, "nowhere.jsonl"),
+        ({"backend": "ftp:x"}, "ftp:x"),
+        ({"skip": "100"}, "InvalidRequestError"),
+    ],
 )
 def test_bad_input_ends_it_before_anything_is_drawn(
     given: dict[str, str], message: str, tmp_path: Path
