@@ -379,9 +379,9 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _as_ids(value: Any, path: Path) -> list[int]:
     """One id or several, as a file has them."""
-    ids: Any = [] if value is None else value if isinstance(value, list) else [value]
+    ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
     if not all(type(one) is int for one in ids):
-        raise UnsupportedModelError(f"{path}: eos_token_id must be an id, or a list of ids, not {value!r:.80}")
+        raise UnsupportedModelError(f"{path}: eos_token_id must be an id or a list of ids, not {value!r:.80}")
     return ids
 
 
