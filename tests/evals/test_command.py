@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from commands_run import refused, run
 
-from pasta_async.errors import InvalidRequestError
 from pasta_async.backends.local.bases import find_model
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import frontier, load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
 from pasta_async.jobs import Journal
