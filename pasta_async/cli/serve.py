@@ -33,10 +33,13 @@ def run(options: ServeOptions, backend: Backend | None) -> None:
 
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.
-        SystemExit: The server could not start.
+        SystemExit: The server could not start; its log says why.
     """
     limits = Limits(**options.model_dump(include={"max_threads", "client_threads"}, exclude_none=True))
     server = uvicorn_server(create_app(backend or options.backend or None, options, limits=limits), options)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn said why, but has a status of its own
+        sys.exit(1)
     if not server.started:
         sys.exit(1)

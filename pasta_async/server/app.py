@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,10 +21,10 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pasta_async.client import Client
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.connections import http_protocol
@@ -136,7 +137,7 @@ def _routes() -> list[Route]:
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
-    made: list[Middleware] = []
+    made = [Middleware(_WordedStart)]
     if settings.cors_origins:  # outside the keys: a browser asks for leave without one
         made.append(
             Middleware(
@@ -217,6 +218,22 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return ApiError(
         f"there is no {request.method} {request.url.path} here", status, code="unknown_url"
     ).response
+
+
+class _WordedStart:
+    """ASGI middleware: why the backend cannot be used goes to the log in words, not as a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def worded(message: Message) -> None:
+            failed = message["type"] == "lifespan.startup.failed"
+            if failed and isinstance(error := sys.exception(), PastaError | ModuleNotFoundError):
+                message = {**message, "message": str(error)}
+            await send(message)
+
+        await self._app(scope, receive, worded if scope["type"] == "lifespan" else send)
 
 
 class _KeyGuard:

@@ -134,6 +134,14 @@ def test_sigterm_lets_open_answers_end(command: list[str]) -> None:
             process.kill()
 
 
+def test_a_backend_that_cannot_be_used_ends_it_in_words() -> None:
+    command = [sys.executable, "-m", "pasta_async", "serve", "--backend", "local:/no/such", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if "/no/such" in line]
+    assert "Traceback" not in done.stderr
+
+
 def test_it_refuses_to_let_others_in_without_a_key(command: list[str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PASTA_")}
     done = subprocess.run(
