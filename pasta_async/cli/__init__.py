@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from pasta_async.errors import missing_extra
 from pasta_async.protocol import Backend
@@ -29,4 +31,9 @@ def main(args: Sequence[str] | None = None, *, backend: Backend | None = None) -
         sys.exit(f"pasta-async: {missing_extra('the command line', 'cli', error)}")
     except KeyboardInterrupt:
         sys.exit(130)
+    if sys.stderr is None:  # what would be told is told to nobody, and ends no answer
+        sys.stderr = open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a character that it does not have must not end the answer
+            stream.reconfigure(errors="replace")
     app(args=None if args is None else list(args), prog_name="pasta-async", obj=backend)

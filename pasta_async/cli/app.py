@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pasta_async.cli.command import as_command, read_text, reported_errors
+from pasta_async.cli.command import as_command, read_text, reported_errors, require_stdout
 from pasta_async.cli.generate import GenerateOptions, run
 from pasta_async.cli.models import ExportOptions, PullOptions, export, pull
 from pasta_async.errors import missing_extra
@@ -58,14 +58,14 @@ def check(
     """Say what is not well-formed in annotated answers; the exit code is 1 if anything is."""
     from pasta_async.lang import check as diagnose
 
+    require_stdout()
     clean = True
-    for name in files:
-        with reported_errors():
-            found = diagnose(read_text(name))
-        place = "<stdin>" if name == "-" else name
-        for diagnostic in found:
-            clean = False
-            sys.stdout.write(f"{place}:{diagnostic}\n")
+    with reported_errors():
+        for name in files:
+            place = "<stdin>" if name == "-" else name
+            for diagnostic in diagnose(read_text(name)):
+                clean = False
+                sys.stdout.write(f"{place}:{diagnostic}\n")
     if not clean:
         raise typer.Exit(1)
 

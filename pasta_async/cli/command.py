@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -160,13 +161,35 @@ def _ending(resumes: bool) -> Generator[None]:
 
 @contextmanager
 def reported_errors() -> Generator[None]:
-    """For users of `pasta-async`: errors in words only, and status 2 for what they typed wrong."""
+    """For users of `pasta-async`: errors in words only, and status 2 for what they typed wrong.
+
+    A reader of standard output that has left is for typer, which then ends quietly.
+    """
     try:
         yield
+        _flush()  # what fails only now is told here, too
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _give_up_unwritten()
+        fail(str(error))
     except (PastaError, ModuleNotFoundError) as error:
         fail(str(error), code=2 if isinstance(error, InvalidRequestError) else 1)
     except KeyboardInterrupt:
         fail("interrupted", code=130)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _give_up_unwritten() -> None:
+    """Forget what standard output does not take, or Python would fail over it once more as it ends."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
@@ -175,8 +198,16 @@ def fail(message: str, *, code: int = 1) -> NoReturn:
     sys.exit(code)
 
 
+def require_stdout() -> None:
+    """Leave in words where there is no standard output to print on."""
+    if sys.stdout is None:
+        fail("standard output is closed")
+
+
 def read_text(name: str) -> str:
     """The text of a file; `-` is standard input."""
+    if name == "-" and sys.stdin is None:
+        fail("-: standard input is closed")
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return raw.decode("utf-8")

@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from pasta_async.cli.command import require_stdout
 from pasta_async.events import Event, SyncJoined, SyncWaiting, TextDelta
 from pasta_async.lang import STYLE_CODES
 from pasta_async.results import Generation, Span, ThreadRecord
@@ -30,9 +31,14 @@ _BAR = 48
 
 
 class Display:
-    """Shows the answer's text in document order, as it is decoded; with a baseline, the numbers behind it."""
+    """Shows the answer's text in document order, as it is decoded; with a baseline, the numbers behind it.
+
+    Raises:
+        SystemExit: There is no standard output.
+    """
 
     def __init__(self) -> None:
+        require_stdout()
         self._streams: list[AnswerStream] = []  # the answer's, and then perhaps the baseline's
         self._end = "\n"
 
@@ -255,4 +261,6 @@ def _measured_speedup(answer: Generation, baseline: Generation) -> float:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    """Nothing is lost where standard output has another encoding than Unicode's."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    sys.stdout.write(json.dumps(value, ensure_ascii=not unicode, indent=2) + "\n")

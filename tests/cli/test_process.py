@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -11,12 +12,20 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from written import CAUSES, INTRO
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STALLING = [sys.executable, str(HERE / "stalling_program.py"), "generate", "x"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
+TEA = "茶葉 is tea."
+ANSWERING = f"""
+from pasta_async.cli import main
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import ScriptedBackend
+main(backend=ScriptedBackend({TEA!r}, clock=REAL_CLOCK))
+"""
 SO_FAR = INTRO + CAUSES + " The outcome"
 
 
@@ -77,6 +86,42 @@ def test_a_reader_that_leaves_ends_it_quietly() -> None:
         errors = process.stderr.read()
         assert process.wait() == 1
     assert errors == ""
+
+
+def finished(shell: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The program with a model that answers, as "$@" of a line of shell."""
+    return subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, "-c", ANSWERING, *arguments],
+        env={**ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_character_that_the_output_does_not_have_ends_no_answer() -> None:
+    text = finished('"$@"', "generate", "x", PYTHONIOENCODING="ascii")
+    assert (text.returncode, text.stdout, text.stderr) == (0, "?? is tea.\n", "")
+    whole = finished('"$@"', "generate", "x", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(whole.stdout)["text"] == TEA
+
+
+@pytest.mark.parametrize(
+    ("shell", "arguments"),
+    [
+        ('"$@" > /dev/full', ["generate", "x"]),
+        ('"$@" > /dev/full', ["generate", "x", "--json"]),
+        ('"$@" > /dev/full', ["generate", "x", "--live"]),
+        ('echo "<sync/>" | "$@" > /dev/full', ["check", "-"]),
+        ('"$@" >&-', ["generate", "x"]),
+        ('"$@" >&-', ["check", "-"]),
+        ('"$@" <&-', ["generate", "-"]),
+    ],
+)
+def test_output_or_input_that_fails_is_told_in_words(shell: str, arguments: list[str]) -> None:
+    done = finished(shell, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("pasta-async: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_python_dash_m_is_the_same_program() -> None:
