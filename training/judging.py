@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
 from pasta_async.training.corpus import Record, digest
@@ -42,6 +43,30 @@ class Judge(ABC):
             BackendError: This answer could not be judged; others may be.
             PastaError: No answer can be.
         """
+
+    async def verdict(self, prompt: SampledPrompt, text: str) -> float:
+        """The `quality`, checked: what a judge does wrong is told with its name.
+
+        Cancelling it ends the judge's requests.
+
+        Raises:
+            BackendError: This answer could not be judged; others may be.
+            PastaError: No answer can be, or the judge failed, or its quality is not from 0 to 1.
+        """
+        name = f"the judge {type(self).__module__}:{type(self).__qualname__}"
+        try:
+            quality = await self.quality(prompt, text)
+            fits = 0 <= quality <= 1
+        except PastaError:
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise InvalidRequestError(
+                f"{name} failed at an answer to {prompt.id!r}: {error!r} ({place.filename}:{place.lineno})"
+            ) from error
+        if not fits:
+            raise InvalidRequestError(f"{name} gives an answer to {prompt.id!r} {quality}, not 0 to 1")
+        return float(quality)
 
 
 class ModelJudge(Judge):

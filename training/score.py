@@ -122,7 +122,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         judge = await open_judge(settings, journal, stack)
 
         def quality(answer: tuple[str, str]) -> Awaitable[float]:
-            return judge.quality(answers[answer], answer[1])
+            return judge.verdict(answers[answer], answer[1])
 
         qualities, failures = await collect(answers, quality, settings.in_flight)
     take_off = settings.faults or not judge.sees_faults
@@ -210,8 +210,8 @@ async def open_judge(settings: JudgeSettings, journal: Path, stack: AsyncExitSta
     if not settings.remote:
         try:
             own = pkgutil.resolve_name(settings.judge)()
-        except (ImportError, AttributeError) as error:
-            raise InvalidRequestError(f"--judge {settings.judge}: {error}") from error
+        except Exception as error:  # whatever its module, or its constructor, raises
+            raise InvalidRequestError(f"--judge {settings.judge} cannot be made: {error!r}") from error
         if not isinstance(own, Judge):
             raise InvalidRequestError(f"--judge {settings.judge} makes no pasta_async.training.judging.Judge")
         return own

@@ -240,12 +240,33 @@ class ByLength(judges.Judge):
         return min(1.0, len(text) / 10)
 
 
+class Unasked(ByLength):
+    """One that cannot be made without more."""
+
+    def __init__(self, more: str) -> None:
+        raise AssertionError(more)
+
+
+class Lost(judges.Judge):
+    """One that has not learned its craft: by what a prompt is called, it raises, or says something odd."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        odd: dict[str, Any] = {"high": 7.5, "none": math.nan, "nothing": None, "words": "0.5"}
+        return odd[prompt.id]
+
+
 def test_another_judge_comes_by_its_name(tmp_path: Path) -> None:
     _, qualities = scored(tmp_path, f"{__name__}:ByLength")
     assert (qualities["a", 0], qualities["b", 1]) == (0.6, 0.5)
-    for name in ("nowhere.to:find", "builtins:object"):
+    for name in ("nowhere.to:find", "builtins:object", f"{__name__}:Unasked"):
         with pytest.raises(InvalidRequestError, match=f"--judge {name}"):
             scored(tmp_path, name)
+
+
+@pytest.mark.parametrize("prompt", ["high", "none", "nothing", "words", "raises"])
+def test_what_another_judge_does_wrong_is_told_with_its_name(prompt: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{__name__}:Lost .*{prompt}"):
+        scored(tmp_path, f"{__name__}:Lost", prompts=(prompt_of(prompt, "good"),))
 
 
 # Scores --------------------------------------------------------------------------------------------------
