@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -113,6 +113,11 @@ class Answer:
             complaints=dict(Counter(str(one.code) for one in generation.diagnostics)),
         )
 
+    @classmethod
+    def too_long(cls, prompt: int, method: str, number: int = 0, family: str = "") -> Answer:
+        """The empty answer to a prompt that the model's context cannot hold."""
+        return cls(prompt, method, number, family=family, well_formed=False, finish_reason="length")
+
 
 async def answer_all(
     client: Client,
@@ -151,25 +156,29 @@ async def answer_all(
                 parallel="always",
                 whole_chunks=True,  # nothing is streamed
             )
-            return replace(Answer.of(generation, **known), question=prompt.text)
+            answer = Answer.of(generation, **known)
         except PromptTooLongError:
-            return Answer(**known, well_formed=False, finish_reason="length", question=prompt.text)
+            answer = Answer.too_long(**known)
+        return replace(answer, question=prompt.text)
 
     return await take_turns(lambda: nullcontext(ask), len(prompts), forms, together=together, journal=journal)
 
 
-def theoretical(answers: Sequence[Answer], baseline: Sequence[Answer]) -> Estimate | None:
+def theoretical(
+    answers: Sequence[Answer], baseline: Sequence[Answer], clusters: Sequence[Hashable] = ()
+) -> Estimate | None:
     """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path.
 
-    Prompts at which a limit ended one of the two are left out; None if there is no other.
+    Prompts at which a limit ended one of the two are left out; None if there is no other. For `clusters` see
+    `estimate`.
     """
-    pairs = zip(answers, baseline, strict=True)
-    ratios = [
-        plain.tokens / own.critical_path
-        for own, plain in pairs
+    rows = zip(answers, baseline, clusters or range(len(answers)), strict=True)
+    found = [
+        (plain.tokens / own.critical_path, cluster)
+        for own, plain, cluster in rows
         if plain.tokens and own.tokens and not (plain.ended_by_length or own.ended_by_length)
     ]
-    return estimate(ratios) if ratios else None
+    return estimate([one for one, _ in found], clusters=[cluster for _, cluster in found]) if found else None
 
 
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:

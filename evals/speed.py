@@ -36,6 +36,7 @@ from pydantic import Field
 from pasta_async import Client, Sampling
 from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import Command, command
+from pasta_async.errors import PromptTooLongError
 from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
 from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, digest, held_out
 from pasta_async.evals.engines import cold_client
@@ -63,6 +64,8 @@ async def measure(
 ) -> list[Answer]:
     """Time every prompt in both forms; see `take_turns`.
 
+    A prompt that the model's context cannot hold has an empty answer, which is in no speed-up.
+
     Args:
         opened: Gives a client whose backend has a cold prefix cache.
         prompts: What is asked.
@@ -83,13 +86,16 @@ async def measure(
         async with opened() as client:
 
             async def ask(prompt: Prompt, method: str, index: int, number: int) -> Answer:
-                found = await client.generate(
-                    f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text,
-                    sampling=sampling,
-                    seed=None if sampling.seed is None else sampling.seed + number,
-                    baseline=method != "parallel",
-                    parallel="always",
-                )
+                try:
+                    found = await client.generate(
+                        f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text,
+                        sampling=sampling,
+                        seed=None if sampling.seed is None else sampling.seed + number,
+                        baseline=method != "parallel",
+                        parallel="always",
+                    )
+                except PromptTooLongError:
+                    return Answer.too_long(index, method, number, prompt.family)
                 return Answer.of(found, index, method, number, prompt.family)
 
             async def answer(index: int, method: str, number: int) -> Answer:
@@ -111,6 +117,8 @@ async def measure(
 
 async def _write_again(peer: RemoteEngine, client: Client, prompt: Prompt, plain: Answer) -> Answer:
     """Have an engine write a plain answer that another one gave, token by token."""
+    if not plain.tokens:  # its prompt is too long
+        return replace(plain, method=peer.name)
     ids = await client.backend.encode_chat([{"role": "user", "content": prompt.text}], {"pasta": False})
     text = await client.backend.encode(plain.text)
     seconds = await asyncio.to_thread(peer.call, "write", ids, text)

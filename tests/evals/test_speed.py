@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from commands_run import run as run_command
 
-from pasta_async import Client, Sampling
+from pasta_async import Client, Limits, Sampling
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, Form, compare
@@ -223,6 +223,32 @@ async def test_another_engine_writes_the_plain_answers_after_both_forms(tmp_path
     ]
     found = overview(runs)["all prompts"]["means"]["ms a token, llama.cpp Q8_0"]["estimate"]
     assert found and found["value"] == pytest.approx(1000)
+
+
+async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
+    class Peer:
+        name = "llama.cpp Q8_0"
+
+        def call(self, method: str, prompt: list[int], answer: list[int]) -> float:
+            return 1.0 + len(answer)
+
+    clock = VirtualClock()
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Client]:
+        backend = ScriptedBackend("A word and another.", clock=clock, latency=LATENCY)
+        async with Client(backend, clock=clock, limits=Limits(prompt_tokens=100)) as client:
+            yield client
+
+    prompts = [Prompt("word " * 200, "f"), Prompt("Well?", "f")]
+    runs = await speed.measure(opened, prompts, passes=1, brief=True, peer=cast("Any", Peer()))
+    empty = {one.method: one.finish_reason for one in runs if not one.tokens}
+    assert empty == dict.fromkeys(("baseline", "parallel", "brief", Peer.name), "length")
+    assert [(one.prompt, one.tokens > 0) for one in runs] == [(0, False)] * 4 + [(1, True)] * 4
+    (row,) = summarise(runs)
+    assert (row["prompts"], row["malformed"]) == (1, "50%")
+    counts = overview(runs)["all prompts"]["counts"]
+    assert (counts["answers"], counts["ended by length"]) == ([2, 2], [1, 1])
 
 
 def test_a_stratified_sample_has_every_kind_and_is_the_same_each_time(tmp_path: Path):
