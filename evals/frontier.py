@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,13 +28,13 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, Form, answer_all, of_form, read_answers, theoretical
 from pasta_async.evals.documents import AskedSettings, Prompt, digest
 from pasta_async.evals.engines import cold_client
-from pasta_async.evals.judge import grade_answers
+from pasta_async.evals.judge import JOURNAL, grade_answers
 from pasta_async.evals.records import markdown_table, write_result
 from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
 from pasta_async.training.identity import backend_digest
-from pasta_async.training.score import JudgeSettings
-from pasta_async.training.statistics import estimate, format_estimate, gain, share
+from pasta_async.training.score import JudgeSettings, open_judge
+from pasta_async.training.statistics import Estimate, estimate, format_estimate, gain, share
 
 _SAMPLING = {"max_tokens", "temperature", "repetition_penalty", "seed"}
 
@@ -96,20 +97,27 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
         "forms": list(forms),
         **asked,
     }
-    async with cold_client(settings.backend) as client:
-        with Journal(settings.out / "answers.jsonl", identity) as journal:
-            answers = await answer_all(
-                client, prompts, journal, sampling=settings.sampling, together=settings.together, forms=forms
-            )
-    plain = plain or of_form(answers, "baseline")
-    grade = partial(grade_answers, settings, settings.out, plain=plain, ids=[one.id for one in prompts])
-    plain_grades = await grade(plain)
-    result: dict[str, Any] = {**identity, "judge": settings.judge}
-    if settings.sequential:
-        result |= outcome(prompts, plain, plain_grades)
-    else:
-        answers = of_form(answers, "parallel")
-        result |= outcome(prompts, answers, await grade(answers), (plain, plain_grades))
+    async with AsyncExitStack() as stack:
+        # Before anything is answered: a judge that cannot be used is told at once.
+        judge = await open_judge(settings, settings.out / JOURNAL, stack)
+        async with cold_client(settings.backend) as client:
+            with Journal(settings.out / "answers.jsonl", identity) as journal:
+                answers = await answer_all(
+                    *(client, prompts, journal),
+                    sampling=settings.sampling,
+                    together=settings.together,
+                    forms=forms,
+                )
+        plain = plain or of_form(answers, "baseline")
+        ids = [one.id for one in prompts]
+        grade = partial(grade_answers, judge, plain=plain, ids=ids, in_flight=settings.in_flight)
+        plain_grades = await grade(plain)
+        result: dict[str, Any] = {**identity, "judge": settings.judge}
+        if settings.sequential:
+            result |= outcome(prompts, plain, plain_grades)
+        else:
+            answers = of_form(answers, "parallel")
+            result |= outcome(prompts, answers, await grade(answers), (plain, plain_grades))
     write_result(settings.out, result)
     return result
 
@@ -135,27 +143,27 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> list[Answer]:
 
 
 class _Graded(NamedTuple):
-    """An answer with its grade, and the sequential answer with its own."""
+    """An answer with its grade, and the sequential answer with its own; None: the judge refused it."""
 
     prompt: Prompt
     answer: Answer
-    grade: float
+    grade: float | None
     plain: Answer | None = None
-    plain_grade: float = 0.0
+    plain_grade: float | None = None
 
 
 def outcome(
     prompts: Sequence[Prompt],
     answers: Sequence[Answer],
-    grades: Sequence[float],
-    baseline: tuple[Sequence[Answer], Sequence[float]] | None = None,
+    grades: Sequence[float | None],
+    baseline: tuple[Sequence[Answer], Sequence[float | None]] | None = None,
 ) -> dict[str, Any]:
     """The figures of a model: of all prompts, of each family, and both for what was unseen in a prompt.
 
     Args:
         prompts: What was asked.
         answers: One for each prompt.
-        grades: How good each of them is, from 0 to 1.
+        grades: How good each of them is, from 0 to 1; None for one that is not judged.
         baseline: Sequential answers and their grades; None: these are sequential themselves.
     """
     rows = [_Graded(*one) for one in zip(prompts, answers, grades, *(baseline or ()), strict=True)]
@@ -182,37 +190,56 @@ def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
     own = _figures([one.answer for one in rows], [one.grade for one in rows], clusters)
     if not pairs:
         return own
-    whole = [
-        (answer, plain) for answer, plain in pairs if not (answer.ended_by_length or plain.ended_by_length)
-    ]
     # One more token ends the answer, as in what the baseline generated.
-    matched = [(one.text_tokens + 1) / max(1, one.critical_path) for one, _ in whole]
+    matched = [
+        None
+        if answer.ended_by_length or plain.ended_by_length
+        else (answer.text_tokens + 1) / max(1, answer.critical_path)
+        for answer, plain in pairs
+    ]
+    differences = [
+        None if one.grade is None or one.plain_grade is None else 100 * (one.grade - one.plain_grade)
+        for one in rows
+    ]
     plain = [plain for _, plain in pairs]
     return {
         **own,
-        "theoretical_speedup": theoretical([answer for answer, _ in pairs], plain),
-        "length_matched_speedup": estimate(matched) if matched else None,
-        "difference": gain([100 * (one.grade - one.plain_grade) for one in rows], clusters=clusters),
+        "theoretical_speedup": theoretical([answer for answer, _ in pairs], plain, clusters),
+        "length_matched_speedup": _of_known(estimate, matched, clusters),
+        "difference": _of_known(gain, differences, clusters),
         "baseline": _figures(plain, [one.plain_grade for one in rows], clusters),
     }
 
 
-def _figures(answers: Sequence[Answer], grades: Sequence[float], clusters: Sequence[str]) -> dict[str, Any]:
+def _figures(
+    answers: Sequence[Answer], grades: Sequence[float | None], clusters: Sequence[str]
+) -> dict[str, Any]:
     """What can be said of answers by themselves. Shares and grades in percent."""
+    scores = [None if grade is None else 100 * grade for grade in grades]
+    right = [None if grade is None else grade == 1 for grade in grades]
     synced = [any(isinstance(node, Sync) for node in parse(one.written).nodes) for one in answers]
     return {
         "prompts": len(answers),
-        "score": estimate([100 * grade for grade in grades], "arithmetic", clusters=clusters),
-        "right": share([grade == 1 for grade in grades], clusters=clusters),
+        "unjudged": sum(grade is None for grade in grades),
+        "score": _of_known(partial(estimate, mean="arithmetic"), scores, clusters),
+        "right": _of_known(share, right, clusters),
         "text_tokens": fmean(one.text_tokens for one in answers),
         "tokens": fmean(one.tokens for one in answers),
         "critical_path": fmean(one.critical_path for one in answers),
         "promises": fmean(one.promises for one in answers),
-        "parallel": share([one.promises > 0 for one in answers]),
-        "synced": share(synced),
-        "malformed": share([not one.well_formed for one in answers]),
-        "cut_by_length": share([one.ended_by_length for one in answers]),
+        "parallel": share([one.promises > 0 for one in answers], clusters=clusters),
+        "synced": share(synced, clusters=clusters),
+        "malformed": share([not one.well_formed for one in answers], clusters=clusters),
+        "cut_by_length": share([one.ended_by_length for one in answers], clusters=clusters),
     }
+
+
+def _of_known(
+    figure: Callable[..., Estimate], values: Sequence[float | None], clusters: Sequence[str]
+) -> Estimate | None:
+    """A figure over the values that there are, with what they belong to; None if there is none."""
+    known = [(one, cluster) for one, cluster in zip(values, clusters, strict=True) if one is not None]
+    return figure([one for one, _ in known], clusters=[cluster for _, cluster in known]) if known else None
 
 
 def row(label: str, own: dict[str, Any]) -> dict[str, Any]:

@@ -8,18 +8,23 @@ The judge is one that scores samples for stage 2 (`pasta_async.training.score`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 from pasta_async.cli.command import Command, command
+from pasta_async.errors import BackendError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import write_result
-from pasta_async.jobs import for_each, progress
+from pasta_async.training.endpoint import collect
+from pasta_async.training.judging import Judge
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
+
+JOURNAL = "judge.journal.jsonl"
+"""Of the judge, in the folder of the result: what is in it is not judged again."""
 
 
 class JudgedSettings(InstrumentSettings, JudgeSettings):
@@ -27,56 +32,67 @@ class JudgedSettings(InstrumentSettings, JudgeSettings):
 
 
 async def grade_answers(
-    settings: JudgeSettings,
-    out: Path,
+    judge: Judge,
     answers: Sequence[Answer],
     plain: Sequence[Answer],
     ids: Sequence[str] = (),
-) -> list[float]:
+    *,
+    in_flight: int,
+) -> list[float | None]:
     """How good a judge finds each answer, from 0 to 1; of most judges: how likely it beats the plain one.
 
     Cancelling it ends the requests under way.
 
     Args:
-        settings: Who judges.
-        out: Folder of the judge's journal; what is in it is not judged again.
+        judge: Who judges.
         answers: To some prompts.
         plain: The plain answers to the same prompts.
         ids: Names of the prompts, for a judge that goes by them (`task`).
+        in_flight: Answers that are judged at the same time.
+
+    Returns:
+        None for an answer that the judge refuses; why is told on stderr.
 
     Raises:
-        PastaError: The judge cannot be used, or an answer cannot be judged.
+        PastaError: The judge cannot be used, or judges none of the answers.
     """
-    grades: dict[int, float] = {}
-    with progress(len(answers), "answers") as advance:
 
-        async def grade_one(place: int) -> None:
-            prompt = SampledPrompt(
-                id=ids[place] if ids else str(place),
-                messages=({"role": "user", "content": answers[place].question},),
-                samples=(),
-                baseline=Plain(text=plain[place].text, tokens=plain[place].tokens),
-            )
-            grades[place] = await judge.quality(prompt, answers[place].text)
-            advance()
+    async def grade(place: int) -> float:
+        prompt = SampledPrompt(
+            id=ids[place] if ids else str(place),
+            messages=({"role": "user", "content": answers[place].question},),
+            samples=(),
+            baseline=Plain(text=plain[place].text, tokens=plain[place].tokens),
+        )
+        return await judge.verdict(prompt, answers[place].text)
 
-        async with AsyncExitStack() as stack:
-            judge = await open_judge(settings, out / "judge.journal.jsonl", stack)
-            await for_each(range(len(answers)), grade_one, settings.in_flight)
-    return [grades[place] for place in range(len(answers))]
+    grades, failures = await collect(range(len(answers)), grade, in_flight)
+    if failures:
+        told = f"{len(failures)} of {len(answers)} answers are not judged: {next(iter(failures.values()))}"
+        if not grades:
+            raise BackendError(told)
+        print(told, file=sys.stderr)
+    return [grades.get(place) for place in range(len(answers))]
 
 
 async def _run(settings: JudgedSettings) -> str:
     identity, forms = read_forms(settings.answers, ("baseline",))
     plain = forms["baseline"]
-    grades: dict[str, list[float | None]] = {
-        form: [100 * grade for grade in await grade_answers(settings, settings.out, own, plain)]
-        for form, own in forms.items()
+    async with AsyncExitStack() as stack:
+        judge = await open_judge(settings, settings.out / JOURNAL, stack)
+        grades = {
+            form: await grade_answers(judge, own, plain, in_flight=settings.in_flight)
+            for form, own in forms.items()
+        }
+    figures: Figures = {
+        "quality %": {
+            form: [None if grade is None else 100 * grade for grade in own] for form, own in grades.items()
+        }
     }
-    figures: Figures = {"quality %": grades}
     found: dict[str, Any] = compared(forms, figures)
-    judge = {"judge": settings.judge, "judge_model": settings.judge_model}
-    write_result(settings.out, {"benchmark": "judge", **judge, "answers": identity, **found})
+    result = {"benchmark": "judge", "judge": settings.judge, "judge_model": settings.judge_model}
+    unjudged = {form: own.count(None) for form, own in grades.items()}
+    write_result(settings.out, {**result, "answers": identity, "unjudged": unjudged, **found})
     return table(found)
 
 

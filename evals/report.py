@@ -86,7 +86,7 @@ def best(found: Sequence[Model], margin: float) -> Model | None:
     That is: with 95% confidence, one-sided, its score is less than `margin` points below the baseline's. None
     if there is none.
     """
-    bounds = [(model, model.figures["difference"]["bound"]) for model in found if model.candidate]
+    bounds = [(model, (model.figures["difference"] or {}).get("bound")) for model in found if model.candidate]
     as_good = [
         model for model, bound in bounds if model.comparable and bound is not None and bound >= -margin
     ]

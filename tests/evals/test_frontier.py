@@ -7,15 +7,19 @@ import pytest
 from commands_run import refused, run
 
 from pasta_async import Client, InvalidRequestError, Sampling
-from pasta_async.evals.answers import answer_all, of_form
+from pasta_async.errors import BackendStatusError
+from pasta_async.evals.answers import Answer, answer_all, of_form
 from pasta_async.evals.documents import Prompt, held_out
 from pasta_async.evals.frontier import main, outcome, table
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
+from pasta_async.training.judging import Judge
 from pasta_async.training.synthetic import grade
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pasta_async.training.preference import SampledPrompt
 
 
 def right(prompt: Prompt) -> str:
@@ -57,6 +61,39 @@ async def test_the_score_is_that_of_the_task(tmp_path: Path) -> None:
     )
 
 
+def test_everything_about_unseen_templates_is_over_their_frames() -> None:
+    """Many prompts of few frames tell little: figures that took them for independent had an interval."""
+    prompts = [one for one in held_out(["describe"], 40) if one.example and one.example.split == "templates"]
+    frames: dict[str, list[Prompt]] = {}
+    for one in prompts:
+        frames.setdefault(one.cluster, []).append(one)
+    few = [one for own in [*frames.values()][:9] for one in own]
+    assert len(few) > 12
+    answers = [
+        Answer(
+            place,
+            "parallel",
+            tokens=50,
+            critical_path=20 + place,
+            text_tokens=40,
+            written='Yes. <promise topic="a"/><async>No.</async><sync/>' if place % 2 else "Yes.",
+            promises=place % 2,
+            well_formed=place % 3 > 0,
+            finish_reason="length" if place in (0, 7) else "stop",
+        )
+        for place in range(len(few))
+    ]
+    plain = [Answer(place, "baseline", tokens=60, critical_path=60) for place in range(len(few))]
+    grades = [0.5 + 0.01 * place for place in range(len(few))]
+    found = outcome(few, answers, grades, (plain, grades))["all"]
+    speeds = ("theoretical_speedup", "length_matched_speedup")
+    for name in (*speeds, "parallel", "synced", "malformed", "cut_by_length"):
+        assert found[name]["value"] > 0, name
+        assert found[name]["low"] is None, name
+    names = [Prompt(f"{place}", "file") for place in range(len(few))]  # each a cluster of its own
+    assert outcome(names, answers, grades, (plain, grades))["all"]["theoretical_speedup"]["low"] > 0
+
+
 async def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     prompts = held_out(["chain"], 3)
     scripts = {prompt.text: right(prompt) for prompt in prompts}
@@ -94,6 +131,36 @@ def test_the_command_compares_the_shipped_model_with_its_own_sequential_answers(
     assert result["benchmark"] == "frontier"
     assert result["all"]["prompts"] == result["all"]["baseline"]["prompts"] == 1
     assert "| all | 1 |" in capsys.readouterr().out
+
+
+class Picky(Judge):
+    """Refuses what is said first."""
+
+    made = asked = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        type(self).asked += 1
+        if self.asked == 1:
+            raise BackendStatusError("it is too long", status=400)
+        return 0.5
+
+
+def test_a_judge_is_made_once_and_what_it_refuses_is_counted(tmp_path: Path) -> None:
+    run(main, f"--n 3 --families chain --max-tokens 4 --judge {__name__}:Picky --out", tmp_path)
+    own = json.loads((tmp_path / "result.json").read_text())["all"]
+    assert Picky.made == 1
+    assert (own["prompts"], own["unjudged"], own["baseline"]["unjudged"]) == (3, 0, 1)
+    assert own["score"]["value"] == own["baseline"]["score"]["value"] == 50
+    assert own["difference"]["value"] == 0
+
+
+def test_a_judge_that_is_not_there_is_told_before_anything_is_answered(tmp_path: Path) -> None:
+    judge = f"--judge likelihood --judge-model {tmp_path}/nowhere"
+    assert "nowhere" in refused(main, f"--n 1 --families chain {judge} --out", tmp_path / "out")
+    assert not (tmp_path / "out/answers.jsonl").exists()
 
 
 def test_a_model_is_compared_with_another_that_was_measured_with_equal_options(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from commands_run import refused, run
 
+from pasta_async.errors import BackendStatusError
 from pasta_async.evals import answers as answering
 from pasta_async.evals.answers import Answer, read_answers
 from pasta_async.evals.judge import main
@@ -30,6 +31,15 @@ class Longer(Judge):
         return 0.5 + 0.5 * ((len(text) > len(other)) - (len(text) < len(other)))
 
 
+class Picky(Longer):
+    """Refuses what is said of coffee."""
+
+    async def quality(self, prompt: SampledPrompt, text: str) -> float:
+        if "Coffee" in text:
+            raise BackendStatusError("it is too long", status=400)
+        return await super().quality(prompt, text)
+
+
 def test_each_form_is_compared_with_the_plain_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,6 +54,24 @@ def test_each_form_is_compared_with_the_plain_answer(
     assert result["differences"]["parallel - baseline"]["quality %"]["bound"] == 50
     write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, asdict(rows[1])])
     refused(main, f"{tmp_path}/answers.jsonl --judge {__name__}:Longer --out {tmp_path}/out")
+
+
+def test_an_answer_that_the_judge_refuses_is_counted_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {"baseline": "Tea is old.", "parallel": "Tea is very old."}
+    rows = [Answer(place, form, text=text) for place in range(12) for form, text in texts.items()]
+    rows[1] = Answer(0, "parallel", text="Coffee is much older.")
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, rows)])
+    run(main, f"{tmp_path}/answers.jsonl --judge {__name__}:Picky --out {tmp_path}/out")
+    assert "BackendStatusError: it is too long" in capsys.readouterr().err
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["unjudged"] == {"baseline": 0, "parallel": 1}
+    assert result["differences"]["parallel - baseline"]["quality %"]["value"] == 50
+    rows = [Answer(0, form, text="Coffee!") for form in texts]
+    write_rows(tmp_path / "answers.jsonl", [{"made": "up"}, *map(asdict, rows)])
+    refusal = refused(main, f"{tmp_path}/answers.jsonl --judge {__name__}:Picky --out {tmp_path}/out")
+    assert refusal.startswith("BackendError")
 
 
 def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path) -> None:
