@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -109,9 +110,10 @@ def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
     """
     adapter = TypeAdapter(kind)
     number = 0
+    packed = Path(path).suffix == ".gz"
     try:
-        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            if Path(path).suffix == ".json":
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8") as file:
+            if Path(Path(path).stem if packed else path).suffix == ".json":
                 for number, value in enumerate(_LIST.validate_json(file.read()), 1):
                     yield number, adapter.validate_python(value)
             else:
@@ -120,7 +122,7 @@ def read_lines(path: Path | str, kind: type[M]) -> Iterator[tuple[int, M]]:
                         yield number, adapter.validate_json(line)
     except ValidationError as error:
         raise InvalidRequestError(f"{path}:{number}: {explain(error)}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{path} cannot be read: {error}") from error
 
 
@@ -184,15 +186,24 @@ class SourceSettings(PartSettings):
 
 
 def without_leaks(records: Iterable[Record], leaks: LeakageFilter, counts: Counter[str]) -> Iterator[Record]:
-    """The records that leak nothing and repeat no earlier one; others are counted by rule, or `repeated`."""
+    """The records that leak nothing and repeat no earlier one; others are counted by rule, or `repeated`.
+
+    A record whose id another one has, as where a source's `id` is of a chat with several answers, gets one
+    that is made of its content, too.
+    """
     seen: set[str] = set()
+    ids: set[str] = set()
     for record in records:
-        found = None if record.id in seen else leaks.find_in(record.messages, record.document.text)
-        if record.id in seen or found:
+        content = digest(record.messages, record.written)
+        found = None if content in seen else leaks.find_in(record.messages, record.document.text)
+        if content in seen or found:
             counts[found or "repeated"] += 1
         else:
+            if record.id in ids:
+                record = record.model_copy(update={"id": f"{record.id}-{content}"})
+            ids.add(record.id)
             yield record
-        seen.add(record.id)
+        seen.add(content)
 
 
 def read_source(data: str | Path, split: str = "train") -> Iterator[Record]:
@@ -201,11 +212,12 @@ def read_source(data: str | Path, split: str = "train") -> Iterator[Record]:
     A row is a `Record`, or is mapped to one by its fields:
 
     - `messages` of role and content, or `conversations` of from and value (SlimOrca): everything before the
-      last answer is the prompt;
+      last answer is the prompt; a content may be a list of parts of text;
     - `instruction` with an optional `input` (Alpaca), `prompt` or `question`; with `output`, `response`,
-      `answer` or `completion`, and an optional `system`.
+      `answer` or `completion`.
 
-    Its id is `id` if it has one, otherwise made of its content.
+    Each may have a `system` beside it, which counts unless the messages begin with one. Its id is `id` if it
+    has one, otherwise made of its content.
 
     Args:
         data: A JSON file (`read_lines`), or what the `datasets` library loads: a folder, or the name of a
@@ -253,7 +265,7 @@ def _record(row: Mapping[str, Any], place: str, source: str) -> Record:
 def _exchange(row: Mapping[str, Any], place: str) -> tuple[list[Message], str | None]:
     """The prompt of a row, and the answer where it has one (it may be empty)."""
     turns: Any = row.get("messages") or row.get("conversations")
-    messages = [_turn(turn) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
+    messages = [_turn(turn, place) for turn in cast("list[Any]", turns)] if isinstance(turns, list) else []
     answers = [row[name] for name in _ANSWERS if isinstance(row.get(name), str)]
     if messages and messages[-1]["role"] == "assistant":
         answers.insert(0, messages[-1]["content"])
@@ -264,8 +276,9 @@ def _exchange(row: Mapping[str, Any], place: str) -> tuple[list[Message], str | 
         if not prompts:
             raise _missing("prompt", row, place)
         content = "\n\n".join(filter(None, (prompts[0], str(row.get("input") or ""))))
-        said = {"system": str(row.get("system") or ""), "user": content}
-        messages = [{"role": role, "content": text} for role, text in said.items() if text]
+        messages = [{"role": "user", "content": content}]
+    if row.get("system") and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": str(row["system"])})
     return messages, next(iter(answers), None)
 
 
@@ -276,10 +289,15 @@ def _missing(wanted: str, row: Mapping[str, Any], place: str) -> InvalidRequestE
     )
 
 
-def _turn(turn: Any) -> Message:
+def _turn(turn: Any, place: str) -> Message:
     fields = cast("dict[str, Any]", turn) if isinstance(turn, dict) else {}
-    role = str(fields.get("role", fields.get("from", "")))
-    return {"role": _ROLES.get(role, role), "content": str(fields.get("content", fields.get("value", "")))}
+    role = str(fields.get("role") or fields.get("from") or "")
+    content: Any = fields.get("value") if fields.get("content") is None else fields["content"]
+    parts = cast("list[Any]", content) if isinstance(content, list) else [content]
+    texts = [cast("dict[str, Any]", part).get("text") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"{place}: the content of a message is text, not {content!r:.80}")
+    return {"role": _ROLES.get(role, role), "content": "".join(cast("list[str]", texts))}
 
 
 def _lines(path: str | Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

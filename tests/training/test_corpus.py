@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -47,6 +48,10 @@ CHAT = {
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -104,6 +109,12 @@ def test_what_is_no_record_is_told_with_its_line(tmp_path: Path, row: object, pl
         ({"messages": [*user("a"), {"role": "assistant", "content": "b"}, *user("c"),
                        {"role": "assistant", "content": "d"}]},
          [*user("a"), {"role": "assistant", "content": "b"}, *user("c")], "d"),
+        ({"messages": [{"role": "user", "content": [text_part("Te"), text_part("a?")]},
+                       {"role": "assistant", "content": "Yes."}]}, user("Tea?"), "Yes."),
+        ({**CHAT, "conversations": CHAT["conversations"][1:], "system": "Be a pirate."},
+         [{"role": "system", "content": "Be a pirate."}, *user("Tea?")], "Yes, <sync/> please."),
+        ({**CHAT, "system": "Be a pirate."},
+         [{"role": "system", "content": "Be brief."}, *user("Tea?")], "Yes, <sync/> please."),
         (CHAT, [{"role": "system", "content": "Be brief."}, *user("Tea?")], "Yes, <sync/> please."),
     ],
 )  # fmt: skip
@@ -117,6 +128,9 @@ def test_rows_of_many_forms_become_records(
     (tmp_path / "data.json").write_text(json.dumps([row]))
     (again,) = read_source(tmp_path / "data.json")
     assert again.id == record.id
+    (tmp_path / "data.json.gz").write_bytes(gzip.compress(json.dumps([row]).encode()))
+    (packed,) = read_source(tmp_path / "data.json.gz")
+    assert packed.id == record.id
 
 
 def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
@@ -127,12 +141,39 @@ def test_records_are_read_as_they_are_and_ids_are_kept(tmp_path: Path) -> None:
     assert other.id == "7"
 
 
+def chat(content: object) -> dict[str, Any]:
+    return {"messages": [*user("x"), {"role": "assistant", "content": content}]}
+
+
 @pytest.mark.parametrize(
-    "row", [{"text": "x"}, {"instruction": "x"}, {"conversations": [{"from": "gpt", "value": "x"}]}, "x"]
+    "row",
+    [
+        *({"text": "x"}, {"instruction": "x"}, {"conversations": [{"from": "gpt", "value": "x"}]}, "x"),
+        *(chat(None), chat(7), chat([{"type": "image_url", "image_url": {"url": "x"}}]), chat([None])),
+    ],
 )
 def test_rows_that_cannot_be_mapped_are_told_with_their_line(tmp_path: Path, row: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"data\.jsonl:1: "):
         list(read_source(lines(tmp_path / "data.jsonl", row)))
+
+
+@pytest.mark.parametrize("end", [-20, -9], ids=["in its data", "in its checksum"])
+def test_a_packed_file_that_was_cut_off_is_told_by_its_name(tmp_path: Path, end: int) -> None:
+    rows = "".join(json.dumps({"instruction": f"{n}", "output": "x" * n}) + "\n" for n in range(400))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:end])
+    assert "cut.jsonl.gz" in str(run(main, "--data", tmp_path / "cut.jsonl.gz", "--out", tmp_path / "out"))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(rows.encode())[:12] + b"\xff" * 40)
+    with pytest.raises(InvalidRequestError, match="cut"):
+        list(read_source(tmp_path / "cut.jsonl.gz"))
+
+
+def test_rows_that_share_an_id_are_kept_unless_they_say_the_same(tmp_path: Path) -> None:
+    rows = [{"id": "qa", "instruction": f"Why {n}?", "output": "So."} for n in (0, 1, 1, 2)]
+    data = lines(tmp_path / "data.jsonl", *rows, {**rows[0], "id": "other"})
+    assert run(main, "--data", data, "--out", tmp_path / "out.jsonl") == 0
+    records = list(read_records(tmp_path / "out.jsonl"))  # refuses an id that is there twice
+    assert [record.prompt for record in records] == ["Why 0?", "Why 1?", "Why 2?"]
+    assert records[0].id == "qa"
 
 
 @pytest.mark.filterwarnings("default")  # what pandas and pyarrow have to say is theirs
