@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -50,7 +51,7 @@ class Display:
     def show(self, event: Event) -> None:
         """Something happened in the stream that began last. The baseline is not shown."""
         if isinstance(event, TextDelta) and event.delta and len(self._streams) == 1:
-            sys.stdout.write(event.delta)
+            _write(event.delta)
             sys.stdout.flush()
             self._end = event.delta[-1]
 
@@ -130,13 +131,13 @@ class LiveDisplay(Display):
         self._stop()
         width = min(max(self._console.width - 44, 16), 64)
         for line in (answer.text, "", *summary(answer, baseline, width=width)):
-            self._console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(_printable(line)), soft_wrap=True)
 
     def broken(self) -> None:
         """The text so far."""
         self._stop()
         if (partial := self._partial()) and partial.text:
-            self._console.print(Text(partial.text), soft_wrap=True)
+            self._console.print(Text(_printable(partial.text)), soft_wrap=True)
 
     def _draw(self) -> None:
         self._next = None
@@ -185,7 +186,7 @@ def view(
 
 
 def _tail(text: str, length: int) -> str:
-    return text if len(text) <= length else "…" + text[1 - length :]
+    return _printable(text if len(text) <= length else "…" + text[1 - length :])
 
 
 def summary(answer: Generation, baseline: Generation | None = None, *, width: int = _BAR) -> list[str]:
@@ -219,7 +220,8 @@ def summary(answer: Generation, baseline: Generation | None = None, *, width: in
 
 def _label(thread: ThreadRecord) -> str:
     """A thread's name on screen."""
-    name = f"{thread.thread} {' '.join(thread.topic.split())}".rstrip() if thread.thread else "main"
+    topic = _printable(" ".join(thread.topic.split()))
+    name = f"{thread.thread} {topic}".rstrip() if thread.thread else "main"
     return name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
 
 
@@ -263,4 +265,17 @@ def _measured_speedup(answer: Generation, baseline: Generation) -> float:
 def _print_json(value: dict[str, Any]) -> None:
     """Nothing is lost where standard output has another encoding than Unicode's."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    sys.stdout.write(json.dumps(value, ensure_ascii=not unicode, indent=2) + "\n")
+    _write(json.dumps(value, ensure_ascii=not unicode, indent=2) + "\n")
+
+
+def _write(text: str) -> None:
+    """Print text of an answer: to a terminal as it may be shown, else as it is."""
+    sys.stdout.write(_printable(text) if sys.stdout.isatty() else text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""All but line breaks and tabs: a terminal obeys them."""
+
+
+def _printable(text: str) -> str:
+    return _CONTROL.sub("\ufffd", text)

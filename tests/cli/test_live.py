@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -71,6 +72,19 @@ async def test_markup_in_an_answer_is_text() -> None:
     shown = "\n".join(picture(done))
     assert "[bold]x[/]" in shown
     assert "1 [red]t" in shown
+
+
+async def test_control_characters_of_an_answer_are_never_shown() -> None:
+    control = "\x1b[2J\x9b31m\a"
+    promised = f'<promise topic="t{control}" tokens="10"/><async>B. {control}</async>'
+    backend = ScriptedBackend(f"A. {control} {promised}")
+    console = Console(file=io.StringIO(), width=100, record=True)
+    async with Client(backend, clock=backend.clock) as client:
+        done = await client.generate("x")
+        await answer(client, GenerateOptions(prompt="x"), LiveDisplay(console))
+    shown = "\n".join([*picture(done), *summary(done), console.export_text()])
+    assert shown.count("t\ufffd[2J\ufffd31m\ufffd") == 3
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 async def test_long_texts_show_their_ends_and_stay_within_the_width() -> None:

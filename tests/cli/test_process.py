@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 STALLING = [sys.executable, str(HERE / "stalling_program.py"), "generate", "x"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
-TEA = "茶葉 is tea."
+TEA = "茶葉 \x1b[2J\x9b31m\a is\b tea."
 ANSWERING = f"""
 from pasta_async.cli import main
 from pasta_async.clock import REAL_CLOCK
@@ -100,9 +101,22 @@ def finished(shell: str, *arguments: str, **environment: str) -> subprocess.Comp
 
 def test_a_character_that_the_output_does_not_have_ends_no_answer() -> None:
     text = finished('"$@"', "generate", "x", PYTHONIOENCODING="ascii")
-    assert (text.returncode, text.stdout, text.stderr) == (0, "?? is tea.\n", "")
+    assert (text.returncode, text.stderr) == (0, "")
+    assert text.stdout == TEA.encode("ascii", "replace").decode() + "\n"
     whole = finished('"$@"', "generate", "x", "--json", PYTHONIOENCODING="ascii")
     assert json.loads(whole.stdout)["text"] == TEA
+
+
+def test_control_characters_of_an_answer_reach_a_pipe_but_no_terminal() -> None:
+    assert finished('"$@"', "generate", "x").stdout == TEA + "\n"
+    for options in ([], ["--json"]):
+        screen, terminal = pty.openpty()
+        command = [sys.executable, "-c", ANSWERING, "generate", "x", *options]
+        subprocess.run(command, env=ENVIRONMENT, stdout=terminal, check=True)
+        os.close(terminal)
+        shown = read_until(screen, "tea.")
+        os.close(screen)
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown.replace("\r\n", "\n"))
 
 
 @pytest.mark.parametrize(
