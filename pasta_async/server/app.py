@@ -144,8 +144,8 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
                 CORSMiddleware,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST"],
-                allow_headers=["Authorization", "Content-Type"],
-                expose_headers=["x-pasta-mode"],
+                allow_headers=["*"],  # OpenAI's client sends some of its own; what counts is the origin
+                expose_headers=["x-pasta-mode", "Retry-After", "x-should-retry"],
             )
         )
     if keys := settings.keys():

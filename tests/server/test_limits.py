@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -231,6 +232,18 @@ def test_pages_of_other_origins_are_kept_out_unless_they_are_named() -> None:
         reply = httpx.options(f"{server.url}/v1/chat/completions", headers=preflight)
         assert reply.headers["access-control-allow-origin"] == "https://app.example"
         assert "access-control-allow-origin" in httpx.post(server.url, headers=preflight).headers
+
+
+def test_a_page_may_use_the_official_client() -> None:
+    asked = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    preflight = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    with running(ScriptedBackend(ANSWER), cors_origins="https://app.example") as server:
+        url = f"{server.url}/v1/chat/completions"
+        leave = httpx.options(url, headers={**preflight, "Access-Control-Request-Headers": asked})
+        assert leave.status_code == 200
+        assert set(asked.split(",")) <= set(re.split(r",\s*", leave.headers["access-control-allow-headers"]))
+        seen = httpx.post(url, headers=preflight).headers["access-control-expose-headers"].lower()
+        assert {"retry-after", "x-should-retry", "x-pasta-mode"} <= set(re.split(r",\s*", seen))
 
 
 @pytest.mark.parametrize("log_text", [False, True])
