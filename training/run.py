@@ -26,14 +26,17 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pasta_async.backends.sglang.launch import running_server
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.errors import InvalidRequestError, TrainingError
+from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
 from pasta_async.training.corpus import explain
+from pasta_async.training.identity import model_digest
 from pasta_async.training.prompts import PromptSettings
 from pasta_async.training.recipe import BASELINE, Options, Recipe, Serving, Stage2, find_recipe, read_recipe
 from pasta_async.training.trainer.settings import TrainerSettings
 
 SERVED = "served:"
 """Stands before the folder of a model that a server is to be started for."""
+
+_LOCAL = "local:"
 
 _FREE = {
     *("device", "recompute", "save_every", "threads", "stop_at"),
@@ -210,7 +213,7 @@ class Plan:
         return self._add(name, "synthetic", options, annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:
-        between = {"export_dtype": "float32"} if number < stage.rounds else {}  # halves round deltas away
+        exact = {"export_dtype": "float32"}  # another round may start from it, and halves round deltas away
         for weight in [f"{weight:g}" for weight in stage.quality_weights]:
             name = f"round{number}/lambda{weight}"
             before = f"stage1/{stage.start}" if number == 1 else f"round{number - 1}/lambda{weight}"
@@ -220,7 +223,7 @@ class Plan:
             scores = self._add(f"scores/{where}", "score", self._judged(stage.score), **own)
             start = self.steps[before].adapter or self.steps[before].result
             own |= {"scores": scores.result, "model": start, "quality_weight": weight}
-            self.models.append(self._add(name, "prefer", {**stage.train, **between}, **own))
+            self.models.append(self._add(name, "prefer", {**stage.train, **exact}, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
@@ -228,7 +231,7 @@ class Plan:
         own: dict[str, Any] = {
             "backend": self._backend(self.steps[model].result),
             "baseline": self._backend(self.models[0].result),
-            "prompts": [self._behind(stage)],
+            "prompts": [self._behind(stage, number)],
             "skip": (number - 1) * stage.prompts,
             "limit": stage.prompts,
             "unseen": [self._annotated(stage.start)],
@@ -236,12 +239,16 @@ class Plan:
         }
         return self._add(f"samples/{where}", "sample", stage.sample, **own).result
 
-    def _behind(self, stage: Stage2) -> Path:
-        """Prompts for all rounds: those behind stage 1's, or of another seed of the synthetic task."""
-        needed, data = stage.rounds * stage.prompts, self.recipe.data
+    def _behind(self, stage: Stage2, number: int) -> Path:
+        """Prompts behind stage 1's, or of another seed of the synthetic task.
+
+        They are for the rounds up to this one, so that each begins with those of the round before: a round
+        has the same prompts however many there are.
+        """
+        name, needed, data = f"prompts/round{number}", number * stage.prompts, self.recipe.data
         if data.synthetic is not None:
             seed = data.synthetic.get("seed", 0) + 1
-            return self._synthetic("prompts/all", "nobody", count=needed, seed=seed)
+            return self._synthetic(name, "nobody", count=needed, seed=seed)
         if data.prompts is not None:
             command, options, part = "prompts", data.prompts, {"count": needed}
             stage1 = options.get("count", PromptSettings.model_fields["count"].default)
@@ -249,7 +256,7 @@ class Plan:
             command, options, part = "corpus", data.source or {}, {"limit": 2 * needed}
             stage1 = options["limit"]
         part["skip"] = options.get("skip", 0) + stage1
-        return self._add("prompts/all", command, {**options, **part}).result
+        return self._add(name, command, {**options, **part}).result
 
     def _evaluate(self) -> None:
         """Measure the models that there are; first the baseline, with which the others are compared."""
@@ -272,7 +279,7 @@ class Plan:
                 self._add(f"shipped/{model.name}", "ship", self.recipe.ship, adapter=model.adapter, **own)
 
     def _backend(self, model: Path) -> str:
-        return f"{SERVED if self.recipe.serving else 'local:'}{model}"
+        return f"{SERVED if self.recipe.serving else _LOCAL}{model}"
 
     def needed(self, names: Sequence[str]) -> list[Step]:
         """The named steps and all that they need, in order; all steps, if none is named.
@@ -373,12 +380,27 @@ def run_steps(steps: Sequence[Step], out: Path, serving: Serving | None = None) 
 
 
 def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, Any]:
-    """What a step's result depends on: options, the times of files that they name, of the steps before."""
+    """What a step's result depends on: options, the files that they name, when the steps before finished."""
     arguments = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
-    files = [Path(argument) for argument in arguments if len(argument) < _LONGEST_PATH]
-    times = {str(one): one.stat().st_mtime for one in files if one.exists() and not one.is_relative_to(out)}
+    named = (argument.removeprefix(SERVED).removeprefix(_LOCAL) for argument in arguments)
+    files = [Path(name) for name in named if 0 < len(name) < _LONGEST_PATH]
+    states = {str(one): _state(one) for one in files if one.exists() and not one.is_relative_to(out)}
     options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
-    return {"options": options, "files": times, "steps": {one.name: finished[one.name] for one in step.needs}}
+    return {
+        "options": options,
+        "files": states,
+        "steps": {one.name: finished[one.name] for one in step.needs},
+    }
+
+
+def _state(path: Path) -> float | str:
+    """What is another once a file was written, or one in a folder; of a model's folder what it computes."""
+    if not path.is_dir():
+        return path.stat().st_mtime
+    try:
+        return model_digest(path)
+    except UnsupportedModelError:  # a data set's, for instance
+        return max((one.stat().st_mtime for one in path.rglob("*") if one.is_file()), default=0.0)
 
 
 def _run_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def steps(out: Path, *described: str) -> list[Step]:
     """Steps by their descriptions; `hold` is a file that it reads."""
     made: dict[str, Step] = {}
     for one in described:
-        name, given, *needs = one.split(":")
+        name, given, *needs = re.split(":(?!/)", one)  # not that of `local:/path`
         flags = dict(pair.split("=") for pair in given.split(",") if pair)
         own = {"out": out / name, **flags}
         if needs:

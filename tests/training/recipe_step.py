@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--fail")
     parser.add_argument("--nothing")
     parser.add_argument("--threads")
+    parser.add_argument("--model")
     options = parser.parse_args()
     work = options.out / "work"
     done = len(work.read_text().splitlines()) if work.exists() else 0

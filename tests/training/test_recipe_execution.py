@@ -87,6 +87,36 @@ def test_a_file_that_changed_redoes_what_reads_it(tmp_path: Path, run: Run) -> N
     assert run(tmp_path / "out", *plan) == ["reads", "b"]
 
 
+@pytest.mark.parametrize("prefix", ["", "local:"])
+def test_a_model_that_was_made_anew_redoes_what_reads_it_and_a_note_beside_it_nothing(
+    tmp_path: Path, run: Run, prefix: str
+) -> None:
+    model = tmp_path / "base"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    weights = model / "model.safetensors"
+    weights.write_bytes(b"one")
+    step = f"reads:model={prefix}{model}"
+    assert run(tmp_path / "out", step) == ["reads"]
+    (model / "notes.txt").write_text("Mine.")
+    assert run(tmp_path / "out", step) == []
+    weights.write_bytes(b"two")
+    os.utime(model, (1, 1))
+    assert run(tmp_path / "out", step) == ["reads"]
+
+
+def test_a_file_that_changed_in_a_folder_of_data_redoes_what_reads_it(tmp_path: Path, run: Run) -> None:
+    data = tmp_path / "data" / "train"
+    data.mkdir(parents=True)
+    (data / "rows.jsonl").write_text("one")
+    plan = f"reads:model={data.parent}"
+    assert run(tmp_path / "out", plan) == ["reads"]
+    assert run(tmp_path / "out", plan) == []
+    later = (data / "rows.jsonl").stat().st_mtime + 9
+    os.utime(data / "rows.jsonl", (later, later))
+    assert run(tmp_path / "out", plan) == ["reads"]
+
+
 def test_what_is_there_without_a_record_is_gone_on_with(tmp_path: Path, run: Run) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/work").write_text("0\nadopted\n")

@@ -12,6 +12,7 @@ import pytest
 from pasta_async import InvalidRequestError
 from pasta_async.training.recipe import PACKAGED, find_recipe, read_recipe
 from pasta_async.training.run import Plan, as_arguments, main
+from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.trainer.settings import TrainerSettings
 
 OUT = Path("runs/x")
@@ -145,25 +146,38 @@ def test_rounds_sample_from_the_model_before_with_fresh_prompts() -> None:
         assert drawn["backend"] == f"local:{OUT}/round1/lambda{weight}/model"
         assert drawn["baseline"] == f"local:{OUT}/stage1/baseline/model"
     assert [name for name in made.steps if name.startswith("samples/round1")] == ["samples/round1"]
-    assert flags(made, "prompts/all")["seed"] != flags(made, "data/plain")["seed"]
+    assert flags(made, "prompts/round1")["seed"] != flags(made, "data/plain")["seed"]
     drawn = [flags(made, f"samples/{where}") for where in ("round1", "round2/lambda4")]
     assert [(one["skip"], one["limit"]) for one in drawn] == [(0, 400), (400, 400)]
+    assert [flags(made, f"prompts/round{number}")["count"] for number in (1, 2)] == [400, 800]
+    some, more = ([*draw_records(count, seed=1)] for count in (4, 8))
+    assert some == more[:4]  # so the second round's are none of the first's
+
+
+@pytest.mark.parametrize("name", ["pasta-smol", "pasta-tiny", "llama-8b"])
+def test_a_further_round_leaves_those_before_as_they_are(name: str) -> None:
+    before, after = (plan(name, f"stage2.rounds={rounds}").steps for rounds in (1, 2))
+    assert {step: one.options for step, one in before.items()} == {
+        step: after[step].options for step in before
+    }
+    assert len(after) > len(before)
 
 
 def test_rounds_have_prompts_of_their_own_of_other_data() -> None:
     made = plan("llama-8b", "stage2.prompts=100")
     drawn = [flags(made, f"samples/{where}") for where in ("round1", "round2/lambda4")]
     assert [(one["skip"], one["limit"]) for one in drawn] == [(0, 100), (100, 100)]
-    trained, fresh = flags(made, "data/plain"), flags(made, "prompts/all")
+    trained, fresh = flags(made, "data/plain"), flags(made, "prompts/round2")
     assert (fresh["skip"], fresh["limit"]) == (trained["limit"], 400)  # behind those of stage 1
-    assert {one["prompts"][0] for one in drawn} == {str(made.steps["prompts/all"].result)}
+    results = [str(made.steps[f"prompts/round{number}"].result) for number in (1, 2)]
+    assert [one["prompts"][0] for one in drawn] == results
     with pytest.raises(InvalidRequestError, match="limit"):
         plan("llama-8b", "data.source.limit=")
 
 
 def test_a_model_learns_from_its_own_answers_and_ships_as_an_adapter() -> None:
     made = plan("pasta-smol", "base='a/base'", "stage2.quality_weights=[4]")
-    prompts, fresh = flags(made, "data/prompts"), flags(made, "prompts/all")
+    prompts, fresh = flags(made, "data/prompts"), flags(made, "prompts/round2")
     assert (fresh["skip"], fresh["count"]) == (prompts["count"], 800)
     assert flags(made, "data/plain")["backend"] == "local:a/base"
     assert flags(made, "data/likelihood")["model"] == "a/base"
@@ -192,7 +206,7 @@ def test_what_another_stage_starts_from_is_float32() -> None:
     dtypes = [
         flags(made, name).get("export_dtype") for name in ("stage1/noisy", "round1/lambda4", "round2/lambda4")
     ]
-    assert dtypes == [None, "float32", "float16"]
+    assert dtypes == [None, "float32", "float32"]
     assert TrainerSettings.model_fields["export_dtype"].default == "float32"
 
 
@@ -208,8 +222,8 @@ def test_only_what_one_model_needs() -> None:
     path = [step.name for step in made.needed(["evaluation/round2/lambda4"])]
     assert path == [
         *("base", "data/noisy", "stage1/baseline", "stage1/noisy", "evaluation/stage1/baseline"),
-        *("prompts/all", "samples/round1", "scores/round1", "round1/lambda4"),
-        *("samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
+        *("prompts/round1", "samples/round1", "scores/round1", "round1/lambda4"),
+        *("prompts/round2", "samples/round2/lambda4", "scores/round2/lambda4", "round2/lambda4"),
         "evaluation/round2/lambda4",
     ]
     with pytest.raises(InvalidRequestError, match="lambda4"):
