@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -29,7 +30,7 @@ from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.connections import http_protocol
 from pasta_async.server.endpoints import chat_completions, completions
-from pasta_async.server.errors import ApiError, log_failure
+from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.operations import Operations, log_config
 from pasta_async.server.service import Admission, Service, path_in_app, service_of
 from pasta_async.server.settings import ServerSettings
@@ -207,6 +208,8 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             return await endpoint(request)
+        except asyncio.CancelledError:  # by the ASGI server, which stops
+            return stopping().response
         except Exception as error:
             return log_failure(error, text=service_of(request).settings.log_text).response
 

@@ -84,6 +84,17 @@ def api_error(error: Exception) -> ApiError:
     )
 
 
+def stopping(partial: str | None = None) -> ApiError:
+    """For an answer that has not ended when the server does."""
+    return ApiError(
+        "the server is stopping, and there was no time to end this answer; ask again",
+        503,
+        code="stopping",
+        retry_after=1,
+        partial=partial,
+    )
+
+
 def _status(cause: PastaError) -> tuple[int, str | None]:
     match cause:
         case PromptTooLongError():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -12,11 +12,11 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from pasta_async.errors import PastaError
 from pasta_async.events import Event
-from pasta_async.server.errors import ApiError, api_error, log_failure
+from pasta_async.server.errors import ApiError, api_error, log_failure, stopping
 from pasta_async.server.settings import ServerSettings
 from pasta_async.streaming import AnswerStream
 
@@ -37,23 +37,50 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class _EventResponse(EventSourceResponse):
-    """Server-sent events from a generator, which is closed whatever becomes of the response."""
+    """Server-sent events from a generator, which is closed whatever becomes of the response.
+
+    Args:
+        events: Bytes, or events.
+        headers: Of the response.
+        ping: As for `AnswerResponse`.
+        drain: The same.
+        stopped: Makes the last event of a stream that has to end because the server does.
+    """
 
     def __init__(
-        self, events: AsyncGenerator[Any, None], headers: Mapping[str, str], ping: float, drain: float
+        self,
+        events: AsyncGenerator[Any, None],
+        headers: Mapping[str, str],
+        ping: float,
+        drain: float,
+        stopped: Callable[[], bytes],
     ) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType] - its dict has no type arguments
             events, headers=headers, ping=ping, shutdown_grace_period=drain
         )
-        self._events = events
+        self._events, self._stopped = events, stopped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events. A client that goes away, or a cancellation, closes the generator."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._events.aclose()
+        """Send the events. A client that goes away, or a cancellation, closes the generator.
+
+        A cancellation is how an ASGI server ends what is open when it stops. It ends here, since the client
+        is told of it.
+        """
+        open_body = False
+
+        async def watched(message: Message) -> None:
+            nonlocal open_body
+            open_body = message.get("more_body", True)
+            await send(message)
+
+        with suppress(asyncio.CancelledError):
+            try:
+                await super().__call__(scope, receive, watched)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._events.aclose()
+        if open_body and self.active:  # and the client is still there
+            await send({"type": "http.response.body", "body": self._stopped()})
 
 
 class AnswerResponse(_EventResponse):
@@ -70,11 +97,15 @@ class AnswerResponse(_EventResponse):
     Args:
         answer: A stream that was not entered yet.
         ping: Seconds between comments that keep the connection alive; 0: none.
-        drain: Seconds the stream may go on after the process was told to stop.
+        drain: Seconds the stream may go on after the process was told to stop; then it ends with an `error`.
     """
 
     def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:
-        super().__init__(_named_events(answer), {}, ping, drain)
+        def stopped() -> bytes:
+            partial = answer.partial
+            return _sse("error", to_json(stopping(partial.text if partial else None).body)).encode()
+
+        super().__init__(_named_events(answer), {}, ping, drain, stopped)
 
 
 async def _named_events(answer: AnswerStream) -> AsyncGenerator[ServerSentEvent, None]:
@@ -102,8 +133,14 @@ async def stream_response(
     except BaseException:
         await chunks.aclose()
         raise
-    stream = _encoded(first, chunks, log_text=settings.log_text)
-    return _EventResponse(stream, headers, settings.ping_seconds, settings.drain_seconds)
+    shown: list[str] = []
+    return _EventResponse(
+        _encoded(first, chunks, shown, log_text=settings.log_text),
+        headers,
+        settings.ping_seconds,
+        settings.drain_seconds,
+        lambda: _data([stopping("".join(shown)).body]),
+    )
 
 
 async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
@@ -111,17 +148,34 @@ async def _next(chunks: AsyncGenerator[_T, None]) -> _T:
 
 
 async def _encoded(
-    first: list[dict[str, Any]], chunks: Chunks, *, log_text: bool
+    first: list[dict[str, Any]], chunks: Chunks, shown: list[str], *, log_text: bool
 ) -> AsyncGenerator[bytes, None]:
-    """A stream as bytes, its first chunks put back; an error that ends it is its last event."""
+    """A stream as bytes, its first chunks put back; an error that ends it is its last event.
+
+    The text of the first choice goes to `shown`.
+    """
     async with aclosing(chunks):
+        shown += _texts(first)
         yield _data(first)
         try:
             async for more in chunks:
+                shown += _texts(more)
                 yield _data(more)
             yield b"data: [DONE]\n\n"
         except Exception as error:
             yield _data([log_failure(error, text=log_text).body])
+
+
+def _texts(chunks: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """What chunks add to the text of the first choice."""
+    for chunk in chunks:
+        match chunk:
+            case {
+                "choices": [{"index": 0, "delta": {"content": str(text)}} | {"index": 0, "text": str(text)}]
+            }:
+                yield text
+            case _:
+                pass
 
 
 def _data(chunks: Iterable[dict[str, Any]]) -> bytes:

@@ -10,15 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from live_server import MESSAGES, PATIENCE, LiveServer, WatchedBackend, http_request, serving
+from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 
+from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
-from pasta_async.server import ServerSettings, create_app, http_protocol
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.server import AnswerResponse, ServerSettings, create_app, http_protocol, uvicorn_server
+from pasta_async.testing import Fault, ScriptedBackend
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
 
@@ -132,6 +140,51 @@ def test_sigterm_lets_open_answers_end(command: list[str]) -> None:
             assert process.wait(PATIENCE) == -signal.SIGTERM
         finally:
             process.kill()
+
+
+def last_event(reply: httpx.Response) -> dict[str, Any]:
+    return json.loads(reply.text.rstrip().rpartition("data: ")[2])
+
+
+def test_answers_that_do_not_end_in_time_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    stall = Fault(0, 2, "stall", times=2)
+    engine = WatchedBackend(ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[stall]))
+    settings = ServerSettings(drain_seconds=1)
+    server = uvicorn_server(create_app(engine, settings), settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
+
+    def ask(stream: bool) -> httpx.Response:
+        asked = {**CHAT, "model": "scripted", "stream": stream}
+        return httpx.post(url, json=asked, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(server.run, [listener])
+        whole, stream = pool.submit(ask, False), pool.submit(ask, True)
+        try:
+            engine.wait(lambda e: [*e.pieces.values()] == [2, 2])
+        finally:
+            server.should_exit = True
+    assert (whole.result().status_code, whole.result().headers["Retry-After"]) == (503, "1")
+    assert whole.result().json()["error"]["code"] == "stopping"
+    error = last_event(stream.result())["error"]
+    assert (error["code"], error["partial"]) == ("stopping", "Tea is")
+    assert engine.open == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_stream_in_an_app_of_ones_own_is_told_so_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    stall = Fault(0, 2, "stall")
+    client = Client(ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[stall]))
+
+    async def ask(_: Request) -> AnswerResponse:
+        return AnswerResponse(client.stream("x"), drain=0.1)
+
+    monkeypatch.setattr(AppStatus, "should_exit", True)  # as SIGTERM sets it
+    with serving(Starlette(routes=[Route("/ask", ask)])) as url:
+        reply = httpx.get(f"{url}/ask", timeout=PATIENCE)
+    assert "event: error" in reply.text
+    assert last_event(reply)["error"]["code"] == "stopping"
 
 
 def test_a_backend_that_cannot_be_used_ends_it_in_words() -> None:
