@@ -213,7 +213,6 @@ class Plan:
         return self._add(name, "synthetic", options, annotator=annotator).result
 
     def _round(self, stage: Stage2, number: int) -> None:
-        exact = {"export_dtype": "float32"}  # another round may start from it, and halves round deltas away
         for weight in [f"{weight:g}" for weight in stage.quality_weights]:
             name = f"round{number}/lambda{weight}"
             before = f"stage1/{stage.start}" if number == 1 else f"round{number - 1}/lambda{weight}"
@@ -223,7 +222,7 @@ class Plan:
             scores = self._add(f"scores/{where}", "score", self._judged(stage.score), **own)
             start = self.steps[before].adapter or self.steps[before].result
             own |= {"scores": scores.result, "model": start, "quality_weight": weight}
-            self.models.append(self._add(name, "prefer", {**stage.train, **exact}, **own))
+            self.models.append(self._add(name, "prefer", stage.train, **own))
         self._evaluate()
 
     def _samples(self, stage: Stage2, number: int, model: str, where: str) -> Path:
