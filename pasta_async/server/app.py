@@ -8,9 +8,10 @@ import hmac
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -41,6 +42,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
 
+_FAREWELL = 5.0
+"""Seconds that requests have to tell of their end, once the drain time is up."""
+
 _NO_KEY = ApiError(
     "this server needs a key: send `Authorization: Bearer <key>` (api_key= of the client)",
     status=401,
@@ -69,13 +73,17 @@ def create_app(
     """
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
-    operations = Operations(settings)
+    operations, open_requests = Operations(settings), set[asyncio.Task[Any]]()
     routes = [*_routes(), Route("/metrics", operations.metrics)]
     return Starlette(
         routes=routes,
-        middleware=[*operations.middleware([route.path for route in routes]), *_middleware(settings)],
+        middleware=[
+            Middleware(_Watched, open_requests),
+            *operations.middleware([route.path for route in routes]),
+            *_middleware(settings),
+        ],
         exception_handlers={HTTPException: _no_such_route},
-        lifespan=_lifespan(client, settings, operations, owned=client is not backend),
+        lifespan=_lifespan(client, settings, operations, open_requests, owned=client is not backend),
     )
 
 
@@ -110,7 +118,14 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     )
 
 
-def _lifespan(client: Client, settings: ServerSettings, operations: Operations, *, owned: bool):
+def _lifespan(
+    client: Client,
+    settings: ServerSettings,
+    operations: Operations,
+    open_requests: Collection[asyncio.Task[Any]],
+    *,
+    owned: bool,
+):
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         try:
@@ -119,6 +134,8 @@ def _lifespan(client: Client, settings: ServerSettings, operations: Operations, 
             with operations.watching(client, admission):
                 yield
         finally:
+            if open_requests:  # they were cancelled, and tell that to whoever waits
+                await asyncio.wait(open_requests, timeout=_FAREWELL)
             if owned:
                 await client.aclose()
             await operations.aclose()
@@ -221,6 +238,20 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     return ApiError(
         f"there is no {request.method} {request.url.path} here", status, code="unknown_url"
     ).response
+
+
+class _Watched:
+    """ASGI middleware that notes the tasks of open requests: uvicorn does not wait for what it cancels."""
+
+    def __init__(self, app: ASGIApp, tasks: set[asyncio.Task[Any]]) -> None:
+        self._app, self._tasks = app, tasks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task() if scope["type"] == "http" else None
+        if task:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        await self._app(scope, receive, send)
 
 
 class _WordedStart:

@@ -98,6 +98,7 @@ class AnswerResponse(_EventResponse):
         answer: A stream that was not entered yet.
         ping: Seconds between comments that keep the connection alive; 0: none.
         drain: Seconds the stream may go on after the process was told to stop; then it ends with an `error`.
+            Let it be fewer than your ASGI server waits before it cancels what is open.
     """
 
     def __init__(self, answer: AnswerStream, *, ping: float = 15.0, drain: float = 30.0) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from starlette.routing import Route
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
 from pasta_async.clock import REAL_CLOCK
-from pasta_async.server import AnswerResponse, ServerSettings, create_app, http_protocol, uvicorn_server
+from pasta_async.server import AnswerResponse, ServerSettings, create_app, http_protocol
 from pasta_async.testing import Fault, ScriptedBackend
 
 CHAT = {"model": "pasta-tiny", "messages": MESSAGES, "temperature": 0}
@@ -146,31 +147,38 @@ def last_event(reply: httpx.Response) -> dict[str, Any]:
     return json.loads(reply.text.rstrip().rpartition("data: ")[2])
 
 
-def test_answers_that_do_not_end_in_time_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    stall = Fault(0, 2, "stall", times=2)
-    engine = WatchedBackend(ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[stall]))
-    settings = ServerSettings(drain_seconds=1)
-    server = uvicorn_server(create_app(engine, settings), settings)
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/chat/completions"
+STALLING = """
+from pasta_async.cli import main
+from pasta_async.clock import REAL_CLOCK
+from pasta_async.testing import Fault, ScriptedBackend
+backend = ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[Fault(0, 2, "stall", times=2)])
+main(["serve", "--port", "0", "--drain-seconds", "1"], backend=backend)
+"""
 
-    def ask(stream: bool) -> httpx.Response:
-        asked = {**CHAT, "model": "scripted", "stream": stream}
-        return httpx.post(url, json=asked, timeout=PATIENCE)
 
-    with ThreadPoolExecutor(3) as pool:
-        pool.submit(server.run, [listener])
-        whole, stream = pool.submit(ask, False), pool.submit(ask, True)
+def test_answers_that_do_not_end_in_time_are_told_so() -> None:
+    asked = {**CHAT, "model": "scripted"}
+    with (
+        subprocess.Popen([sys.executable, "-c", STALLING], stderr=subprocess.PIPE, text=True) as process,
+        ThreadPoolExecutor(2) as pool,
+    ):
         try:
-            engine.wait(lambda e: [*e.pieces.values()] == [2, 2])
+            url = started(process)
+            post = partial(httpx.post, f"{url}/v1/chat/completions", timeout=PATIENCE)
+            whole, stream = (pool.submit(post, json={**asked, "stream": stream}) for stream in (False, True))
+            while httpx.get(f"{url}/health").json()["in_flight"] < 2:
+                pass
+            process.send_signal(signal.SIGTERM)
+            refused, cut = whole.result(), stream.result()
+            _, log = process.communicate()
         finally:
-            server.should_exit = True
-    assert (whole.result().status_code, whole.result().headers["Retry-After"]) == (503, "1")
-    assert whole.result().json()["error"]["code"] == "stopping"
-    error = last_event(stream.result())["error"]
+            process.kill()
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert refused.json()["error"]["code"] == "stopping"
+    error = last_event(cut)["error"]
     assert (error["code"], error["partial"]) == ("stopping", "Tea is")
-    assert engine.open == 0
-    assert "Traceback" not in capsys.readouterr().err
+    assert process.returncode == -signal.SIGTERM
+    assert "Traceback" not in log
 
 
 def test_a_stream_in_an_app_of_ones_own_is_told_so_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
