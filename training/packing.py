@@ -55,7 +55,7 @@ class Trie:
     def unpacked(self) -> int:
         """Tokens of all views one by one; a view ends where the next target is no child of this one."""
         depths, following = self.depths(), [self.parents[target] for target in self.targets[1:]]
-        pairs = zip(self.targets, [*following, -1], strict=False)  # without targets there is no view
+        pairs = zip(self.targets, [*following, -1], strict=True)
         return sum(depths[target] + 1 for target, parent in pairs if parent != target)
 
     def preorder(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

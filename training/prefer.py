@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field, Json
@@ -23,7 +23,6 @@ from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang.document import Document, Text
-from pasta_async.training.faults import count_faults, soundness
 from pasta_async.training.packing import Trie, pack_plain
 from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
 from pasta_async.training.trainer.processes import is_first, only_run
@@ -65,10 +64,8 @@ class PreferSettings(TrainerSettings):
         default=False,
         description="the best has no counted fault, and promises where at least half of the samples do",
     )
-    plain: Literal["free", "kept", "baseline"] = Field(
-        default="free",
-        description="for a model of both forms: its plain answers are left alone, stay as likely as they are "
-        "(kept), or it imitates those of the baseline that have no counted fault",
+    keep_plain: bool = Field(
+        default=False, description="for a model of both forms: its plain answers stay as likely as they are"
     )
     start_share: float = Field(
         default=0.0,
@@ -108,56 +105,42 @@ class BonBon(Task):
         pairs: Of answers that the model at the start has drawn.
         alpha: Share of the first term. With 1 the worst answers are not looked at.
         beta: 0 for the target of best-of-n, else the target is 1 / (2 beta).
-        plain: For each pair a plain answer, or none at all.
-        imitated: Whether plain answers are imitated, or are to stay as likely as they were: the loss gets
-            their NLL or the square of their ratio, whatever alpha is.
+        kept: For each pair an answer that is to stay as likely as it was, or none at all: the loss gets
+            the square of its ratio, whatever alpha is.
     """
 
     reported: tuple[str, ...] = ("nll",)
     """The negative log-likelihood of the best a token; where there is a reference, its log-ratio,
     `best_ratio`; where the worst is compared, `margin`, by how much its `worst_ratio` is less, and
-    `accuracy`, how often it is; and of plain answers their NLL, `plain_nll`, or `kept_ratio`."""
+    `accuracy`, how often it is; and of kept answers."""
 
     def __init__(
-        self,
-        pairs: Sequence[Pair],
-        alpha: float,
-        beta: float = 0.0,
-        plain: Sequence[Trie] = (),
-        imitated: bool = False,
+        self, pairs: Sequence[Pair], alpha: float, beta: float = 0.0, kept: Sequence[Trie] = ()
     ) -> None:
-        self._pairs, self._alpha, self._beta, self._plain, self._imitated = (
-            pairs,
-            alpha,
-            beta,
-            plain,
-            imitated,
-        )
-        kept = bool(plain) and not imitated
-        self.compared: bool = alpha < 1 or kept  # imitation alone needs no reference
+        self._pairs, self._alpha, self._beta, self._kept = pairs, alpha, beta, kept
+        self.compared: bool = alpha < 1 or bool(kept)  # imitation alone needs no reference
         digest = hashlib.sha256()
         for pair in pairs:
             tokens = ((sample.ids, sample.parents, sample.targets) for sample in (pair.best, pair.worst))
             digest.update(repr((pair.id, pair.n, *tokens)).encode("utf-8", "surrogatepass"))
-        digest.update(repr([trie.ids for trie in plain]).encode())
+        digest.update(repr([trie.ids for trie in kept]).encode())
         self.fingerprint: str = digest.hexdigest()[:16]
         if self.compared:
             self.reported = ("best_ratio", *self.reported)
         if alpha < 1:
             self.reported = ("margin", "accuracy", *self.reported, "worst_ratio")
-        if plain:
-            self.fingerprint += "+kept" if kept else "+plain"
-            self.reported = (*self.reported, "kept_ratio" if kept else "plain_nll")
+        if kept:
+            self.reported = (*self.reported, "kept_ratio")
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def example(self, index: int) -> Example:
-        """A pair: best, worst, perhaps a plain one; the target and their reference log-probabilities."""
+        """A pair: best, worst, perhaps what is kept; the target and their reference log-probabilities."""
         pair = self._pairs[index]
         worst = (pair.worst.trie,) if self._alpha < 1 else ()
-        plain = (self._plain[index],) if self._plain else ()
-        trees = (pair.best.trie, *worst, *plain)
+        kept = (self._kept[index],) if self._kept else ()
+        trees = (pair.best.trie, *worst, *kept)
         target = 1 / (2 * self._beta) if self._beta else best_of_n_target(pair.n)
         return Example(trees, (target, *self.reference.get(index, (math.nan,) * len(trees))))
 
@@ -184,10 +167,7 @@ class BonBon(Task):
             margins = ratios[:, 0] - ratios[:, 1]
             loss = loss + (1 - self._alpha) * (margins - constants[:, 0]).square()
             values |= {"margin": margins, "accuracy": margins > 0, "worst_ratio": ratios[:, 1]}
-        if self._plain and self._imitated:
-            loss = loss - ours[:, -1]
-            values["plain_nll"] = -ours[:, -1]
-        elif self._plain:
+        if self._kept:
             loss = loss + ratios[:, -1].square()
             values["kept_ratio"] = ratios[:, -1]
         return loss.sum(), {name: values[name].sum() for name in self.reported}
@@ -214,9 +194,8 @@ def prefer(settings: PreferSettings) -> bool:
 
         def make_task(codec: ModelCodec) -> BonBon:
             _check_samples(pairs, codec, open_checkpoint(settings.model).config.vocab_size)
-            imitated = settings.plain == "baseline"
-            plain = [_plain_answer(pair, codec, imitated) for pair in pairs if settings.plain != "free"]
-            return BonBon(pairs, settings.alpha, settings.beta, plain, imitated)
+            kept = [_plain_answer(pair, codec) for pair in pairs if settings.keep_plain]
+            return BonBon(pairs, settings.alpha, settings.beta, kept)
 
         return train(
             settings,
@@ -227,23 +206,15 @@ def prefer(settings: PreferSettings) -> bool:
         )
 
 
-def _plain_answer(pair: Pair, codec: ModelCodec, imitated: bool) -> Trie:
-    """A plain answer to the pair's prompt: the model's own, without its end if it was cut.
-
-    Where it is to be imitated it is the baseline's, or empty if that has a fault.
-    """
-    answer = pair.baseline if imitated else pair.plain
-    if answer is None:
+def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:
+    """The model's own answer to the pair's prompt in the plain form; it has no end if it was cut."""
+    if pair.plain is None:
         raise InvalidRequestError(
             f"{pair.id}: the model's own plain answer was not drawn: sample with --own-plain, or leave out "
-            "--plain kept"
+            "--keep-plain"
         )
-    document, ended = Document((Text(answer.text),)), answer.finish_reason == "stop"
-    faults = count_faults(document, pair.messages[-1]["content"], well_formed=ended)
-    if imitated and soundness(faults) < 1:
-        return Trie()
-    trie = pack_plain(codec, codec.prompt(pair.messages, pasta=False), document)
-    if not ended:
+    trie = pack_plain(codec, codec.prompt(pair.messages, pasta=False), Document((Text(pair.plain.text),)))
+    if pair.plain.finish_reason != "stop":
         trie.targets.pop()
     return trie
 

@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Node, Text, parse
-from pasta_async.protocol import FinishReason
+from pasta_async.protocol import FinishReason, Message
 from pasta_async.results import ThreadRecord
 from pasta_async.training.corpus import Prompt, StrictModel, read_lines
 from pasta_async.training.faults import Faults, count_faults, soundness
@@ -120,8 +120,7 @@ class Pair:
     best: Sample
     worst: Sample
     n: int
-    messages: Prompt = ()
-    baseline: Plain | None = None
+    messages: Sequence[Message] = ()
     plain: Plain | None = None
     """The model's own plain answer."""
 
@@ -245,7 +244,7 @@ def _pair(
     best, worst = (draw.choice([one for place, one in usable if place == end]) for end in (high, low))
     if high == low or (best.ids, best.targets) == (worst.ids, worst.targets):  # a judge may contradict itself
         return "ties"
-    return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.baseline, prompt.plain)
+    return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
 
 
 def _is_sound(sample: Sample, question: str, promising: bool) -> bool:

@@ -234,7 +234,7 @@ class Plan:
             "skip": (number - 1) * stage.prompts,
             "limit": stage.prompts,
             "unseen": [self._annotated(stage.start)],
-            "own_plain": stage.train.get("plain") == "kept",
+            "own_plain": stage.train.get("keep_plain", False),
         }
         return self._add(f"samples/{where}", "sample", stage.sample, **own).result
 

@@ -64,7 +64,7 @@ class SampleSettings(PartSettings):
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
     own_plain: bool = Field(
         default=False,
-        description="where the baseline is another model, this one's plain answers too (prefer --plain kept)",
+        description="where the baseline is another model, this one's plain answers too (prefer --keep-plain)",
     )
     unseen: tuple[Path, ...] = Field(
         default=(), description="files of records that the model was trained on: their prompts are left out"

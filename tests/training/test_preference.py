@@ -17,10 +17,8 @@ from two_processes import run_in_two
 
 import pasta_async.training.prefer as preferring
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Document, Text
 from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune
-from pasta_async.training.packing import pack_plain
 from pasta_async.training.prefer import BonBon, PreferSettings, best_of_n_target, main, prefer
 from pasta_async.training.preference import Pair, Plain, Score, read_samples
 from pasta_async.training.sample import SampleSettings, sample
@@ -122,7 +120,7 @@ def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, 
     base, codec = ready(tmp_path)
     samples = prompt_of(codec, "p", ANSWERS).samples
     pairs = [Pair("a", samples[0], samples[2], 4)]
-    task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, plain=[samples[1].trie])
+    task, keeping = BonBon(pairs, alpha), BonBon(pairs, alpha, kept=[samples[1].trie])
     task.reference = {0: (-150.0, -61.5)}
     keeping.reference = {0: (-150.0, -61.5, -80.0)}
     model = BaseModel(base, codec.tag_ids).loaded()
@@ -139,7 +137,7 @@ def test_what_is_kept_costs_the_square_of_its_ratio_for_any_alpha(alpha: float, 
 def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
     _, codec = ready(tmp_path)
     samples = prompt_of(codec, "p", ANSWERS).samples
-    task = BonBon([Pair("a", samples[0], samples[2], 4)], 1.0, plain=[samples[1].trie])
+    task = BonBon([Pair("a", samples[0], samples[2], 4)], 1.0, kept=[samples[1].trie])
     task.reference = {0: (-150.0, -80.0)}
     example = task.example(0)
     assert example.trees == (samples[0].trie, samples[1].trie)
@@ -148,28 +146,6 @@ def test_imitation_of_the_best_looks_at_no_other_answer(tmp_path: Path) -> None:
     assert {name: value.item() for name, value in reported.items()} == pytest.approx(
         {"best_ratio": 30, "nll": 120 / len(samples[0].targets), "kept_ratio": 3}
     )
-
-
-def test_the_baselines_plain_answers_are_imitated_but_for_faulty_ones(tmp_path: Path) -> None:
-    _, codec = ready(tmp_path, prompts=2)
-    good = Plain(text="Tea is a drink.", tokens=5)
-    cut = good.model_copy(update={"finish_reason": "length"})
-    prompts = [
-        one.model_copy(update={"baseline": plain})
-        for one, plain in zip(read_samples(tmp_path / "samples.jsonl"), (good, cut), strict=True)
-    ]
-    write_records(tmp_path / "samples.jsonl", prompts)
-    before = plain_bits(tmp_path / "base", codec, good.text)
-    assert prefer(settings(tmp_path, plain="baseline", steps=30, alpha=1.0, lr=5e-4))
-    assert lines(tmp_path / "run")[-1]["plain_nll"] > 0
-    assert plain_bits(tmp_path / "run" / "model", codec, good.text) < before - 3
-
-
-def plain_bits(folder: Path, codec: ModelCodec, text: str) -> float:
-    """Nats of a plain answer to the prompt of `prompt_of`."""
-    prompt = codec.prompt(prompt_of(codec, "p0", ANSWERS).messages, pasta=False)
-    row = pack_row([pack_plain(codec, prompt, Document((Text(text),)))], 256, codec.end)
-    return -log_probabilities(BaseModel(folder, codec.tag_ids).loaded(), row).item()
 
 
 def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +158,7 @@ def test_imitation_alone_computes_no_reference(tmp_path: Path, monkeypatch: pyte
 
 def test_plain_answers_are_kept_while_preferences_are_learned(tmp_path: Path) -> None:
     ready(tmp_path)
-    assert prefer(settings(tmp_path, plain="kept", steps=40, batch=5, alpha=0.0, lr=5e-4))
+    assert prefer(settings(tmp_path, keep_plain=True, steps=40, batch=5, alpha=0.0, lr=5e-4))
     curve = lines(tmp_path / "run")
     assert curve[-1]["margin"] > 0.7 * best_of_n_target(5)
     assert abs(curve[-1]["kept_ratio"]) < 0.1 * best_of_n_target(5)
@@ -208,13 +184,13 @@ def test_what_is_kept_is_the_models_own_answer_by_the_templates_values(
         for one, plain in zip(read_samples(tmp_path / "samples.jsonl"), (own, cut), strict=True)
     ]
     write_records(tmp_path / "samples.jsonl", prompts)
-    assert prefer(settings(tmp_path, plain="kept", steps=1, template_kwargs='{"loud": true}'))
+    assert prefer(settings(tmp_path, keep_plain=True, steps=1, template_kwargs='{"loud": true}'))
     answers = [codec.detokenize([trie.ids[target] for target in trie.targets]) for _, trie in kept]
     assert answers == ["Mine.<|im_end|>", "Mine."]
     assert all(prompt.startswith("LOUD ") for prompt, _ in kept)
     write_records(tmp_path / "samples.jsonl", [one.model_copy(update={"plain": None}) for one in prompts])
     with pytest.raises(InvalidRequestError, match="--own-plain"):
-        prefer(settings(tmp_path, plain="kept", out=tmp_path / "other"))
+        prefer(settings(tmp_path, keep_plain=True, out=tmp_path / "other"))
 
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["all weights", "an adapter"])
