@@ -217,7 +217,7 @@ def export_model(
         whole = base.loaded() if base.lora_rank or start_share else base.empty()
         if start_share:
             start = whole.state_dict()
-            weights = {name: value.lerp(start[name], start_share) for name, value in weights.items()}
+            weights = {name: start[name].lerp(value, 1 - start_share) for name, value in weights.items()}
         whole.load_state_dict(weights, strict=not base.lora_rank)
         generation = _generation(base.folder, whole.config, end)
         if base.lora_rank:
