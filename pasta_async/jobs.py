@@ -60,15 +60,12 @@ class Journal:
 
     def _open(self, identity: Mapping[str, Any]) -> None:
         """Read what is there, and drop the line that was cut."""
-        end = 0
-        for place, row in self._lines():
-            if not place:
-                self._check(row, json.loads(json.dumps(dict(identity))))
-            elif self._held:
-                self.rows.append(row)
-            end = self._file.tell()
-        self._file.seek(end)
-        if not end and not _line(identity).startswith(self._file.read()):
+        self._file.seek(0)
+        end = sum(len(line) for line in self._file if line.endswith(b"\n"))
+        if found := next(self._lines(), None):
+            self._check(found[1], json.loads(json.dumps(dict(identity))))
+            self.rows += [row for _, row in self.stored()] if self._held else []
+        elif not _line(identity).startswith(self.path.read_bytes()):
             raise self._foreign()
         self._file.truncate(end)
         if not end:
