@@ -21,12 +21,15 @@ from numpy.typing import NDArray
 
 from pasta_async.backends.local.quantised import BLOCK, GROUP
 from pasta_async.backends.local.vectors import (
+    LANES,
     add_atomically,
     as_float,
     attention_scores,
     attention_sum,
     block_scores,
     give_way,
+    largest,
+    least,
     load_atomically,
     pause,
     rounded_for,
@@ -44,11 +47,12 @@ _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
+_TALLEST = 6  # rows of a tile
 _MANY = 16  # rows from which on threads share the work of quantising them
 _CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
-_tile1, _tile2, _tile3, _tile4, _tile6 = (tile(rows, GROUP // 16) for rows in (1, 2, 3, 4, 6))
+_tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (tile(rows, GROUP // 16) for rows in range(1, 7))
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
@@ -76,7 +80,7 @@ def _exp(x: np.float32) -> np.float32:
     """e^x, within 2e-7 of it; of -87 or 88 for what is beyond them. The polynomial is Cephes'."""
     x = min(max(x, np.float32(-87)), np.float32(88))
     exponent = np.int32(x * np.float32(1.4426950408889634) + np.float32(127.5))  # as a float32 has it
-    n = np.float32(exponent - np.int32(127))
+    n = np.float32(np.int32(exponent - np.int32(127)))  # numba subtracts in 64 bits
     r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
     p = np.float32(1.9875691500e-4)
     p = p * r + np.float32(1.3981999507e-3)
@@ -139,12 +143,9 @@ def _quantise(
     n = x.shape[1]
     for r in range(rows):
         row, to = x[r], q[r]
-        least, most = _ZERO, _TINY
-        for i in range(n):
-            least = min(least, row[i])
-            most = max(most, row[i])
-        factor = _255 / (most - least)
-        zero = np.floor(_HALF - least * factor)
+        low, high = min(_ZERO, least(row.ctypes.data, n)), max(_TINY, largest(row.ctypes.data, n))
+        factor = _255 / (high - low)
+        zero = np.floor(_HALF - low * factor)
         for i in range(n):
             to[i] = np.uint8(np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255)))
         squares = _ONE
@@ -177,6 +178,12 @@ def _quantise_part(
 
 
 @_kernel
+def _start(weights: Ints, group: int) -> int:
+    """The address of a group's weights."""
+    return weights[0] + group * GROUP * 4 * weights[4]
+
+
+@_kernel
 def _multiply(
     q: Bytes,
     sizes: Floats,
@@ -187,34 +194,41 @@ def _multiply(
     add: int,
     first: int,
     last: int,
+    following: int,
 ) -> None:
     """Groups `first` to `last` of a product's outputs.
 
     `weights`: addresses of the weights, scales, sums and biases (`vectors.tile`), and the steps of 4 inputs.
+    While a group is multiplied the next one is prefetched, half by each tile where there are several; while
+    the last one is, what is at the address `following`: the weights that this thread reads next.
     """
     steps, x_stride, y_stride = weights[4], q.shape[1], 4 * y.shape[1]
+    pace, half = (4 * GROUP, 0) if rows <= _TALLEST else (2 * GROUP, 2 * GROUP * steps)
     for group in range(first, last):
-        w, at = weights[0] + group * GROUP * 4 * steps, 4 * group * GROUP
+        w, at = _start(weights, group), 4 * group * GROUP
+        ahead = _start(weights, group + 1) if group + 1 < last else following
         scales, sums, biases = weights[1] + at, weights[2] + at, weights[3] + at
         r = 0
         while r < rows:
             x, y_at = q.ctypes.data + r * x_stride, y.ctypes.data + at + r * y_stride
-            size, zero, left = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r, rows - r
-            if left >= 6:
-                _tile6(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
-                r += 6
-            elif left >= 4:
-                _tile4(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
-                r += 4
-            elif left == 3:
-                _tile3(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
-                r += 3
-            elif left == 2:
-                _tile2(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
-                r += 2
+            of_w = w, steps, ahead, pace, scales, sums, biases
+            of_x = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r, y_at, y_stride, add
+            left = rows - r
+            count = left if left <= _TALLEST else min((left + 1) // 2, _TALLEST)
+            if count == 6:
+                _tile6(x, x_stride, *of_w, *of_x)
+            elif count == 5:
+                _tile5(x, x_stride, *of_w, *of_x)
+            elif count == 4:
+                _tile4(x, x_stride, *of_w, *of_x)
+            elif count == 3:
+                _tile3(x, x_stride, *of_w, *of_x)
+            elif count == 2:
+                _tile2(x, x_stride, *of_w, *of_x)
             else:
-                _tile1(x, x_stride, w, steps, scales, sums, biases, size, zero, y_at, y_stride, add)
-                r += 1
+                _tile1(x, x_stride, *of_w, *of_x)
+            r += count
+            ahead, half = ahead + half, -half
 
 
 @_fast
@@ -245,10 +259,10 @@ def _store(to: NDArray[Any], vector: Floats) -> None:
 
 @_fast
 def _softmax(scores: Floats, count: int) -> None:
-    """Of the first `count`, in place."""
-    most = scores[0]
-    for i in range(1, count):
-        most = max(most, scores[i])
+    """Of the first `count`, in place; there must be room for a multiple of `LANES`."""
+    whole = -(-count // LANES) * LANES
+    scores[count:whole] = scores[0]
+    most = largest(scores.ctypes.data, whole)
     total = _ZERO
     for i in range(count):
         scores[i] = _exp(scores[i] - most)
@@ -377,19 +391,21 @@ def _feed_forward(
     q: Bytes,
     sizes: Floats,
     zeros: Zeros,
+    following: int,
 ) -> int:
     """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
     rows, wide = len(x), gate_up.shape[1] // 2
     first, last = _part(wide // GROUP, who)
+    x_from, x_to = _part(x.shape[1] // GROUP, who)
+    up, down = _start(gate_up_weights, first + wide // GROUP), _start(down_weights, x_from)
     turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
-    for behind in 0, wide // GROUP:  # gate, then up
-        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind)
+    for behind, then in (0, up), (wide // GROUP, down):  # gate, then up
+        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
     _activate(gate_up, first * GROUP, last * GROUP)
     turn = _wait(who, turn)
     gated = gate_up[:, :wide]
     turn = _quantise_part(who, turn, gated, q, sizes, zeros, False, _ZERO)
-    first, last = _part(x.shape[1] // GROUP, who)
-    _multiply(q, sizes, zeros, rows, down_weights, x, 1, first, last)
+    _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to, following)
     return turn
 
 
@@ -467,10 +483,15 @@ def step(
     q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
+    wide_from, _ = _part(gate_up.shape[1] // 2 // GROUP, who)
+    head_from, head_to = _part(logits.shape[1] // GROUP, who)
     for layer in range(len(table)):
         qkv_weights, out_weights, gate_up_weights, down_weights = table[layer]
+        then = _start(head, head_from)
+        if layer + 1 < len(table):
+            then = _start(table[layer + 1, 0], qkv_from)
         turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
-        _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to)
+        _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to, _start(out_weights, x_from))
         turn = _wait(who, turn)
         _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, who)
         turn = _wait(who, turn)
@@ -490,11 +511,12 @@ def step(
             q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
             turn = _wait(who, turn)
         turn = _quantise_part(who, turn, attended, q, sizes, zeros, False, _ZERO)
-        _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to)
+        _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to, _start(gate_up_weights, wide_from))
         turn = _wait(who, turn)
-        turn = _feed_forward(who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros)
+        turn = _feed_forward(
+            who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros, then
+        )
         turn = _wait(who, turn)
     turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
-    head_from, head_to = _part(logits.shape[1] // GROUP, who)
-    _multiply(q, sizes, zeros, rows, head, logits, 0, head_from, head_to)
+    _multiply(q, sizes, zeros, rows, head, logits, 0, head_from, head_to, _start(table[0, 0], qkv_from))
     return _end(who, turn)

@@ -31,11 +31,15 @@ _FAST = ("fast",)
 def tile(rows: int, panels: int) -> Any:
     """A product of a few rows of 8-bit numbers with `16 * panels` outputs' weights.
 
-    Returns ``f(x, x_stride, weights, steps, scales, sums, biases, sizes, zeros, y, y_stride, add)``: x are
-    uint8 rows; weights int8 `[steps, panels, 16, 4]`, so that one instruction (AVX512-VNNI) adds four
-    products to each of 16 results; `y[r, n] = (result - zeros[r] * sums[n]) * scales[n] * sizes[r] +
+    Returns ``f(x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride,
+    add)``: x are uint8 rows; weights int8 `[steps, panels, 16, 4]`, so that one instruction (AVX512-VNNI) adds
+    four products to each of 16 results; `y[r, n] = (result - zeros[r] * sums[n]) * scales[n] * sizes[r] +
     biases[n]`, added to what is there if `add` is not 0. `sums` (of an output's weights) and `zeros` are
     int32, all else float32.
+
+    Each step prefetches `64 * panels` bytes from `ahead + step * pace`. The processor's own prefetching does
+    not suffice: instructions that wait for weights fill its queue, and then it asks for no more of them
+    (measured on an Intel Xeon: six rows took 12.8 ms where one took 6.9, and 5.1 with this).
     """
 
     @intrinsic
@@ -45,6 +49,8 @@ def tile(rows: int, panels: int) -> Any:
         x_stride: Any,
         weights: Any,
         steps: Any,
+        ahead: Any,
+        pace: Any,
         scales: Any,
         sums: Any,
         biases: Any,
@@ -55,10 +61,12 @@ def tile(rows: int, panels: int) -> Any:
         add: Any,
     ) -> Any:
         def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-            x, x_stride, weights, steps, scales, sums, biases, sizes, zeros, y, y_stride, add = args
+            x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride, add = args
             dot = _declared(b, "llvm.x86.avx512.vpdpbusd.512", _INTS, [_INTS] * 3)
             with _Loop(b, steps, [ir.Constant(_INTS, None)] * (rows * panels)) as loop:
                 here = b.add(weights, b.mul(loop.index, _I64(64 * panels)))
+                for p in range(panels):
+                    _prefetch(b, b.add(ahead, b.add(b.mul(loop.index, pace), _I64(64 * p))))
                 columns = [_load(b, here, _INTS, 64 * p) for p in range(panels)]
                 place = b.add(x, b.mul(loop.index, _I64(4)))
                 for r in range(rows):
@@ -81,7 +89,7 @@ def tile(rows: int, panels: int) -> Any:
                     _store(b, result, out)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 12), generate
+        return types.void(*[types.int64] * 14), generate
 
     return product
 
@@ -195,6 +203,27 @@ def attention_sum(
         return context.get_dummy_value()
 
     return types.void(group, parts, cache, *[types.int64] * 6), generate
+
+
+def _extreme(of: str) -> Any:
+    @intrinsic
+    def extreme(_: Any, numbers: Any, count: Any) -> Any:
+        def generate(_c: Any, b: Any, _s: Any, args: Any) -> Any:
+            numbers, count = args
+            either = _declared(b, f"llvm.{of}num.v16f32", _FLOATS, [_FLOATS] * 2)
+            among = _declared(b, f"llvm.vector.reduce.f{of}.v16f32", _F32, [_FLOATS])
+            with _Loop(b, b.udiv(count, _I64(LANES)), [_load(b, numbers, _FLOATS)]) as loop:
+                some = _load(b, b.add(numbers, b.mul(loop.index, _I64(4 * LANES))), _FLOATS)
+                loop.carried[0] = b.call(either, [loop.carried[0], some], fastmath=_FAST)
+            return b.call(among, loop.carried, fastmath=_FAST)
+
+        return types.float32(numbers, count), generate
+
+    return extreme
+
+
+least, largest = _extreme("min"), _extreme("max")
+"""Of so many float32, a multiple of 16, from an address on. LLVM finds no vectors in such a loop of numba's."""
 
 
 @intrinsic
@@ -318,6 +347,13 @@ def _load(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
 
 def _store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def _prefetch(b: Any, address: Any) -> None:
+    """Ask for a line of memory, into the second-level cache; the address need not be anyone's."""
+    pointer = ir.IntType(8).as_pointer()
+    prefetch = _declared(b, "llvm.prefetch.p0", ir.VoidType(), [pointer, _I32, _I32, _I32])
+    b.call(prefetch, [b.inttoptr(address, pointer), _I32(0), _I32(2), _I32(1)])
 
 
 def _spread(b: Any, value: Any, kind: Any) -> Any:
