@@ -213,7 +213,9 @@ def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
     """
     p = _parameters(chosen, logits)
     weights = _weights(logits, p)
-    blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).view(len(weights), -1, _BLOCK)
+    if padding := -weights.shape[-1] % _BLOCK:  # without any, `pad` would copy all
+        weights = F.pad(weights, (0, padding))
+    blocks = weights.view(len(weights), -1, _BLOCK)
     block, rest = _invert(blocks.sum(-1).double(), p.draw)
     inside = blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
     token, _ = _invert(inside.double(), rest)
@@ -252,7 +254,7 @@ def _draw_among(
 
 def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
     """Probabilities, as multiples of the greatest one: float32 `[rows, n]`."""
-    return ((logits - logits.amax(-1, keepdim=True)) / p.temperature.float()).exp_()
+    return (logits - logits.amax(-1, keepdim=True)).div_(p.temperature.float()).exp_()
 
 
 def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

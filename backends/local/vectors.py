@@ -118,26 +118,24 @@ def attention_scores(
         keys: Address of `[slots, head_dim]`.
         slots: Address of int64 `[count]`, which of them.
         count: How many, at least one.
-        out: Address of float32, a row of `stride` bytes for each query.
+        out: Address of float32, a row of `stride` bytes for each query, with room for a multiple of four.
         stride: Its bytes.
     """
     heads, vectors, half = group.count, parts.count, cache.dtype == types.uint16
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         queries, keys, slots, count, out, stride = args[3:]
-        total = _declared(b, "llvm.vector.reduce.fadd.v16f32", _F32, [_F32, _FLOATS])
         q = [
             [_load(b, queries, _FLOATS, 64 * (h * vectors + i)) for i in range(vectors)] for h in range(heads)
         ]
-        with _Loop(b, count, []) as loop:
-            key = _cached(b, keys, slots, loop.index, vectors, half)
+        last = b.sub(count, _I64(1))
+        with _Loop(b, b.add(b.lshr(last, _I64(2)), _I64(1)), []) as loop:
+            four = [b.add(b.shl(loop.index, _I64(2)), _I64(j)) for j in range(4)]
+            some = [_cached(b, keys, slots, _smaller(b, j, last), vectors, half) for j in four]
             for h in range(heads):
-                products = b.fmul(q[h][0], key[0], flags=_FAST)
-                for i in range(1, vectors):
-                    products = b.fadd(products, b.fmul(q[h][i], key[i], flags=_FAST), flags=_FAST)
-                score = b.call(total, [ir.Constant(_F32, 0.0), products], fastmath=_FAST)
-                place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                _store(b, score, place)
+                products = [_product(b, q[h], key) for key in some]
+                place = b.add(b.add(out, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(16)))
+                _store(b, _four_sums(b, products), place)
         return context.get_dummy_value()
 
     return types.void(group, parts, cache, *[types.int64] * 6), generate
@@ -360,6 +358,35 @@ def _spread(b: Any, value: Any, kind: Any) -> Any:
     """A vector that has `value` in each place."""
     one = b.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
     return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_INTS, None))
+
+
+def _smaller(b: Any, one: Any, other: Any) -> Any:
+    return b.select(b.icmp_signed("<", one, other), one, other)
+
+
+def _product(b: Any, one: list[Any], other: list[Any]) -> Any:
+    """The sum of vectors' products, place by place."""
+    total = b.fmul(one[0], other[0], flags=_FAST)
+    for x, y in zip(one[1:], other[1:], strict=True):
+        total = b.fadd(total, b.fmul(x, y, flags=_FAST), flags=_FAST)
+    return total
+
+
+def _four_sums(b: Any, four: list[Any]) -> Any:
+    """The sum of each of four vectors of 16, as a vector of four: a third of the work of one after another."""
+
+    def sides(one: Any, other: Any, masks: tuple[list[int], list[int]]) -> Any:
+        parts = [b.shuffle_vector(one, other, ir.Constant(ir.VectorType(_I32, len(m)), m)) for m in masks]
+        return b.fadd(*parts, flags=_FAST)
+
+    def quarters(*places: int) -> list[int]:
+        return [LANES * (place // 4) + 4 * quarter + place % 4 for quarter in range(4) for place in places]
+
+    lone, pairs = (quarters(0, 4, 1, 5), quarters(2, 6, 3, 7)), (quarters(0, 1, 4, 5), quarters(2, 3, 6, 7))
+    total = sides(sides(four[0], four[1], lone), sides(four[2], four[3], lone), pairs)
+    for size in 8, 4:
+        total = sides(total, total, ([*range(size)], [*range(size, 2 * size)]))
+    return total
 
 
 def _cached(b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool) -> list[Any]:
