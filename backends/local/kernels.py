@@ -324,8 +324,9 @@ def _attend(
     repeats, kv_heads, head_dim = len(group), len(kv) // 2, kv.shape[2]
     head_bytes, stride = kv.shape[1] * head_dim * kv.itemsize, 4 * scores.shape[1]
     seen, starts, counts = sight
-    for item in range(who[0], len(rows) * kv_heads, who[1]):
-        r, h = int(rows[item // kv_heads]), item % kv_heads
+    first_item, behind = _part(len(rows) * kv_heads, who)
+    for item in range(first_item, behind):  # head by head: rows of one answer read the same keys
+        h, r = item // len(rows), int(rows[item % len(rows)])
         slots, count = seen.ctypes.data + 8 * starts[r], counts[r]
         keys, first, to = kv.ctypes.data + h * head_bytes, h * repeats * head_dim, scores.ctypes.data
         attention_scores(group, parts, kv, qkv[r, first:].ctypes.data, keys, slots, count, to, stride)
