@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pasta_async.backends.local.quantised import BLOCK, GROUP
 from pasta_async.backends.local.vectors import (
     LANES,
+    TALLEST,
     add_atomically,
     as_float,
     attention_scores,
@@ -42,17 +43,17 @@ Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 Zeros: TypeAlias = NDArray[np.int32]
 Who: TypeAlias = tuple[int, int, int]  # a thread, of how many, the address of the count that they wait with
+Quantised: TypeAlias = tuple[Bytes, Floats, Zeros]  # rows: `sizes[r] * (q[r] - zeros[r])`
 Sight: TypeAlias = tuple[Ints, Ints, Ints]  # `seen`, `starts` and `counts` of `step`
 _Function = TypeVar("_Function")
 
 _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
-_TALLEST = 6  # rows of a tile
 _MANY = 16  # rows from which on threads share the work of quantising them
 _CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
-_tile1, _tile2, _tile3, _tile4, _tile5, _tile6 = (tile(rows, GROUP // 16) for rows in range(1, 7))
+_tile = tile(GROUP // 16)
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
@@ -136,18 +137,16 @@ def _part(count: int, who: Who) -> tuple[int, int]:
 
 
 @_fast
-def _quantise(
-    x: Floats, rows: int, q: Bytes, sizes: Floats, zeros: Zeros, normalised: bool, epsilon: np.float32
-) -> None:
-    """Rows `[rows, n]` as `sizes * (q - zeros)`; if `normalised`, of rows brought to unit length."""
-    n = x.shape[1]
-    for r in range(rows):
-        row, to = x[r], q[r]
+def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool, epsilon: np.float32) -> None:
+    """Rows `first` to `last` of `[rows, n]`; if `normalised`, brought to unit length."""
+    (q, sizes, zeros), n = to, x.shape[1]
+    for r in range(first, last):
+        row, rounded = x[r], q[r]
         low, high = min(_ZERO, least(row.ctypes.data, n)), max(_TINY, largest(row.ctypes.data, n))
         factor = _255 / (high - low)
         zero = np.floor(_HALF - low * factor)
         for i in range(n):
-            to[i] = np.uint8(np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255)))
+            rounded[i] = np.uint8(np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255)))
         squares = _ONE
         if normalised:
             squares = epsilon * epsilon
@@ -158,22 +157,15 @@ def _quantise(
 
 @_kernel
 def _quantise_part(
-    who: Who,
-    turn: int,
-    x: Floats,
-    q: Bytes,
-    sizes: Floats,
-    zeros: Zeros,
-    normalised: bool,
-    epsilon: np.float32,
+    who: Who, turn: int, x: Floats, to: Quantised, normalised: bool, epsilon: np.float32
 ) -> int:
     """`_quantise` all rows: few in each thread, which is sooner than to wait; of many each a part."""
     rows = len(x)
     if rows < _MANY:
-        _quantise(x, rows, q, sizes, zeros, normalised, epsilon)
+        _quantise(x, 0, rows, to, normalised, epsilon)
         return turn
     first, last = _part(rows, who)
-    _quantise(x[first:], last - first, q[first:], sizes[first:], zeros[first:], normalised, epsilon)
+    _quantise(x, first, last, to, normalised, epsilon)
     return _wait(who, turn)
 
 
@@ -185,16 +177,7 @@ def _start(weights: Ints, group: int) -> int:
 
 @_kernel
 def _multiply(
-    q: Bytes,
-    sizes: Floats,
-    zeros: Zeros,
-    rows: int,
-    weights: Ints,
-    y: Floats,
-    add: int,
-    first: int,
-    last: int,
-    following: int,
+    x: Quantised, rows: int, weights: Ints, y: Floats, add: int, first: int, last: int, following: int
 ) -> None:
     """Groups `first` to `last` of a product's outputs.
 
@@ -202,33 +185,28 @@ def _multiply(
     While a group is multiplied the next one is prefetched, half by each tile where there are several; while
     the last one is, what is at the address `following`: the weights that this thread reads next.
     """
-    steps, x_stride, y_stride = weights[4], q.shape[1], 4 * y.shape[1]
-    pace, half = (4 * GROUP, 0) if rows <= _TALLEST else (2 * GROUP, 2 * GROUP * steps)
+    (q, sizes, zeros), steps, y_stride = x, weights[4], 4 * y.shape[1]
+    pace, half = (4 * GROUP, 0) if rows <= TALLEST else (2 * GROUP, 2 * GROUP * steps)
     for group in range(first, last):
-        w, at = _start(weights, group), 4 * group * GROUP
+        at = 4 * group * GROUP
         ahead = _start(weights, group + 1) if group + 1 < last else following
-        scales, sums, biases = weights[1] + at, weights[2] + at, weights[3] + at
-        r = 0
+        r, skipped = 0, 0
         while r < rows:
-            x, y_at = q.ctypes.data + r * x_stride, y.ctypes.data + at + r * y_stride
-            of_w = w, steps, ahead, pace, scales, sums, biases
-            of_x = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r, y_at, y_stride, add
             left = rows - r
-            count = left if left <= _TALLEST else min((left + 1) // 2, _TALLEST)
-            if count == 6:
-                _tile6(x, x_stride, *of_w, *of_x)
-            elif count == 5:
-                _tile5(x, x_stride, *of_w, *of_x)
-            elif count == 4:
-                _tile4(x, x_stride, *of_w, *of_x)
-            elif count == 3:
-                _tile3(x, x_stride, *of_w, *of_x)
-            elif count == 2:
-                _tile2(x, x_stride, *of_w, *of_x)
-            else:
-                _tile1(x, x_stride, *of_w, *of_x)
-            r += count
-            ahead, half = ahead + half, -half
+            count = left if left <= TALLEST else min((left + 1) // 2, TALLEST)
+            of_x = q.ctypes.data + r * q.shape[1], q.shape[1]
+            of_w = (
+                _start(weights, group),
+                steps,
+                ahead + skipped,
+                pace,
+                weights[1] + at,
+                weights[2] + at,
+                weights[3] + at,
+            )
+            sized = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r
+            _tile(count, *of_x, *of_w, *sized, y.ctypes.data + at + r * y_stride, y_stride, add)
+            r, skipped = r + count, half - skipped
 
 
 @_fast
@@ -389,9 +367,7 @@ def _feed_forward(
     x: Floats,
     epsilon: np.float32,
     gate_up: Floats,
-    q: Bytes,
-    sizes: Floats,
-    zeros: Zeros,
+    to: Quantised,
     following: int,
 ) -> int:
     """A layer's second half, added to x; the thread's next turn. The others may still be adding."""
@@ -399,14 +375,14 @@ def _feed_forward(
     first, last = _part(wide // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
     up, down = _start(gate_up_weights, first + wide // GROUP), _start(down_weights, x_from)
-    turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
+    turn = _quantise_part(who, turn, x, to, True, epsilon)
     for behind, then in (0, up), (wide // GROUP, down):  # gate, then up
-        _multiply(q, sizes, zeros, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
+        _multiply(to, rows, gate_up_weights, gate_up, 0, first + behind, last + behind, then)
     _activate(gate_up, first * GROUP, last * GROUP)
     turn = _wait(who, turn)
     gated = gate_up[:, :wide]
-    turn = _quantise_part(who, turn, gated, q, sizes, zeros, False, _ZERO)
-    _multiply(q, sizes, zeros, rows, down_weights, x, 1, x_from, x_to, following)
+    turn = _quantise_part(who, turn, gated, to, False, _ZERO)
+    _multiply(to, rows, down_weights, x, 1, x_from, x_to, following)
     return turn
 
 
@@ -481,7 +457,7 @@ def step(
         add_atomically(sync + _CALLS, 1)
     who, sight, rows = (thread, threads, sync), (seen, starts, counts), len(x)
     scores, place = all_scores[thread], 0 if rows >= _MANY else thread  # see `_quantise_part`
-    q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
+    to = all_q[place], all_sizes[place], all_zeros[place]
     qkv_from, qkv_to = _part(qkv.shape[1] // GROUP, who)
     x_from, x_to = _part(x.shape[1] // GROUP, who)
     wide_from, _ = _part(gate_up.shape[1] // 2 // GROUP, who)
@@ -491,8 +467,8 @@ def step(
         then = _start(head, head_from)
         if layer + 1 < len(table):
             then = _start(table[layer + 1, 0], qkv_from)
-        turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
-        _multiply(q, sizes, zeros, rows, qkv_weights, qkv, 0, qkv_from, qkv_to, _start(out_weights, x_from))
+        turn = _quantise_part(who, turn, x, to, True, epsilon)
+        _multiply(to, rows, qkv_weights, qkv, 0, qkv_from, qkv_to, _start(out_weights, x_from))
         turn = _wait(who, turn)
         _write(group, qkv, rotations, slots, kv[layer], norms[layer], norm_epsilon, who)
         turn = _wait(who, turn)
@@ -509,15 +485,13 @@ def step(
             rows = len(last)
             x, attended, gate_up = x[:rows], attended[:rows], gate_up[:rows]
             place = 0 if rows >= _MANY else thread
-            q, sizes, zeros = all_q[place], all_sizes[place], all_zeros[place]
+            to = all_q[place], all_sizes[place], all_zeros[place]
             turn = _wait(who, turn)
-        turn = _quantise_part(who, turn, attended, q, sizes, zeros, False, _ZERO)
-        _multiply(q, sizes, zeros, rows, out_weights, x, 1, x_from, x_to, _start(gate_up_weights, wide_from))
+        turn = _quantise_part(who, turn, attended, to, False, _ZERO)
+        _multiply(to, rows, out_weights, x, 1, x_from, x_to, _start(gate_up_weights, wide_from))
         turn = _wait(who, turn)
-        turn = _feed_forward(
-            who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, q, sizes, zeros, then
-        )
+        turn = _feed_forward(who, turn, gate_up_weights, down_weights, x, epsilon, gate_up, to, then)
         turn = _wait(who, turn)
-    turn = _quantise_part(who, turn, x, q, sizes, zeros, True, epsilon)
-    _multiply(q, sizes, zeros, rows, head, logits, 0, head_from, head_to, _start(table[0, 0], qkv_from))
+    turn = _quantise_part(who, turn, x, to, True, epsilon)
+    _multiply(to, rows, head, logits, 0, head_from, head_to, _start(table[0, 0], qkv_from))
     return _end(who, turn)
