@@ -158,7 +158,8 @@ async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]
             for _ in range(at_once):
                 tasks.create_task(worker())
     except* PastaError as failed:
-        raise _first(failed) from None
+        error = _first(failed)
+        raise error from error.__cause__  # not from the group
 
 
 def _first(failures: BaseExceptionGroup[PastaError]) -> PastaError:

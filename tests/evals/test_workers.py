@@ -34,9 +34,10 @@ async def test_the_first_failure_is_raised_alone_and_ends_the_others() -> None:
     async def work(item: int) -> None:
         started.append(item)
         if item == 2:
-            raise BackendError("no more")
+            raise BackendError("no more") from OSError("the cause")
         await never.wait()
 
-    with pytest.raises(BackendError):
+    with pytest.raises(BackendError) as failed:
         await for_each(range(9), work, 3)
+    assert isinstance(failed.value.__cause__, OSError)
     assert started == [0, 1, 2]
