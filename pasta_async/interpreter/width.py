@@ -23,6 +23,10 @@ from pasta_async.results import Generation
 
 _Turn = asyncio.Future[None]
 
+_UNCOUNTED_STEPS = 2
+"""Steps for each request of main for which an answer waits and decodes nothing: until the request is taken up,
+and until the chunks are that it waits for."""
+
 
 class WidthControl:
     """Shares what an engine has room for among the answers of a client.
@@ -82,7 +86,7 @@ class WidthControl:
             text = generation.text_tokens + 1  # end-of-text
             prompt = requests[0].prompt_tokens - (requests[0].cached_tokens or 0)
             self._payoff.learn(
-                saved=text - generation.critical_path,
+                saved=text - generation.critical_path - _UNCOUNTED_STEPS * len(requests),
                 added=usage.completion_tokens - text,
                 prefilled=usage.prefilled_tokens - prompt,
             )
