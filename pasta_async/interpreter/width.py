@@ -24,8 +24,8 @@ from pasta_async.results import Generation
 _Turn = asyncio.Future[None]
 
 _UNCOUNTED_STEPS = 2
-"""Steps for each request of main for which an answer waits and decodes nothing: until the request is taken up,
-and until the chunks are that it waits for."""
+"""Steps for each request for which an answer waits and no token counts: the one under way when it is asked
+for, and the way to the reader and back (measured: 12 for an answer of five requests, docs/benchmarks.md)."""
 
 
 class WidthControl:
@@ -86,7 +86,7 @@ class WidthControl:
             text = generation.text_tokens + 1  # end-of-text
             prompt = requests[0].prompt_tokens - (requests[0].cached_tokens or 0)
             self._payoff.learn(
-                saved=text - generation.critical_path - _UNCOUNTED_STEPS * len(requests),
+                saved=text - generation.critical_path - _UNCOUNTED_STEPS * usage.requests,
                 added=usage.completion_tokens - text,
                 prefilled=usage.prefilled_tokens - prompt,
             )
