@@ -234,8 +234,11 @@ def _extreme(of: str) -> Any:
     return extreme
 
 
-least, largest = _extreme("min"), _extreme("max")
+least: Any = _extreme("min")
 """Of so many float32, a multiple of 16, from an address on. In numba's loop for it LLVM finds no vectors."""
+
+largest: Any = _extreme("max")
+"""As `least`."""
 
 
 @intrinsic
