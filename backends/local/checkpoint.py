@@ -173,7 +173,7 @@ class GenerationDefaults(NamedTuple):
     """Ids that are never chosen."""
 
 
-def generation_defaults(model: Path, vocab_size: int) -> GenerationDefaults:
+def generation_defaults(model: Path, vocab_size: float = math.inf) -> GenerationDefaults:
     """What a model folder says, where it has the file.
 
     Raises:
@@ -190,7 +190,7 @@ def generation_defaults(model: Path, vocab_size: int) -> GenerationDefaults:
     with well_formed(path):
         suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
-        raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 to {vocab_size - 1}")
+        raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 on, below {vocab_size}")
     return GenerationDefaults(penalty, suppressed)
 
 

@@ -328,7 +328,7 @@ def _request_ids() -> Iterator[str]:
 
 def _body(request: DecodeRequest, model: ServedModel) -> dict[str, Any]:
     """A request in the form of `/generate`; mappings in `request.extra` are merged into its fields."""
-    params = _sampling_params(request, model.info)
+    params = _sampling_params(request, model)
     if not model.has_tokenizer:  # it could not tell what the text is
         params.pop("stop_regex", None)
     body: dict[str, Any] = {
@@ -353,8 +353,9 @@ def _checked_ids(ids: Sequence[int], info: ModelInfo) -> list[int]:
     return list(ids)
 
 
-def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
+def _sampling_params(request: DecodeRequest, model: ServedModel) -> dict[str, Any]:
     """SGLang's sampling parameters; what a server could have another default for is spelled out."""
+    info = model.info
     room = info.context_length - len(request.ids)
     if not request.ids or room < 1:
         raise InvalidRequestError(
@@ -370,7 +371,7 @@ def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
         "min_p": sampling.min_p,
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
-        "repetition_penalty": sampling.repetition_penalty or 1.0,
+        "repetition_penalty": sampling.repetition_penalty or model.preferred.repetition_penalty,
         "ignore_eos": False,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
@@ -378,8 +379,8 @@ def _sampling_params(request: DecodeRequest, info: ModelInfo) -> dict[str, Any]:
     }
     if request.stop_ids:
         params["stop_token_ids"] = list(request.stop_ids)
-    if request.banned_ids:
-        params["logit_bias"] = dict.fromkeys(map(str, request.banned_ids), NEVER)
+    if bias := model.preferred.logit_bias | dict.fromkeys(map(str, request.banned_ids), NEVER):
+        params["logit_bias"] = bias
     # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
     patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
     if patterns := [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]:

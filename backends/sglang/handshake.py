@@ -14,9 +14,11 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import BaseModel, Field, ValidationError
 
 from pasta_async.backends.sglang.events import LocalReader, RemoteReader
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
@@ -50,6 +52,15 @@ _KNOWN_ENDS = (
 """Usual end-of-text tokens, beside those of the chat template."""
 
 
+class PreferredSampling(BaseModel):
+    """What a server was told to prefer (`--preferred-sampling-params`), as far as it is the model's own."""
+
+    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
+    """Where a request asks for none."""
+    logit_bias: dict[str, float] = {}
+    """Added to the logits in every request, by token id."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What was learned of a server."""
@@ -63,6 +74,7 @@ class ServedModel:
     """Whether SGLang knows what text its ids are."""
     publishes: bool = False
     """Whether a fork that names its parent finds what that has decoded so far (`pasta_async_sglang`)."""
+    preferred: PreferredSampling = field(default_factory=PreferredSampling)
 
     def reader(self, stop_ids: Sequence[int]) -> LocalReader | RemoteReader:
         """A reader for one request, which asked to stop at these ids."""
@@ -115,6 +127,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         dp_size=_positive(about.get("dp_size"), 1),
         has_tokenizer=has_tokenizer,
         publishes=plugin == ON,
+        preferred=_preferred(server, model),
     )
 
 
@@ -192,6 +205,13 @@ def _parts(version: str) -> tuple[int, ...]:
     """The numbers of a version: 0.5.23.post1 counts as 0.5.23, and so does its release candidate."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
+
+
+def _preferred(server: Server, model: dict[str, Any]) -> PreferredSampling:
+    try:
+        return PreferredSampling.model_validate(model.get("preferred_sampling_params") or {})
+    except ValidationError as error:
+        raise BackendProtocolError(f"{server.url}/model_info: preferred_sampling_params: {error}") from error
 
 
 def _positive(value: Any, default: int) -> int:

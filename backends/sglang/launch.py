@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, cast
 import anyio
 import httpx
 
-from pasta_async.backends.sglang.backend import SGLangBackend
+from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.backends.sglang.handshake import ServedModel
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
 from pasta_async.protocol import ModelInfo
@@ -99,7 +99,8 @@ def server_command(
         device = "cuda" if importlib.import_module("torch").cuda.is_available() else "cpu"
     given = {argument.partition("=")[0] for argument in extra}
     chosen: dict[str, str] = {}
-    for name, (value, why) in (_COMMON | (_CUDA if device == "cuda" else _CPU)).items():
+    settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
+    for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
         if flag not in given:
             chosen[flag if value is True else f"{flag} {value}"] = why
@@ -108,6 +109,23 @@ def server_command(
     plugin = {VARIABLE: os.environ.get(VARIABLE, "1")}  # forks find what their parent has decoded
     environment = plugin | (_CPU_ENVIRONMENT if device == "cpu" else {})
     return ServerCommand(argv, chosen, environment)
+
+
+def _model_settings(model: str) -> _Settings:
+    """What SGLang does not read by itself of a model folder's `generation_config.json`, as a flag."""
+    if not (folder := Path(model)).is_dir():
+        return {}
+    from pasta_async.backends.local.checkpoint import generation_defaults
+
+    own = generation_defaults(folder)
+    preferred = {
+        "repetition_penalty": own.repetition_penalty,
+        "logit_bias": dict.fromkeys(map(str, own.suppress_tokens), NEVER),
+    }
+    if own == type(own)():
+        return {}
+    value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
+    return {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
 
 
 class LaunchedBackend(SGLangBackend):

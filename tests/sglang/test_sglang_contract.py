@@ -67,6 +67,11 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ({"/tokenize": {"tokens": [[1.5]]}}, BackendProtocolError, "/tokenize"),
         ({"/detokenize": {"text": [7]}}, BackendProtocolError, "/detokenize"),
         ({"/model_info": {"is_generation": False}}, UnsupportedModelError, ""),
+        (
+            {"/model_info": {"preferred_sampling_params": {"repetition_penalty": -1}}},
+            BackendProtocolError,
+            "preferred_sampling_params",
+        ),
         ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
         ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
         ({"/tokenize": {"ids": []}}, BackendProtocolError, "/tokenize"),
@@ -162,6 +167,18 @@ async def test_everything_a_server_could_default_is_spelled_out() -> None:
         "logit_bias": {"13": -1e4, str(CLOSE): -1e4},
         "sampling_seed": 7,
     }
+
+
+async def test_what_the_server_prefers_for_its_model_holds_unless_a_request_says_otherwise() -> None:
+    preferred = {"repetition_penalty": 1.1, "temperature": 2, "logit_bias": {"20": -5.0, "21": 1.0}}
+    server = OddServer({"/model_info": {"model_path": "odd", "preferred_sampling_params": preferred}})
+    made = backend(server)
+    for sampling in (Sampling(), Sampling(repetition_penalty=1)):
+        server.decoding = [stream([sse([event([END], 1, finish_reason=STOP)])])]
+        await pieces_of(made, sampling=sampling, banned_ids=(21,))
+    first, second = (body["sampling_params"] for body in server.sent("/generate")[-2:])
+    assert first["temperature"] == 0 and first["logit_bias"] == {"20": -5.0, "21": -1e4}
+    assert (first["repetition_penalty"], second["repetition_penalty"]) == (1.1, 1)
 
 
 async def test_a_chunks_request_ends_at_a_promise_inside_it() -> None:

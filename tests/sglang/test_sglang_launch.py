@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from pasta_async.backends.sglang.launch import server_command
-from pasta_async.errors import BackendError
+from pasta_async.errors import BackendError, UnsupportedModelError
 
 
 def test_a_gpu_gets_flashinfer_and_the_usual_server() -> None:
@@ -31,6 +33,19 @@ def test_every_flag_has_its_reason_and_gives_way_to_ones_own() -> None:
     assert words.endswith("--page-size=16 --schedule-policy fcfs")
     assert all(flag in words and reason for flag, reason in command.reasons.items())
     assert not any("--page-size" in flag for flag in command.reasons)
+
+
+def test_a_server_is_told_what_it_does_not_read_of_a_model_folder(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"eos_token_id": [2]}')
+    assert "--preferred-sampling-params" not in server_command(str(tmp_path), device="cpu").argv
+    file.write_text('{"repetition_penalty": 1.1, "suppress_tokens": [7]}')
+    argv = server_command(str(tmp_path), device="cpu").argv
+    told = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
+    assert told == {"repetition_penalty": 1.1, "logit_bias": {"7": -1e4}}
+    file.write_text('{"suppress_tokens": [-7]}')
+    with pytest.raises(UnsupportedModelError):
+        server_command(str(tmp_path), device="cpu")
 
 
 def test_a_missing_sglang_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
