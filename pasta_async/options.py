@@ -78,8 +78,8 @@ class Sampling(Options):
     """Keep tokens at least this likely, relative to the likeliest."""
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
     """Above 1, what the context already holds gets less likely: a positive logit is divided by it, a negative
-    one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang where
-    the server was told (docs/backends.md); else 1, which is none."""
+    one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang
+    where the server was told (docs/backends.md); else 1, which is none."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed of the answer; every thread derives its own from it."""
     stop: Annotated[
