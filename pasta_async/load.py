@@ -140,7 +140,7 @@ class Payoff:
         self.prefilled: float = 500.0
         """Context tokens computed, beside those of the prompt."""
 
-    def learn(self, *, saved: int, added: int, prefilled: int) -> None:
+    def learn(self, *, saved: float, added: float, prefilled: int) -> None:
         """Count an answer that was decoded in parallel."""
         self.saved = self._KEEP * self.saved + saved
         self.added = self._KEEP * self.added + added

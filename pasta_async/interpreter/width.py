@@ -27,6 +27,9 @@ _UNCOUNTED_STEPS = 2
 """Steps for each request for which an answer waits and no token counts: the one under way when it is asked
 for, and the way to the reader and back (measured: 12 for an answer of five requests, docs/benchmarks.md)."""
 
+_LEAST_GAIN = 0.05
+"""Share of the answer's time that has to be gained: less is within the error of what is reckoned."""
+
 
 class WidthControl:
     """Shares what an engine has room for among the answers of a client.
@@ -85,9 +88,10 @@ class WidthControl:
         if requests and generation.width in ("full", "limited"):
             text = generation.text_tokens + 1  # end-of-text
             prompt = requests[0].prompt_tokens - (requests[0].cached_tokens or 0)
+            least = _LEAST_GAIN * text  # tokens in sequence, each a step and a row of it
             self._payoff.learn(
-                saved=text - generation.critical_path - _UNCOUNTED_STEPS * usage.requests,
-                added=usage.completion_tokens - text,
+                saved=text - generation.critical_path - _UNCOUNTED_STEPS * usage.requests - least,
+                added=usage.completion_tokens - text + least,
                 prefilled=usage.prefilled_tokens - prompt,
             )
 

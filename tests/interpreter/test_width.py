@@ -170,6 +170,17 @@ async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
     assert len(list(itertools.groupby(widths))) == 2
 
 
+async def test_a_gain_too_small_to_be_sure_of_is_no_reason_for_tags() -> None:
+    chunk = " ".join(["word"] * 25)
+    backend = Busy(" ".join(["word"] * 400) + promise("a", chunk) + promise("b", chunk), others=10)
+    for step in range(100):  # requests cost next to nothing
+        backend.meter.add(1 + step % 16, 0, 0.01 + 1e-6 * (1 + step % 16))
+    async with on(backend) as client:
+        answers = [await client.generate("Why?") for _ in range(40)]
+    assert answers[0].text_tokens > answers[0].critical_path + 6
+    assert (answers[0].width, answers[-1].width) == ("full", "plain")
+
+
 async def test_nothing_is_left_of_answers_that_failed_or_were_cancelled_while_they_waited() -> None:
     backend = Busy(others=20, faults=[Fault(5, 1)])
     async with on(backend) as client:
