@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import replace
 
 import httpx
 import pytest
@@ -81,8 +80,9 @@ async def test_parents_and_forks_left_at_any_moment_leave_nothing_behind(
                     main += piece.ids
                     if len(main) >= after:
                         break
-                fork = greedy([*PROMPT, *main, 5], 60, thread=1, answer=answer)
-                tasks = [group.create_task(read(backend, replace(fork, thread=k))) for k in (1, 2)]
+                context = [*PROMPT, *main, 5]
+                cut, kept = (greedy(context, n, thread=k, answer=answer) for k, n in ((1, 1000), (2, 60)))
+                tasks = [group.create_task(read(backend, one)) for one in (cut, kept)]
                 await asyncio.sleep(0)
             tasks[0].cancel()
             await asyncio.wait(tasks)
