@@ -215,7 +215,7 @@ def _measure(settings: AlpacaSettings) -> str:
     if find_spec("alpaca_eval") is None:
         raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
     identity, forms = read_forms(settings.answers, FORMS)
-    plain, parallel = forms["baseline"], forms["parallel"]
+    plain, parallel = ([one for one in forms[form] if not one.number] for form in FORMS)  # the first pass
     text, count = Counter(one.question for one in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
         raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")

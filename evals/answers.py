@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import Any, Literal, TypeVar
@@ -127,6 +128,7 @@ async def answer_all(
     sampling: Sampling,
     together: int = 4,
     forms: Sequence[Form] = FORMS,
+    passes: int = 1,
 ) -> list[Answer]:
     """Every prompt in each form; see `take_turns`.
 
@@ -136,18 +138,19 @@ async def answer_all(
         client: What answers.
         prompts: What is asked.
         journal: Where answers are kept.
-        sampling: Of every answer; each has its own seed, made of this one and the prompt.
+        sampling: Of every answer; each has its own seed, made of this one, the prompt and the pass.
         together: Answers at the same time.
         forms: Some forms alone.
+        passes: How often each is answered in each form.
 
     Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
     """
     seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
-    async def ask(index: int, form: Form, _: int) -> Answer:
+    async def ask(index: int, form: Form, number: int) -> Answer:
         prompt = prompts[index]
-        seed = answer_seed(sampling.seed or 0, prompt.text, 0) if seeded else None
-        known: dict[str, Any] = {"prompt": index, "method": form, "family": prompt.family}
+        seed = answer_seed(sampling.seed or 0, prompt.text, number) if seeded else None
+        known: dict[str, Any] = {"prompt": index, "method": form, "number": number, "family": prompt.family}
         try:
             generation = await client.generate(
                 prompt.text,
@@ -161,7 +164,9 @@ async def answer_all(
             answer = Answer.too_long(**known)
         return replace(answer, question=prompt.text)
 
-    return await take_turns(lambda: nullcontext(ask), len(prompts), forms, together=together, journal=journal)
+    return await take_turns(
+        lambda: nullcontext(ask), len(prompts), forms, passes=passes, together=together, journal=journal
+    )
 
 
 def theoretical(
@@ -179,6 +184,11 @@ def theoretical(
         if plain.tokens and own.tokens and not (plain.ended_by_length or own.ended_by_length)
     ]
     return estimate([one for one, _ in found], clusters=[cluster for _, cluster in found]) if found else None
+
+
+def prompts_of(answers: Sequence[Answer]) -> list[int]:
+    """The prompt of each answer: what answers of several passes go together by."""
+    return [one.prompt for one in answers]
 
 
 def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
@@ -333,6 +343,7 @@ class AnswerSettings(CommandSettings):
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
     seed: int = Field(default=0, ge=0, description="of the draws: every answer has its own, made of this one")
+    passes: Count = Field(default=1, description="answers to each prompt, of other draws, in each form")
     together: Count = Field(default=16, description="answers at the same time")
 
 
@@ -344,11 +355,15 @@ async def write_answers(settings: AnswerSettings) -> list[Answer]:
     Raises:
         PastaError: The prompts or a backend cannot be used, or the file has other answers.
     """
+    if settings.passes > 1 and not settings.temperature:
+        raise InvalidRequestError(
+            f"passes {settings.passes}: greedy answers are all alike, give --temperature"
+        )
     prompts = read_prompts(settings.prompts, settings.sample)
     asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
     if settings.original:
         asked.insert(0, (settings.original, "original"))
-    fields = {"backend", "original", "max_tokens", "temperature", "seed"}
+    fields = {"backend", "original", "max_tokens", "temperature", "seed", "passes"}
     identity = {
         "benchmark": "answers",
         **settings.model_dump(include=fields),
@@ -364,7 +379,13 @@ async def write_answers(settings: AnswerSettings) -> list[Answer]:
         for backend, form in asked:
             async with Client(backend, limits=limits) as client:
                 found += await answer_all(
-                    client, prompts, journal, sampling=sampling, together=settings.together, forms=(form,)
+                    client,
+                    prompts,
+                    journal,
+                    sampling=sampling,
+                    together=settings.together,
+                    forms=(form,),
+                    passes=settings.passes,
                 )
     return found
 
@@ -375,7 +396,8 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for form in dict.fromkeys(answer.method for answer in answers):
         own = [answer for answer in answers if answer.method == form]
-        promised = [(one, other) for one, other in zip(own, plain, strict=True) if one.promises]
+        here = [one.promises > 0 for one in own]
+        promised, beside = [*compress(own, here)], [*compress(plain, here)]
         rows.append(
             {
                 "": form,
@@ -385,10 +407,8 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
                 "tokens": fmean(one.tokens for one in own),
                 "critical path": fmean(one.critical_path for one in own),
                 "with promises": format_share(len(promised), len(own)),
-                "theoretical speed-up": format_estimate(theoretical(own, plain), ".2f"),
-                "where promised": format_estimate(
-                    theoretical([one for one, _ in promised], [other for _, other in promised]), ".2f"
-                ),
+                "theoretical speed-up": format_estimate(theoretical(own, plain, prompts_of(own)), ".2f"),
+                "where promised": format_estimate(theoretical(promised, beside, prompts_of(promised)), ".2f"),
             }
         )
     return rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pasta_async.cli.command import Command, command
+from pasta_async.evals.answers import prompts_of
 from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
 from pasta_async.evals.records import markdown_table, write_result
 from pasta_async.lang import parse
@@ -41,7 +42,11 @@ def measure(forms: Forms) -> dict[str, Any]:
     figures["soundness"] = {form: [100 * soundness(one) for one in own] for form, own in counts.items()}
     promises = {
         form: {
-            name: ratio([getattr(one, name) for one in own], [one.promises for one in own])
+            name: ratio(
+                [getattr(one, name) for one in own],
+                [one.promises for one in own],
+                clusters=prompts_of(forms[form]),
+            )
             for name in OF_PROMISES
         }
         for form, own in counts.items()

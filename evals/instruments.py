@@ -1,13 +1,14 @@
 """What every instrument has that judges a file of answers: it gives each answer some figures, and compares.
 
 A figure is compared prompt by prompt: the parallel answer with the plain one, and both with another model's,
-where it answered. A difference has a one-sided bound beside its interval: with 95% confidence it is not less.
+where it answered. Answers to one prompt in several passes go together: prompts are drawn. A difference has a
+one-sided bound beside its interval: with 95% confidence it is not less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, read_answers
+from pasta_async.evals.answers import Answer, prompts_of, read_answers
 from pasta_async.evals.records import markdown_table
 from pasta_async.training.statistics import (
     Estimate,
@@ -28,7 +29,7 @@ from pasta_async.training.statistics import (
 )
 
 Forms = dict[str, list[Answer]]
-"""The answers by form, each in order of the prompts."""
+"""The answers by form, each in the same order of passes and prompts."""
 Figures = dict[str, dict[str, list[float | None]]]
 """By name and form: a value for each answer, or None where it has none."""
 
@@ -45,7 +46,7 @@ class InstrumentSettings(CommandSettings):
 
 
 def read_forms(path: Path, needed: Sequence[str] = ()) -> tuple[dict[str, Any], Forms]:
-    """What a file is answers to, and its answers (of several passes the first).
+    """What a file is answers to, and its answers (of each pass).
 
     Raises:
         InvalidRequestError: It cannot be read, a form is missing that is needed, or some prompt was not
@@ -54,11 +55,12 @@ def read_forms(path: Path, needed: Sequence[str] = ()) -> tuple[dict[str, Any], 
     identity, answers = read_answers(path)
     forms: Forms = {}
     for one in answers:
-        if not one.number:
-            forms.setdefault(one.method, []).append(one)
-    places = {tuple(one.prompt for one in own) for own in forms.values()}
-    count = identity.get("count", len(next(iter(places))))
-    if len(places) > 1 or len(next(iter(places))) != count or {*identity.get("forms", forms)} != forms.keys():
+        forms.setdefault(one.method, []).append(one)
+    places = {tuple((one.prompt, one.number) for one in own) for own in forms.values()}
+    known = next(iter(places))
+    prompts, passes = ({*one} for one in zip(*known, strict=True))
+    count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
+    if len(places) > 1 or len(known) != count or {*identity.get("forms", forms)} != forms.keys():
         raise InvalidRequestError(
             f"{path} is not whole: give the command that made it once more, and it goes on"
         )
@@ -76,21 +78,22 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
         `where promised`, the prompts whose parallel answer has promises. None where no answer has a value.
     """
     known = [form for form in _ORDER if form in forms]
+    prompts = prompts_of(next(iter(forms.values())))
     promised = [one.promises > 0 for one in forms.get("parallel", ())]
     differences: dict[str, Any] = {}
     for one, other in combinations(known, 2):
         pairs = {name: _paired(own.get(one, ()), own.get(other, ())) for name, own in figures.items()}
-        differences[f"{one} - {other}"] = {name: _gain(gains) for name, gains in pairs.items()}
+        differences[f"{one} - {other}"] = {name: _gain(gains, prompts) for name, gains in pairs.items()}
         if one == "parallel" and other == "baseline" and any(promised):
             differences["where promised"] = {
-                name: _gain([gain for gain, here in zip(gains, promised, strict=True) if here])
+                name: _gain([*compress(gains, promised)], [*compress(prompts, promised)])
                 for name, gains in pairs.items()
                 if gains
             }
     return {
         "methods": {
             form: {"prompts": len(own)}
-            | {name: _level(values.get(form, ())) for name, values in figures.items()}
+            | {name: _level(values.get(form, ()), prompts) for name, values in figures.items()}
             for form, own in forms.items()
         },
         "differences": differences,
@@ -102,16 +105,24 @@ def _paired(ours: Sequence[float | None], theirs: Sequence[float | None]) -> lis
     return [None if one is None or other is None else one - other for one, other in pairs]
 
 
-def _level(values: Sequence[float | None]) -> Estimate | None:
-    known = [value for value in values if value is not None]
+def _level(values: Sequence[float | None], prompts: Sequence[int]) -> Estimate | None:
+    known, clusters = _known(values, prompts)
     if not known:
         return None
-    return share([value == 100 for value in known]) if {*known} <= {0, 100} else estimate(known, "arithmetic")
+    if {*known} <= {0, 100}:
+        return share([value == 100 for value in known], clusters=clusters)
+    return estimate(known, "arithmetic", clusters=clusters)
 
 
-def _gain(values: Sequence[float | None]) -> Gain | None:
-    known = [value for value in values if value is not None]
-    return gain(known) if known else None
+def _gain(values: Sequence[float | None], prompts: Sequence[int]) -> Gain | None:
+    known, clusters = _known(values, prompts)
+    return gain(known, clusters=clusters) if known else None
+
+
+def _known(values: Sequence[float | None], prompts: Sequence[int]) -> tuple[list[float], list[int]]:
+    """The values that there are, and their prompts."""
+    pairs = [(value, prompt) for value, prompt in zip(values, prompts, strict=False) if value is not None]
+    return [value for value, _ in pairs], [prompt for _, prompt in pairs]
 
 
 def table(found: dict[str, Any], form: str = ".1f", head: str = "") -> str:

@@ -72,12 +72,15 @@ def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
     return {**estimate(values, "arithmetic", clusters=clusters), "bound": bound}
 
 
-def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
+def ratio(
+    parts: Sequence[float], wholes: Sequence[float], *, clusters: Sequence[Hashable] = ()
+) -> Estimate | None:
     """The sum of the parts to that of the wholes, in percent, with its 95% percentile bootstrap interval.
 
     Args:
         parts: One for each prompt, such as its promises that have a fault.
         wholes: One for each, such as all its promises; prompts are drawn, not promises.
+        clusters: As for `estimate`.
 
     Returns:
         None if the wholes are nothing. Where all or none have it, every draw is alike: the interval is then
@@ -88,9 +91,13 @@ def ratio(parts: Sequence[float], wholes: Sequence[float]) -> Estimate | None:
     value = 100 * sum(parts) / sum(wholes)
     if not any(parts) or list(parts) == list(wholes):
         return share([value > 0] * sum(whole > 0 for whole in wholes))
-    if len(parts) < MIN_SAMPLE:
+    groups: defaultdict[Hashable, list[tuple[float, float]]] = defaultdict(list)
+    for place, pair in enumerate(zip(parts, wholes, strict=True)):
+        groups[clusters[place] if clusters else place].append(pair)
+    if len(groups) < MIN_SAMPLE:
         return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap(parts, wholes, 0.95)
+    sums = [[*map(sum, zip(*own, strict=True))] for own in groups.values()]
+    low, high = _bootstrap([part for part, _ in sums], [whole for _, whole in sums], 0.95)
     return {"value": value, "low": 100 * low, "high": 100 * high}
 
 

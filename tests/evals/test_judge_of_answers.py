@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from commands_run import refused, run
 
 from pasta_async.errors import BackendStatusError
@@ -17,8 +18,6 @@ from pasta_async.training.judging import Judge
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from pasta_async.training.preference import SampledPrompt
 
@@ -85,3 +84,34 @@ def test_sampled_answers_are_drawn_alike_in_every_run(tmp_path: Path) -> None:
     assert found["a"] == found["b"] != found["c"]
     assert len(found["d"]) == 4
     assert {*found["d"]} < {*found["a"]}
+
+
+def test_passes_are_other_draws_and_a_prompt_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.txt").write_text("".join(f"Tell me of {name}.\n" for name in "abcdefghijkl"))
+    ask = f"--backend local:pasta-tiny --prompts {tmp_path}/p.txt --max-tokens 12 --passes 2"
+    refused(answering.main, f"{ask} --out {tmp_path}/greedy.jsonl")
+    run(answering.main, f"{ask} --temperature 1 --out {tmp_path}/a.jsonl")
+    identity, found = read_answers(tmp_path / "a.jsonl")
+    texts = {one.number: [own.text for own in found if own.number == one.number] for one in found}
+    assert identity["passes"] == 2
+    assert len(texts[0]) == len(texts[1]) == 24
+    assert texts[0] != texts[1]
+    # Both draws of a prompt are alike: twice as many answers are no more certain.
+    judged: list[dict[str, Any]] = []
+    for passes in (1, 2):
+        rows = [
+            Answer(place, form, number, text="Tea is old." + " Very." * (place % 3) * (form == "parallel"))
+            for place in range(12)
+            for form in ("baseline", "parallel")
+            for number in range(passes)
+        ]
+        write_rows(tmp_path / "b.jsonl", [{"made": "up"}, *map(asdict, rows)])
+        run(main, f"{tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/out{passes}")
+        judged.append(json.loads((tmp_path / f"out{passes}" / "result.json").read_text()))
+    once, twice = (one["differences"]["parallel - baseline"]["quality %"] for one in judged)
+    assert once == pytest.approx(twice)
+    assert "| parallel | 24 | " in capsys.readouterr().out
+    write_rows(tmp_path / "b.jsonl", [{"passes": 3}, *map(asdict, rows)])
+    refused(main, f"{tmp_path}/b.jsonl --judge {__name__}:Longer --out {tmp_path}/out3")
