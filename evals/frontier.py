@@ -34,7 +34,7 @@ from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.score import JudgeSettings, open_judge
-from pasta_async.training.statistics import Estimate, estimate, format_estimate, gain, share
+from pasta_async.training.statistics import estimate, format_estimate, gain, of_known, share
 
 _SAMPLING = {"max_tokens", "temperature", "repetition_penalty", "seed"}
 
@@ -205,8 +205,8 @@ def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
     return {
         **own,
         "theoretical_speedup": theoretical([answer for answer, _ in pairs], plain, clusters),
-        "length_matched_speedup": _of_known(estimate, matched, clusters),
-        "difference": _of_known(gain, differences, clusters),
+        "length_matched_speedup": of_known(estimate, matched, clusters),
+        "difference": of_known(gain, differences, clusters),
         "baseline": _figures(plain, [one.plain_grade for one in rows], clusters),
     }
 
@@ -221,8 +221,8 @@ def _figures(
     return {
         "prompts": len(answers),
         "unjudged": sum(grade is None for grade in grades),
-        "score": _of_known(partial(estimate, mean="arithmetic"), scores, clusters),
-        "right": _of_known(share, right, clusters),
+        "score": of_known(partial(estimate, mean="arithmetic"), scores, clusters),
+        "right": of_known(share, right, clusters),
         "text_tokens": fmean(one.text_tokens for one in answers),
         "tokens": fmean(one.tokens for one in answers),
         "critical_path": fmean(one.critical_path for one in answers),
@@ -232,14 +232,6 @@ def _figures(
         "malformed": share([not one.well_formed for one in answers], clusters=clusters),
         "cut_by_length": share([one.ended_by_length for one in answers], clusters=clusters),
     }
-
-
-def _of_known(
-    figure: Callable[..., Estimate], values: Sequence[float | None], clusters: Sequence[str]
-) -> Estimate | None:
-    """A figure over the values that there are, with what they belong to; None if there is none."""
-    known = [(one, cluster) for one, cluster in zip(values, clusters, strict=True) if one is not None]
-    return figure([one for one, _ in known], clusters=[cluster for _, cluster in known]) if known else None
 
 
 def row(label: str, own: dict[str, Any]) -> dict[str, Any]:

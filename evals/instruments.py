@@ -20,11 +20,11 @@ from pasta_async.evals.answers import Answer, prompts_of, read_answers
 from pasta_async.evals.records import markdown_table
 from pasta_async.training.statistics import (
     Estimate,
-    Gain,
     estimate,
     format_estimate,
     format_gain,
     gain,
+    of_known,
     share,
 )
 
@@ -82,18 +82,19 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     promised = [one.promises > 0 for one in forms.get("parallel", ())]
     differences: dict[str, Any] = {}
     for one, other in combinations(known, 2):
-        pairs = {name: _paired(own.get(one, ()), own.get(other, ())) for name, own in figures.items()}
-        differences[f"{one} - {other}"] = {name: _gain(gains, prompts) for name, gains in pairs.items()}
+        pairs = {name: _paired(own[one], own[other]) for name, own in figures.items()}
+        differences[f"{one} - {other}"] = {
+            name: of_known(gain, gains, prompts) for name, gains in pairs.items()
+        }
         if one == "parallel" and other == "baseline" and any(promised):
             differences["where promised"] = {
-                name: _gain([*compress(gains, promised)], [*compress(prompts, promised)])
+                name: of_known(gain, [*compress(gains, promised)], [*compress(prompts, promised)])
                 for name, gains in pairs.items()
-                if gains
             }
     return {
         "methods": {
             form: {"prompts": len(own)}
-            | {name: _level(values.get(form, ()), prompts) for name, values in figures.items()}
+            | {name: of_known(_level, values[form], prompts) for name, values in figures.items()}
             for form, own in forms.items()
         },
         "differences": differences,
@@ -101,28 +102,14 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
 
 
 def _paired(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:
-    pairs = zip(ours, theirs, strict=False)
+    pairs = zip(ours, theirs, strict=True)
     return [None if one is None or other is None else one - other for one, other in pairs]
 
 
-def _level(values: Sequence[float | None], prompts: Sequence[int]) -> Estimate | None:
-    known, clusters = _known(values, prompts)
-    if not known:
-        return None
-    if {*known} <= {0, 100}:
-        return share([value == 100 for value in known], clusters=clusters)
-    return estimate(known, "arithmetic", clusters=clusters)
-
-
-def _gain(values: Sequence[float | None], prompts: Sequence[int]) -> Gain | None:
-    known, clusters = _known(values, prompts)
-    return gain(known, clusters=clusters) if known else None
-
-
-def _known(values: Sequence[float | None], prompts: Sequence[int]) -> tuple[list[float], list[int]]:
-    """The values that there are, and their prompts."""
-    pairs = [(value, prompt) for value, prompt in zip(values, prompts, strict=False) if value is not None]
-    return [value for value, _ in pairs], [prompt for _, prompt in pairs]
+def _level(values: Sequence[float], *, clusters: Sequence[int]) -> Estimate:
+    if {*values} <= {0, 100}:
+        return share([value == 100 for value in values], clusters=clusters)
+    return estimate(values, "arithmetic", clusters=clusters)
 
 
 def table(found: dict[str, Any], form: str = ".1f", head: str = "") -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
-from pasta_async.evals.answers import FORMS, Answer, compare
+from pasta_async.evals.answers import FORMS, Answer, compare, prompts_of
 from pasta_async.lang import STYLE_CODES, Code, parse
 from pasta_async.training.faults import count_faults
 from pasta_async.training.statistics import Estimate, estimate, format_estimate, ratio
-
-T = TypeVar("T")
 
 
 class Mean(TypedDict):
@@ -142,8 +140,7 @@ def _has_sound_tags(row: Answer) -> bool:
 
 def _share(rows: Sequence[Answer], holds: Callable[[Answer], bool]) -> Estimate | None:
     """The share of answers, in percent; prompts are drawn, not answers."""
-    verdicts = _by_prompt(rows, holds)
-    return ratio([sum(one) for one in verdicts], [len(one) for one in verdicts])
+    return ratio([holds(row) for row in rows], [1] * len(rows), clusters=prompts_of(rows))
 
 
 def _mean(values: Iterable[float]) -> Mean:
@@ -156,8 +153,8 @@ def _mean_by_prompt(rows: Sequence[Answer], value: Callable[[Answer], float]) ->
     return _mean(map(geometric_mean, _by_prompt([row for row in rows if row.critical_path], value)))
 
 
-def _by_prompt(rows: Sequence[Answer], value: Callable[[Answer], T]) -> list[list[T]]:
-    found = defaultdict[int, list[T]](list)
+def _by_prompt(rows: Sequence[Answer], value: Callable[[Answer], float]) -> list[list[float]]:
+    found = defaultdict[int, list[float]](list)
     for row in rows:
         found[row.prompt].append(value(row))
     return [*found.values()]

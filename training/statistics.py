@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from statistics import fmean, geometric_mean
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 MIN_SAMPLE = 10
 """Fewer observations have no bootstrap interval: drawn again and again, they say only what they are."""
@@ -29,6 +29,9 @@ class Gain(Estimate):
 
     bound: float | None
     """With 95% confidence, one-sided, it is not less."""
+
+
+Found = TypeVar("Found", bound=Estimate)
 
 
 def estimate(
@@ -55,12 +58,12 @@ def estimate(
     """
     geometric = mean == "geometric"
     value = geometric_mean(values) if geometric else fmean(values)
-    groups: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for place, one in enumerate(values):
-        groups[clusters[place] if clusters else place].append(math.log(one) if geometric else one)
-    if len(groups) < MIN_SAMPLE:
+    parts, wholes = _by_cluster(
+        [*map(math.log, values)] if geometric else values, [1] * len(values), clusters
+    )
+    if len(parts) < MIN_SAMPLE:
         return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap([*map(sum, groups.values())], [*map(len, groups.values())], confidence)
+    low, high = _bootstrap(parts, wholes, confidence)
     if geometric:
         low, high = math.exp(low), math.exp(high)
     return {"value": value, "low": low, "high": high}
@@ -89,16 +92,32 @@ def ratio(
     if not sum(wholes):
         return None
     value = 100 * sum(parts) / sum(wholes)
-    if not any(parts) or list(parts) == list(wholes):
+    parts, wholes = _by_cluster(parts, wholes, clusters)
+    if not any(parts) or parts == wholes:
         return share([value > 0] * sum(whole > 0 for whole in wholes))
-    groups: defaultdict[Hashable, list[tuple[float, float]]] = defaultdict(list)
-    for place, pair in enumerate(zip(parts, wholes, strict=True)):
-        groups[clusters[place] if clusters else place].append(pair)
-    if len(groups) < MIN_SAMPLE:
+    if len(parts) < MIN_SAMPLE:
         return {"value": value, "low": None, "high": None}
-    sums = [[*map(sum, zip(*own, strict=True))] for own in groups.values()]
-    low, high = _bootstrap([part for part, _ in sums], [whole for _, whole in sums], 0.95)
+    low, high = _bootstrap(parts, wholes, 0.95)
     return {"value": value, "low": 100 * low, "high": 100 * high}
+
+
+def of_known(
+    figure: Callable[..., Found], values: Sequence[float | None], clusters: Sequence[Hashable]
+) -> Found | None:
+    """A figure over the values that there are, with what they belong to; None if there is none."""
+    known = [(one, cluster) for one, cluster in zip(values, clusters, strict=True) if one is not None]
+    return figure([one for one, _ in known], clusters=[cluster for _, cluster in known]) if known else None
+
+
+def _by_cluster(
+    parts: Sequence[float], wholes: Sequence[float], clusters: Sequence[Hashable]
+) -> tuple[list[float], list[float]]:
+    """The sums of the parts and of the wholes in each cluster; without clusters, as they are."""
+    sums: defaultdict[Hashable, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    for place, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
+        cluster = clusters[place] if clusters else place
+        sums[cluster] = sums[cluster][0] + part, sums[cluster][1] + whole
+    return [part for part, _ in sums.values()], [whole for _, whole in sums.values()]
 
 
 def _bootstrap(parts: Sequence[float], wholes: Sequence[float], confidence: float) -> tuple[float, float]:

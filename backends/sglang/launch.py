@@ -115,15 +115,15 @@ def _model_settings(model: str) -> _Settings:
     """What SGLang does not read by itself of a model folder's `generation_config.json`, as a flag."""
     if not (folder := Path(model)).is_dir():
         return {}
-    from pasta_async.backends.local.checkpoint import generation_defaults
+    from pasta_async.backends.local.checkpoint import GenerationDefaults, generation_defaults
 
     own = generation_defaults(folder)
+    if own == GenerationDefaults():
+        return {}
     preferred = {
         "repetition_penalty": own.repetition_penalty,
         "logit_bias": dict.fromkeys(map(str, own.suppress_tokens), NEVER),
     }
-    if own == type(own)():
-        return {}
     value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
     return {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
 
