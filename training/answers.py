@@ -19,6 +19,7 @@ from pasta_async.cli.command import Command, Count, command
 from pasta_async.training.corpus import PartSettings, Record, plain_record, write_records
 from pasta_async.training.faults import repeats_itself
 from pasta_async.training.preference import Plain, read_samples
+from pasta_async.training.prompts import lacks_form
 from pasta_async.training.sample import SampleSettings, sample
 
 
@@ -54,17 +55,19 @@ def _kept(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iter
     """Records of the answers to train on; the others are counted by what is wrong with them."""
     for prompt in read_samples(drawn):
         answer = prompt.baseline
-        if fault := _fault(answer, settings.least):
+        if fault := _fault(prompt.question, answer, settings.least):
             left_out[fault] += 1
         else:
             yield plain_record(prompt.messages, answer.text.strip(), source=settings.backend, id=prompt.id)
 
 
-def _fault(answer: Plain, least: int) -> str:
+def _fault(question: str, answer: Plain, least: int) -> str:
     if answer.finish_reason != "stop":
         return "long"
     if len(answer.text.split()) < least:
         return "trivial"
+    if lacks_form(question, answer.text):
+        return "formless"
     return "repeats" if repeats_itself(answer.text) else ""
 
 

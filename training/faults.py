@@ -12,6 +12,8 @@ runaway
 miscount
     The prompt asks for a number of things (`asked_count`), and the answer's list, or its promises, have
     another.
+formless
+    The prompt asks for a form (a title, bullet points, JSON: `prompts.forms`), and the text lacks it.
 unfinished
     It ends with a colon: what it announces is missing.
 same_topic
@@ -40,6 +42,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
+from pasta_async.training.prompts import lacks_form
 from pasta_async.training.words import INTRODUCTION, SMALL, runs, same_stem, words
 
 _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
@@ -77,6 +80,7 @@ class Faults(NamedTuple):
     loop: int = 0
     runaway: int = 0
     miscount: int = 0
+    formless: int = 0
     unfinished: int = 0
     same_topic: int = 0
     """Promises, as the others."""
@@ -92,6 +96,7 @@ OF_ANSWERS: dict[str, float] = {
     "loop": 0.5,
     "runaway": 0.5,
     "miscount": 0.25,
+    "formless": 0.25,
     "unfinished": 0.5,
 }
 """The faults that an answer has as a whole, and what each takes off its soundness."""
@@ -137,6 +142,7 @@ def count_faults(
         loop=int(repeats_itself(document.text)),
         runaway=int(items > (_RUNAWAY if well_formed else _RUNAWAY_CUT)),
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
+        formless=int(lacks_form(prompt, document.text)),
         unfinished=int(document.text.rstrip("* \n").endswith(":")),
         same_topic=_same_topics(promises),
         empty=said.count(False),

@@ -39,6 +39,25 @@ def _topics(text: object) -> object:
 Lines = Annotated[tuple[str, ...], BeforeValidator(_lines)]
 
 
+class Form(StrictModel):
+    """What an answer can be asked to look like as a whole."""
+
+    asks: Lines
+    """Sentences that ask for it; `prompts.toml` says what may stand in them."""
+    holds: str
+    """A regular expression that matches an answer of that form."""
+
+    def wanted(self, prompt: str) -> re.Pattern[str] | None:
+        """What an answer to the prompt has to match, if it asks for this form."""
+        for ask in self.asks:
+            if found := _asking(ask).search(prompt):
+                holds = self.holds
+                for name, given in found.groupdict().items():
+                    holds = holds.replace(f"{{{name}}}", re.escape(given))
+                return re.compile(holds, re.DOTALL | re.MULTILINE)
+        return None
+
+
 class Group(StrictModel):
     """Topics that fit the same templates."""
 
@@ -74,6 +93,28 @@ def families() -> dict[str, Family]:
         name: Family.model_validate({**family, "endings": endings[family.get("endings", "")]})
         for name, family in file["families"].items()
     }
+
+
+@cache
+def forms() -> tuple[Form, ...]:
+    """The forms of `prompts.toml`."""
+    return tuple(map(Form.model_validate, _file()["forms"]))
+
+
+@cache
+def _asking(ask: str) -> re.Pattern[str]:
+    """Finds a sentence that asks for a form in a prompt, and what stands in its places."""
+    places = {r"\{n\}": r"(?P<n>\d)", r"\{name\}": r"(?P<name>\w+)", r"\{phrase\}": "(?P<phrase>.*[.!?])"}
+    asking = re.escape(ask)
+    for place, pattern in places.items():
+        asking = asking.replace(place, pattern)
+    return re.compile(asking)
+
+
+def lacks_form(prompt: str, answer: str) -> bool:
+    """Whether a prompt asks for one of the forms of `prompts.toml`, and the answer does not have it."""
+    wanted = (form.wanted(prompt) for form in forms())
+    return any(holds and not holds.match(answer.strip()) for holds in wanted)
 
 
 # --- one prompt
@@ -123,6 +164,15 @@ def _values(group: Group, topic: str, rng: random.Random) -> dict[str, str]:
     }
 
 
+def _in_form(text: str, rng: random.Random) -> str:
+    """A prompt that asks for a form behind what it asks."""
+    ask = rng.choice(rng.choice(forms()).asks).format(
+        n=rng.randint(2, 6), name=rng.choice(_file()["names"]), phrase=rng.choice(_file()["phrases"])
+    )
+    ended = text[-1] in ".?!"
+    return f"{text[0].upper()}{text[1:]}{' ' if ended and rng.random() < 0.7 else chr(10)}{ask}"
+
+
 def _typed(text: str, endings: Sequence[str], rng: random.Random) -> str:
     """A prompt as one user or another types it: politely, with a wish for the form, in haste."""
     text = text[0].upper() + text[1:]
@@ -147,8 +197,11 @@ def _deck(items: Sequence[T], rng: random.Random) -> Iterator[T]:
         yield from rng.sample(items, len(items))
 
 
-def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
-    """Different prompts of a family, topics and templates in turn, until they repeat themselves."""
+def make_prompts(family: Family, rng: random.Random, in_form: float = 0.0) -> Iterator[str]:
+    """Different prompts of a family, topics and templates in turn, until they repeat themselves.
+
+    `in_form` is the share of those that ask for one of `forms`.
+    """
     topics = [(group, topic) for group in family.groups for topic in group.topics]
     templates = {id(group): _deck(family.templates + group.templates, rng) for group in family.groups}
     seen: set[str] = set()
@@ -165,7 +218,9 @@ def make_prompts(family: Family, rng: random.Random) -> Iterator[str]:
             continue
         failures = 0
         seen.add(same)
-        yield _typed(template.format_map(values), family.endings, rng)
+        text = template.format_map(values)
+        wanted = in_form and rng.random() < in_form
+        yield _in_form(text, rng) if wanted else _typed(text, family.endings, rng)
 
 
 _PASSAGE = re.compile(
@@ -181,13 +236,16 @@ def lacks_passage(prompt: str) -> bool:
     return "\n" not in prompt.strip() and _PASSAGE.search(prompt) is not None
 
 
-def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterator[Record]:
+def ordered(
+    seed: int, files: Sequence[Path] = (), share: float = 0.4, in_form: float = 0.0
+) -> Iterator[Record]:
     """All prompts in the order of a seed: families in turn by their weights, and files by their share.
 
     Args:
         seed: Of everything that is drawn.
         files: Further prompts, in any form that `corpus.read_prompts` reads; not those that lack a passage.
         share: Of the prompts that come from files, as long as there are any.
+        in_form: Share of the other prompts that ask for one of `forms`.
 
     Raises:
         InvalidRequestError: A file cannot be read, holds no prompt, or is called as another or a family is.
@@ -196,7 +254,9 @@ def ordered(seed: int, files: Sequence[Path] = (), share: float = 0.4) -> Iterat
     found = families()
     weights = {name: family.weight for name, family in found.items()}
     total = sum(weights.values())
-    sources = {name: make_prompts(family, random.Random(f"{seed}/{name}")) for name, family in found.items()}
+    sources = {
+        name: make_prompts(family, random.Random(f"{seed}/{name}"), in_form) for name, family in found.items()
+    }
     origins = dict.fromkeys(found, "pasta_async.training.prompts")
     for path in files:
         prompts = [prompt.strip() for prompt in read_prompts(path) if not lacks_passage(prompt)]
@@ -232,6 +292,9 @@ class PromptSettings(CommandSettings):
     seed: int = Field(default=1, description="of the order")
     also: tuple[Path, ...] = Field(default=(), description="files of further prompts, such as Dolly's")
     share: float = Field(default=0.4, gt=0, lt=1, description="of the prompts that come from these files")
+    in_form: float = Field(
+        default=0, ge=0, le=1, description="of our own prompts, those that ask for a form: a title, JSON, ..."
+    )
     against: tuple[Path, ...] = Field(default=(), description="files of evaluation prompts to keep out")
 
 
@@ -243,7 +306,7 @@ def write_prompts(settings: PromptSettings) -> dict[str, Any]:
     """
     leaks = LeakageFilter(prompt for path in settings.against for prompt in read_prompts(path))
     end = settings.skip + settings.count
-    found, left_out = ordered(settings.seed, settings.also, settings.share), Counter[str]()
+    found, left_out = ordered(settings.seed, settings.also, settings.share, settings.in_form), Counter[str]()
     records = list(islice(without_leaks(found, leaks, left_out), end))
     if len(records) < end:
         raise InvalidRequestError(f"there are {len(records)} prompts, and not {end}: lower --skip or --count")

@@ -78,6 +78,14 @@ async def test_only_what_can_be_learned_from_is_kept(
     assert kept(tmp_path) == ([] if fault else ["one"])
 
 
+async def test_an_answer_without_the_form_that_was_asked_for_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scripted(monkeypatch)
+    figures = await draw_answers(settings(tmp_path, "one", "Two drinks, please. Answer in JSON."))
+    assert (figures["kept"], figures["left_out"]) == (1, {"formless": 1})
+
+
 async def test_other_limits_on_what_is_kept_draw_nothing_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

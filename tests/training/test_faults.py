@@ -131,6 +131,12 @@ def test_a_list_of_another_length_than_was_asked_for_is_a_miscount() -> None:
     assert introduced == Faults(promises=4)
 
 
+def test_an_answer_that_lacks_the_form_that_was_asked_for_is_formless() -> None:
+    prompt = "Name a drink. End with a postscript that starts with P.S."
+    assert faults("Tea is hot.", prompt=prompt) == Faults(formless=1)
+    assert faults(promise("Tea", TEA), "\n\nP.S. Water is older.", prompt=prompt) == Faults(promises=1)
+
+
 def test_what_ended_a_sampled_chunk_is_known() -> None:
     times = {"opened": 0.0, "started": 0.0, "first_token": 0.0, "ended": 1.0, "requests": ()}
     threads = [

@@ -11,7 +11,15 @@ import pytest
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import read_records
 from pasta_async.training.leakage import LeakageFilter
-from pasta_async.training.prompts import PromptSettings, families, lacks_passage, ordered, write_prompts
+from pasta_async.training.prompts import (
+    PromptSettings,
+    families,
+    forms,
+    lacks_form,
+    lacks_passage,
+    ordered,
+    write_prompts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +105,59 @@ def test_prompts_of_a_packed_file_take_part_without_those_whose_passage_is_missi
 )
 def test_a_prompt_that_speaks_of_a_passage_lacks_it(prompt: str, lacking: bool) -> None:
     assert lacks_passage(prompt) is lacking
+
+
+def test_a_share_of_the_prompts_asks_for_a_form_and_every_form_is_recognised() -> None:
+    def asking(share: float) -> list[list[int]]:
+        found = (record.prompt for record in islice(ordered(1, in_form=share), 600))
+        return [[place for place, form in enumerate(forms()) if form.wanted(prompt)] for prompt in found]
+
+    all_of_them = asking(1.0)
+    assert all(all_of_them)
+    assert {place for found in all_of_them for place in found} == set(range(len(forms())))
+    assert sum(map(bool, asking(0.25))) / 600 == pytest.approx(0.25, abs=0.06)
+    assert not any("{" in record.prompt for record in islice(ordered(1, in_form=1.0), 600))
+
+
+@pytest.mark.parametrize(
+    ("asks", "has", "lacks"),
+    [
+        ("Add a postscript at the end, starting with P.S.", "Yes.\n\nP.S. No.", "Yes, but not in P.S.-land."),
+        ("Add a P.P.S. at the end of the answer.", "Yes.\nP.P.S. No.", "Yes.\nP.S. No."),
+        ("Put a title on top, written like this: <<title>>.", "<<Tea>>\nIt is hot.", "Tea\nIt is hot."),
+        ("The first line should be a title in capitals.", "ON TEA\nIt is hot.", "On tea\nIt is hot."),
+        ("Begin with a heading that starts with #.", "## Tea\nHot.", "Tea\nHot. Our #1."),
+        ('Use exactly 2 bullet points, each starting with "* ".', "Two:\n* a\n* b", "* a\n* b\n* c"),
+        ("Use bullet points that start with a dash (-).", "- a\n- b", "1. a\n2. b"),
+        ("Write 2 sections, each of which begins with \"SECTION\" and its number.",
+         "SECTION 1\na\n\nSECTION 2\nb", "SECTION 1\na\n\nTwo\nb"),
+        ("Write 2 paragraphs, separated by ***.", "One.\n\n***\n\nTwo.", "One.\n\nTwo."),
+        ("Give me two versions, and put ****** between them.", "One.\n******\nTwo.", "One.\n***\nTwo."),
+        ("Answer in JSON.", '```json\n{"tea": 1}\n```', 'Here it is: {"tea": 1}'),
+        ("Put it into a table.", "| a | b |\n|---|---|\n| 1 | 2 |", "a: 1, b: 2"),
+        ("Answer in French.", "Le thé est bon pour la santé et le coeur.", "The tea is good."),
+        ("Answer in Spanish.", "El té es bueno para el corazón y para los nervios.", "Tea is good."),
+        ("Answer in German.", "Der Tee ist gut und das Wasser nicht.", "Tea is good."),
+        ("Respond in Italian only.", "Il tè è una bevanda che va bene con il pane.", "Tea is good."),
+        ("Please use Portuguese only.", "O chá que eu bebo faz bem para uma pessoa em casa.", "Tea is good."),
+        ("Put your entire response in double quotation marks.", '"Tea."', '"Tea." is good'),
+        ("Use capital letters only.", "TEA IS HOT.", "TEA is hot."),
+        ("Use lowercase letters only.", "tea is hot.", "Tea is hot."),
+        ("Do not use any commas.", "Hot and good.", "Hot, and good."),
+        ("End with this phrase: Stay curious!", "Tea is hot. Stay curious!", "Stay curious! Tea is hot."),
+        ('Start with the words "Dear Ana".', "Dear Ana,\ntea is hot.", "Tea is hot, dear Ana."),
+        ("Sign it with the name Leo.", "Tea is hot.\n\nYours, Leo", "Leo says that tea is hot."),
+        ("Highlight at least 2 words with asterisks, like *this*.", "*Tea* is **hot**.", "* Tea\n* is hot"),
+        ("Leave at least 2 placeholders in square brackets, such as [address].", "[a] or [b]", "[a] or b"),
+        ("Use no more than 2 sentences.", "Tea is hot. Is it? Yes", "Tea is. It is hot. Yes. No."),
+        ("Write one paragraph.", "Tea is hot. It is good.", "Tea is hot.\n\nIt is good."),
+        ("No lists and no headings, please.", "Tea is hot.\n\nIt is good.", "Tea is:\n1. hot\n2. good"),
+    ],
+)  # fmt: skip
+def test_an_answer_has_the_form_that_was_asked_for_or_lacks_it(asks: str, has: str, lacks: str) -> None:
+    assert not lacks_form(f"Tell me about tea. {asks}", has)
+    assert lacks_form(f"Tell me about tea. {asks}", lacks)
+    assert not lacks_form("Tell me about tea.", lacks)
 
 
 def test_more_prompts_than_there_are_is_an_error(
