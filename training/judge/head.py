@@ -19,7 +19,7 @@ import numpy as np
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.judge.preferences import Comparison
-from pasta_async.training.statistics import ratio
+from pasta_async.training.statistics import estimate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,15 +106,14 @@ def agreement(comparisons: Sequence[Comparison], rewards: NDArray[Any]) -> dict[
         raise InvalidRequestError("no pair is left to test the judge on: bring more, or use more (--within)")
     signs = np.where(wins, 1, -1)
     right, longer = (0.5 + 0.5 * signs * np.sign(one) for one in (rewards[~np.isnan(rewards)], lengths))
-    prompts = np.unique([one.prompt for one in known], return_inverse=True)[1]
-    pairs = np.bincount(prompts)
+    prompts = [one.prompt for one in known]
     values = {"judge": right, "longer": longer, "difference": right - longer}
     return {
         "pairs": len(known),
-        "prompts": len(pairs),
+        "prompts": len(set(prompts)),
         "models": len({model for one in known for model in one.models if model}),
         **{
-            name: ratio(np.bincount(prompts, value).tolist(), pairs.tolist())
+            name: estimate((100 * value).tolist(), "arithmetic", clusters=prompts)
             for name, value in values.items()
         },
     }
