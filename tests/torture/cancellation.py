@@ -19,6 +19,7 @@ import uvicorn
 from pasta_async import Client, GenerationTimeoutError, Limits
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.training.synthetic import FAMILIES, sample
+from tests.playground.playground_server import end_watcher
 from tests.server.live_server import http_request
 from tests.torture.engines import Engine
 from tests.torture.measured import Plan, resident, slope
@@ -164,6 +165,7 @@ async def served(client: Client, at_once: int) -> AsyncGenerator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         await task
+        await end_watcher()
 
 
 async def break_off(plan: Plan, engine: Engine, at_once: int = AT_ONCE) -> dict[str, Any]:
