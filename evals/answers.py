@@ -30,7 +30,7 @@ from pasta_async.evals.records import markdown_table, measurements
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.sample import answer_seed
-from pasta_async.training.statistics import Estimate, estimate, format_estimate, format_share
+from pasta_async.training.statistics import Estimate, estimate, format_estimate, format_share, of_known
 
 Form = Literal["original", "baseline", "parallel"]
 """Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
@@ -177,13 +177,13 @@ def theoretical(
     Prompts at which a limit ended one of the two are left out; None if there is no other. For `clusters` see
     `estimate`.
     """
-    rows = zip(answers, baseline, clusters or range(len(answers)), strict=True)
-    found = [
-        (plain.tokens / own.critical_path, cluster)
-        for own, plain, cluster in rows
-        if plain.tokens and own.tokens and not (plain.ended_by_length or own.ended_by_length)
+    ratios = [
+        None
+        if plain.ended_by_length or own.ended_by_length or not (plain.tokens and own.tokens)
+        else plain.tokens / own.critical_path
+        for own, plain in zip(answers, baseline, strict=True)
     ]
-    return estimate([one for one, _ in found], clusters=[cluster for _, cluster in found]) if found else None
+    return of_known(estimate, ratios, clusters or range(len(ratios)))
 
 
 def prompts_of(answers: Sequence[Answer]) -> list[int]:

@@ -170,12 +170,11 @@ def _in_form(text: str, rng: random.Random) -> str:
         n=rng.randint(2, 6), name=rng.choice(_file()["names"]), phrase=rng.choice(_file()["phrases"])
     )
     ended = text[-1] in ".?!"
-    return f"{text[0].upper()}{text[1:]}{' ' if ended and rng.random() < 0.7 else chr(10)}{ask}"
+    return f"{text}{' ' if ended and rng.random() < 0.7 else chr(10)}{ask}"
 
 
 def _typed(text: str, endings: Sequence[str], rng: random.Random) -> str:
     """A prompt as one user or another types it: politely, with a wish for the form, in haste."""
-    text = text[0].upper() + text[1:]
     chance = rng.random()
     if chance < 0.25 and _IMPERATIVE.fullmatch(text):
         request = rng.choice(_REQUESTS)
@@ -219,6 +218,7 @@ def make_prompts(family: Family, rng: random.Random, in_form: float = 0.0) -> It
         failures = 0
         seen.add(same)
         text = template.format_map(values)
+        text = text[0].upper() + text[1:]
         wanted = in_form and rng.random() < in_form
         yield _in_form(text, rng) if wanted else _typed(text, family.endings, rng)
 
