@@ -188,7 +188,7 @@ class _Engine:
             prefilled = self._admit()
             seconds = self._model.seconds(decoding, tokens, prefilled)
             await self._clock.sleep(seconds)
-            self._meter.add(decoding, prefilled, seconds)
+            self._meter.add(decoding, tokens, prefilled, seconds)
             for job in [*self._running]:
                 if job.write():
                     self._running.remove(job)

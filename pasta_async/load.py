@@ -1,15 +1,18 @@
 """How busy an engine is, and how many answers and threads it is worth decoding at once. No asyncio, no I/O.
 
-A decode step takes a fixed time, above all to read the weights, and some more for each request in it. An
-answer in parallel needs fewer steps, and more tokens: its tags, and what joins prefill again. While little
-runs, steps are what costs; a full engine does not care how many steps there are, but every token more makes
-all answers wait. So parallel decoding of one of n answers pays while
+A decode step takes a fixed time, above all to read the weights, and some more for each request in it and for
+each token of context that it attends to. An answer in parallel needs fewer steps, and more tokens: its tags,
+and what joins prefill again; but its threads have less context than the same text has in sequence. While
+little runs, steps are what costs; a full engine does not care how many steps there are, but what a token
+takes makes all answers wait. So parallel decoding of one of n answers pays while
 
-    fixed * steps saved  >  n * (per request * tokens added + prefill * tokens prefilled again)
+    fixed * steps saved
+        >  n * (per request * tokens added + prefill * tokens prefilled again - per context * context saved)
 
-and all of it is measured: the step times by the engine (`/v1/loads` of SGLang, the embedded scheduler), the
-tokens by the client's own answers. TAPER (arXiv 2605.06914) weighs the same from inside of an engine, at
-every step; from outside it is weighed when an answer starts and at each promise.
+and all of it is measured: the step times by the engine (`/v1/loads` of SGLang, which does not tell what
+context takes, and the embedded scheduler), the tokens by the client's own answers. TAPER (arXiv 2605.06914)
+weighs the same from inside of an engine, at every step; from outside it is weighed when an answer starts and
+at each promise.
 """
 
 from __future__ import annotations
@@ -37,8 +40,20 @@ more at a time, and those of the others do not crowd the batch."""
 _SURE_STEPS, _SURE_SPREAD = 64, 0.25
 """Steps, and variance of the requests in them, from which on step times are trusted."""
 
+_SAME = 0.05
+"""Share of the context's variance that requests have to leave unexplained for it to have its own slope."""
+
 _MEMORY = 8192
 """Steps after which a meter's sums are halved, so that it forgets."""
+
+
+class StepCost(NamedTuple):
+    """Seconds that a decode step takes."""
+
+    fixed: float
+    per_request: float
+    per_context: float
+    """For each token that its requests attend to."""
 
 
 class StepTimes(NamedTuple):
@@ -54,17 +69,30 @@ class StepTimes(NamedTuple):
     """Of the requests in a step."""
     products: float
     """Of requests and seconds of a step."""
+    context: float = 0.0
+    """Tokens that the requests of a step attended to. SGLang does not say; then these four are 0."""
+    context_squares: float = 0.0
+    context_requests: float = 0.0
+    """Products of context and requests of a step."""
+    context_products: float = 0.0
+    """Of context and seconds of a step."""
 
-    def fit(self) -> tuple[float, float] | None:
-        """Seconds of a step, fixed and for each request (least squares); None while that is not certain."""
+    def fit(self) -> StepCost | None:
+        """What a step takes, by least squares; None while that is not certain."""
         if self.steps < _SURE_STEPS:
             return None
-        mean, mean_seconds = self.requests / self.steps, self.seconds / self.steps
-        spread = self.squares / self.steps - mean**2
+        requests, context, seconds = (x / self.steps for x in (self.requests, self.context, self.seconds))
+        spread = self.squares / self.steps - requests**2
         if spread < _SURE_SPREAD:
             return None
-        slope = max(0.0, (self.products / self.steps - mean * mean_seconds) / spread)
-        return max(0.0, mean_seconds - slope * mean), slope
+        slopes = _slopes(
+            spread,
+            self.context_squares / self.steps - context**2,
+            self.context_requests / self.steps - context * requests,
+            self.products / self.steps - requests * seconds,
+            self.context_products / self.steps - context * seconds,
+        )
+        return StepCost(max(0.0, seconds - slopes[0] * requests - slopes[1] * context), *slopes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +120,24 @@ class StepMeter:
     """Takes the time of an engine's steps."""
 
     def __init__(self) -> None:
-        self._decoding = [0.0] * 5
-        self._mixed = [0.0] * 4  # steps, requests, seconds, prefilled tokens
+        self._decoding = [0.0] * len(StepTimes._fields)
+        self._mixed = [0.0] * 5  # steps, requests, context, seconds, prefilled tokens
 
-    def add(self, requests: int, prefilled: int, seconds: float) -> None:
-        """A step decoded a token of each of so many requests, and computed so many tokens of prompts."""
+    def add(self, requests: int, context: int, prefilled: int, seconds: float) -> None:
+        """Count a step.
+
+        Args:
+            requests: For each of so many it decoded a token.
+            context: Tokens that these attended to, all together.
+            prefilled: Tokens of prompts that it computed.
+            seconds: That it took.
+        """
         if prefilled:
-            self._mixed = _added(self._mixed, (1, requests, seconds, prefilled))
+            self._mixed = _added(self._mixed, (1, requests, context, seconds, prefilled))
         elif requests:
-            sums = (1, requests, seconds, requests**2, requests * seconds)
-            self._decoding = _added(self._decoding, sums)
+            by_requests = (requests**2, requests * seconds)
+            by_context = (context, context**2, context * requests, context * seconds)
+            self._decoding = _added(self._decoding, (1, requests, seconds, *by_requests, *by_context))
 
     @property
     def steps(self) -> StepTimes:
@@ -111,12 +147,12 @@ class StepMeter:
     @property
     def prefill(self) -> float:
         """Seconds that a prompt's token adds to a step; 0 while that is not known."""
-        steps, requests, seconds, tokens = self._mixed
-        found = self.steps.fit()
-        if not found or not tokens:
+        steps, requests, context, seconds, tokens = self._mixed
+        cost = self.steps.fit()
+        if not cost or not tokens:
             return 0.0
-        fixed, per_request = found
-        return max(0.0, (seconds - fixed * steps - per_request * requests) / tokens)
+        decoding = cost.fixed * steps + cost.per_request * requests + cost.per_context * context
+        return max(0.0, (seconds - decoding) / tokens)
 
 
 def _added(sums: list[float], step: tuple[float, ...]) -> list[float]:
@@ -124,38 +160,65 @@ def _added(sums: list[float], step: tuple[float, ...]) -> list[float]:
     return [keep * one + more for one, more in zip(sums, step, strict=True)]
 
 
+def _slopes(
+    requests: float, context: float, both: float, of_requests: float, of_context: float
+) -> tuple[float, float]:
+    """What a step's time goes up by, for a request and for a token of context; neither is below 0.
+
+    Args:
+        requests: Variance of the requests of a step.
+        context: Variance of their context.
+        both: Covariance of the two.
+        of_requests: Covariance of requests and seconds.
+        of_context: Covariance of context and seconds.
+    """
+    independent = requests * context - both**2
+    if independent <= _SAME * requests * context:  # the requests' slope is about both
+        return max(0.0, of_requests / requests), 0.0
+    per_request = (of_requests * context - of_context * both) / independent
+    per_context = (of_context * requests - of_requests * both) / independent
+    if per_request < 0:
+        return 0.0, max(0.0, of_context / context)
+    if per_context < 0:
+        return max(0.0, of_requests / requests), 0.0
+    return per_request, per_context
+
+
 class Payoff:
     """What parallel answers save and what they add, by the latest hundred or so of them.
 
-    It begins with what AlpacaEval's reference answers come to, annotated by their structure (docs/speed.md).
+    It begins with one: the mean of AlpacaEval's reference answers, annotated by structure (docs/speed.md).
     """
 
     _KEEP = 0.99
 
     def __init__(self) -> None:
-        self.saved: float = 340.0
+        self.saved: float = 150.0
         """Steps: tokens of the text that are not on the critical path."""
-        self.added: float = 100.0
+        self.added: float = 80.0
         """Tokens decoded beside the text."""
-        self.prefilled: float = 500.0
+        self.prefilled: float = 350.0
         """Context tokens computed, beside those of the prompt."""
+        self.context: float = 36_000.0
+        """Tokens of context that fewer were attended to, over all tokens of an answer."""
 
-    def learn(self, *, saved: float, added: float, prefilled: int) -> None:
+    def learn(self, *, saved: float, added: float, prefilled: int, context: float) -> None:
         """Count an answer that was decoded in parallel."""
         self.saved = self._KEEP * self.saved + saved
         self.added = self._KEEP * self.added + added
         self.prefilled = self._KEEP * self.prefilled + prefilled
+        self.context = self._KEEP * self.context + context
 
     def answers(self, load: EngineLoad) -> float:
         """Up to how many answers at once parallel decoding pays; infinity if the engine times no steps."""
         if load.steps is None:
             return float("inf")
-        if (found := load.steps.fit()) is None:
+        if (step := load.steps.fit()) is None:
             return UNSURE_ANSWERS
-        fixed, per_request = found
-        cost = per_request * max(0.0, self.added) + load.prefill * max(0.0, self.prefilled)
-        gain = fixed * max(0.0, self.saved)
-        return load.replicas * gain / cost if cost else float("inf")
+        tokens = step.per_request * max(0.0, self.added) + load.prefill * max(0.0, self.prefilled)
+        cost = tokens - step.per_context * self.context
+        gain = step.fixed * max(0.0, self.saved)
+        return load.replicas * gain / cost if cost > 0 else float("inf")
 
 
 class Room(NamedTuple):

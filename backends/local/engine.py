@@ -82,8 +82,8 @@ class Engine:
             self._model = CausalLM(config, read, self.context_length, self.dtype, self._threads)
         self.meter: StepMeter = StepMeter()
         """Is told how long steps take by whoever calls `step`."""
-        self.latest: tuple[int, int] = 0, 0
-        """Requests that the latest step decoded for, and tokens of prompts that it computed."""
+        self.latest: tuple[int, int, int] = 0, 0, 0
+        """Requests that the latest step decoded for, tokens these attended to, tokens of prompts computed."""
         self.reset()
         if self._model.compiled:
             self._compile()
@@ -128,8 +128,8 @@ class Engine:
         tasks = self.scheduler.plan()
         if not tasks:
             return None
-        decoding = sum(count == 1 for _, count in tasks)
-        self.latest = decoding, sum(count for _, count in tasks) - decoding
+        decoding = [job.filled + 1 for job, count in tasks if count == 1]
+        self.latest = len(decoding), sum(decoding), sum(count for _, count in tasks) - len(decoding)
         batch = self._batch(
             [Entry(job.group, job.ids, job.filled, job.slots[: job.filled + count]) for job, count in tasks]
         )

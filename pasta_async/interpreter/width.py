@@ -89,16 +89,27 @@ class WidthControl:
             text = generation.text_tokens + 1  # end-of-text
             prompt = requests[0].prompt_tokens - (requests[0].cached_tokens or 0)
             least = _LEAST_GAIN * text  # tokens in sequence, each a step and a row of it
+            attended = sum(
+                _attended(request.prompt_tokens, request.completion_tokens)
+                for thread in generation.threads
+                for request in thread.requests
+            )
             self._payoff.learn(
                 saved=text - generation.critical_path - _UNCOUNTED_STEPS * usage.requests - least,
                 added=usage.completion_tokens - text + least,
                 prefilled=usage.prefilled_tokens - prompt,
+                context=(1 - _LEAST_GAIN) * _attended(requests[0].prompt_tokens, text) - attended,
             )
 
     def _engine(self, name: str) -> _Engine:
         if name not in self._engines:
             self._engines[name] = _Engine(self._slots, self._payoff)
         return self._engines[name]
+
+
+def _attended(prompt: int, tokens: int) -> float:
+    """Tokens of context that so many tokens behind a prompt attend to, all together."""
+    return tokens * (prompt + tokens / 2)
 
 
 class Share:

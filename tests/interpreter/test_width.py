@@ -163,7 +163,7 @@ async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
     backend = Busy("".join(promise(f"{n}", "Yes.") for n in range(8)), others=10)  # more tags than text
     backend.capacity = 1000
     for step in range(100):
-        backend.meter.add(1 + step % 16, 0, 0.01 + 0.001 * (1 + step % 16))
+        backend.meter.add(1 + step % 16, 100, 0, 0.01 + 0.001 * (1 + step % 16))
     async with on(backend) as client:
         widths = [(await client.generate("Why?")).width for _ in range(20)]
     assert widths[0] == "full" and widths[-1] == "plain"
@@ -174,7 +174,7 @@ async def test_a_gain_too_small_to_be_sure_of_is_no_reason_for_tags() -> None:
     chunk = " ".join(["word"] * 25)
     backend = Busy(" ".join(["word"] * 400) + promise("a", chunk) + promise("b", chunk), others=10)
     for step in range(100):  # requests cost next to nothing
-        backend.meter.add(1 + step % 16, 0, 0.01 + 1e-6 * (1 + step % 16))
+        backend.meter.add(1 + step % 16, 100, 0, 0.01 + 1e-6 * (1 + step % 16))
     async with on(backend) as client:
         answers = [await client.generate("Why?") for _ in range(40)]
     assert answers[0].text_tokens > answers[0].critical_path + 6
