@@ -171,7 +171,7 @@ async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
 
 
 async def test_a_gain_too_small_to_be_sure_of_is_no_reason_for_tags() -> None:
-    chunk = " ".join(["word"] * 16)
+    chunk = " ".join(["word"] * 21)
     backend = Busy(" ".join(["word"] * 400) + promise("a", chunk) + promise("b", chunk), others=10)
     for step in range(100):  # requests cost next to nothing
         backend.meter.add(1 + step % 16, 100, 0, 0.01 + 1e-6 * (1 + step % 16))
