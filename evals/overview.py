@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from pasta_async.evals.answers import FORMS, Answer, compare, prompts_of
 from pasta_async.lang import STYLE_CODES, Code, parse
 from pasta_async.training.faults import count_faults
-from pasta_async.training.statistics import Estimate, estimate, format_estimate, ratio
+from pasta_async.training.statistics import Estimate, estimate, format_estimate, share
 
 
 class Mean(TypedDict):
@@ -140,7 +140,7 @@ def _has_sound_tags(row: Answer) -> bool:
 
 def _share(rows: Sequence[Answer], holds: Callable[[Answer], bool]) -> Estimate | None:
     """The share of answers, in percent; prompts are drawn, not answers."""
-    return ratio([holds(row) for row in rows], [1] * len(rows), clusters=prompts_of(rows))
+    return share([holds(row) for row in rows], clusters=prompts_of(rows)) if rows else None
 
 
 def _mean(values: Iterable[float]) -> Mean:

@@ -113,6 +113,28 @@ def serving(app: ASGIApp, *, send_buffer: int | None = None, **options: Any) -> 
 
 
 @asynccontextmanager
+async def serving_in_loop(app: ASGIApp) -> AsyncGenerator[str]:
+    """Serve an app in the event loop of the test; its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", ws="none", log_level="warning"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # who connects early waits in its queue
+        task = asyncio.create_task(server.serve([listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            await task
+            await _end_watcher()
+
+
+async def _end_watcher() -> None:
+    """sse-starlette has one task for each loop that looks for signals, and lets it run on."""
+    for task in asyncio.all_tasks():
+        if getattr(task.get_coro(), "__name__", "") == "_shutdown_watcher":
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@asynccontextmanager
 async def official(url: str, **options: Any) -> AsyncGenerator[openai.AsyncOpenAI]:
     """OpenAI's own client."""
     transport = httpx.AsyncClient(verify=False)  # which would read all certificates

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 
 from pasta_async import Client, GenerationTimeoutError, Limits
 from pasta_async.server import ServerSettings, create_app
 from pasta_async.training.synthetic import FAMILIES, sample
-from tests.playground.playground_server import end_watcher
-from tests.server.live_server import http_request
+from tests.server.live_server import http_request, serving_in_loop
 from tests.torture.engines import Engine
 from tests.torture.measured import Plan, resident, slope
 
@@ -151,21 +147,9 @@ def _prompt(drawn: random.Random) -> str:
     return sample(drawn.choice([*FAMILIES]), drawn.randrange(10**6)).prompt
 
 
-@asynccontextmanager
-async def served(client: Client, at_once: int) -> AsyncGenerator[str]:
+def served(client: Client, at_once: int) -> AbstractAsyncContextManager[str]:
     """OpenAI's API on the same client, in this event loop; its URL."""
-    app = create_app(client, ServerSettings(max_answers=at_once * 2))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await asyncio.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await task
-        await end_watcher()
+    return serving_in_loop(create_app(client, ServerSettings(max_answers=at_once * 2)))
 
 
 async def break_off(plan: Plan, engine: Engine, at_once: int = AT_ONCE) -> dict[str, Any]:
