@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from reprlib import Repr
 from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
 Parallel = Literal["always", "auto", "never"]
 """How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
+
+MIN_PENALTY = 0.01
+"""Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -68,15 +71,19 @@ class Options(BaseModel):
 class Sampling(Options):
     """How the next token is chosen, and where the answer ends. Unknown fields are refused."""
 
-    temperature: float = Field(default=0.0, ge=0.0, le=10.0, allow_inf_nan=False)
-    """0 is greedy."""
+    temperature: Annotated[
+        float,
+        Field(ge=0.0, le=10.0, allow_inf_nan=False),
+        AfterValidator(lambda temperature: temperature if temperature >= 1e-6 else 0.0),
+    ] = 0.0
+    """0 is greedy, and so is anything below 1e-6."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the smallest set of tokens whose probability reaches this."""
     top_k: int | None = Field(default=None, ge=1)
     """Keep the k likeliest tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, ge=MIN_PENALTY, le=2.0)
     """Above 1, what the context already holds gets less likely: a positive logit is divided by it, a negative
     one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang
     where the server was told (docs/backends.md); else 1, which is none."""

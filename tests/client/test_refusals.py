@@ -34,6 +34,7 @@ from pasta_async.testing import ScriptedBackend, WordTokenizer
         {"top_k": 0},
         {"min_p": -1},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-40},
         {"seed": -1},
         {"stop": ("",)},
         {"max_tokens": 0},
