@@ -130,11 +130,14 @@ class Client:
             BackendError: What is wrong, where, and what to do.
             InvalidStateError: The client was closed.
         """
+        return await self._connected(self.limits)
+
+    async def _connected(self, limits: Limits) -> ModelInfo:
         if self._closed:
             raise InvalidStateError("this client was closed; make another one")
         if self._info is None:
             self._info = await self._connecting.run(
-                lambda: with_retries(self._backend.connect, self.limits.retries, self._clock)
+                lambda: with_retries(self._backend.connect, limits.retries, self._clock), limits.retries
             )
         return self._info
 
@@ -228,13 +231,13 @@ class Client:
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
         with self._width.answering(start.answer, limited=start.parallel == "auto") as share:
             async with self._time_limit(limits):
-                info = await self.connect()
+                info = await self._connected(limits)
                 observation.begin(info)
                 began = self._clock.time()
                 ready = await self._prepare(info, start, *asked, share)
             check_length(ready.ids, info, limits)
 
-            def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
+            def attempt(show: Emit | None, notes: tuple[str, ...], spent: int) -> Awaitable[Generation]:
                 machine = Machine(
                     info,
                     ready.dialect,
@@ -254,6 +257,7 @@ class Client:
                     deadline=deadline,
                     emit=show,
                     observer=observation,
+                    spent=spent,
                 )
                 observation.partial = runner.partial
                 if watch:
@@ -331,7 +335,7 @@ class Client:
             lambda: with_retries(
                 lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
             ),
-            json.dumps([messages, kwargs], sort_keys=True),
+            json.dumps([messages, kwargs, start.limits.retries], sort_keys=True),
         )
 
     async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:

@@ -125,8 +125,8 @@ class Limits(Options):
     retries: int = Field(default=2, ge=0, le=100)
     """How often a request is sent again that failed before its first token, in a way that may pass: within
     0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise. An answer
-    whose server was lost before anything of it was shown starts again elsewhere as often. Time-outs are
-    final."""
+    whose server was lost before anything of it was shown starts again elsewhere, which counts as one of the
+    retries. Time-outs are final."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
 
