@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -472,52 +470,6 @@ async def test_text_typed_by_users_is_data(backend: LocalBackend) -> None:
     assert f"user\n{typed}<|im_end|>" in await backend.detokenize(chat)
 
 
-async def test_the_rest_of_the_process_keeps_its_threads(folder: Path) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        backend = LocalBackend(folder, device="cpu")
-        await pieces(backend, request(range(30), 2))
-        assert torch.get_num_threads() == 2
-        assert await asyncio.to_thread(torch.get_num_threads) == 2
-        await backend.aclose()
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"slots": 0},
-        {"slots": 1.5},
-        {"slots": True},
-        {"threads": 0},
-        {"max_running": -1},
-        {"max_prefill_tokens": "256"},
-        {"dtype": "int3"},
-        {"dtype": 5},
-        {"device": "gpu"},
-        {"device": 0},
-        {"path": "x" * 5000},
-        {"path": "nul\0"},
-        {"path": "\ud800"},
-        {"path": 5},
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused(folder: Path, options: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {"path": folder, **options}
-    with pytest.raises(InvalidRequestError):
-        LocalBackend(**arguments)
-
-
-async def test_a_device_that_is_not_there_is_refused(folder: Path) -> None:
-    backend = LocalBackend(folder, device="xpu:7")
-    with pytest.raises(InvalidRequestError):
-        await backend.connect()
-    await backend.aclose()
-
-
 async def test_text_that_no_encoding_can_write_is_refused(backend: LocalBackend) -> None:
     with pytest.raises(InvalidRequestError):
         await backend.encode("a\ud800b")
@@ -531,9 +483,3 @@ async def test_what_is_no_token_id_is_refused(backend: LocalBackend, ids: Any) -
         await backend.detokenize(ids)
     with pytest.raises(InvalidRequestError):
         await pieces(backend, request(ids))
-
-
-def test_importing_the_backend_loads_no_torch() -> None:
-    code = "import sys, pasta_async.backends.local; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
