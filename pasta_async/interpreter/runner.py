@@ -29,6 +29,7 @@ from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.interpreter.width import PrioritySemaphore, Share
 from pasta_async.lang import PROMISE_OPEN
+from pasta_async.lang.document import TAG_REST
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
 from pasta_async.results import Generation, RequestRecord
@@ -42,7 +43,7 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-_TAG = re.compile(r"</?(?:promise|async|sync)[^<>]*>")
+_TAG = re.compile(f"</?(?:promise|async|sync){TAG_REST}>")
 _TAG_IN_CHUNK = re.compile(f"{re.escape(PROMISE_OPEN)}|{_TAG.pattern}")
 _BEFORE = 16
 """Ids in front of a piece that are looked at with it, since characters may go on from them."""
