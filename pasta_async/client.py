@@ -47,7 +47,10 @@ from pasta_async.streaming import AnswerStream, Watch
 _T = TypeVar("_T")
 
 _FORMS = 64
-"""So much is remembered of the chat template, for different values that it is given."""
+"""So much is remembered of the chat template, by the values that it is given, and of prompts' ends."""
+
+_END = 8
+"""Ids at the end of a prompt in which a thinking block would be opened."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -278,11 +281,12 @@ class Client:
             if messages and (dialect == "text" or await self._has_switch(start)):
                 dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
         if ids:
-            return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
+            end = f"end of {ids[-_END:]}"
+            return _Ready(dialect, ids, await self._ends_in_thinking(end, ids, {}, start), notes)
         return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
 
     async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
-        """Something about the chat template that is the same for every prompt: it is found out once."""
+        """What is the same for many prompts, of the chat template or their ends: it is found out once."""
         key = what, json.dumps(kwargs, sort_keys=True)
         if key not in self._template:
             if len(self._template) >= _FORMS:  # callers choose what the template is given
@@ -326,7 +330,7 @@ class Client:
             messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
         ids = await self._encode_chat(messages, kwargs, start)
         end = f"end behind {messages[-1]['role']}"
-        return ids, await self._learn(end, kwargs, lambda: self._ends_in_thinking(ids, start))
+        return ids, await self._ends_in_thinking(end, ids, kwargs, start)
 
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
@@ -354,8 +358,15 @@ class Client:
 
         return await self._learn("system", kwargs, find)
 
-    async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
-        return (await self._detokenize(ids[-8:], start)).rstrip().endswith(THINK_OPEN)
+    async def _ends_in_thinking(
+        self, end: str, ids: list[int], kwargs: Mapping[str, Any], start: AnswerStart
+    ) -> bool:
+        """Whether a prompt with this kind of end opens a thinking block."""
+
+        async def find() -> bool:
+            return (await self._detokenize(ids[-_END:], start)).rstrip().endswith(THINK_OPEN)
+
+        return await self._learn(end, kwargs, find)
 
     async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)

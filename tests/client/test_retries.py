@@ -229,6 +229,19 @@ async def test_the_template_s_end_is_looked_at_once_for_each_form_of_it() -> Non
         assert backend.calls == 2 + 64 + 1
 
 
+async def test_the_end_of_a_prompt_of_ids_is_looked_at_once() -> None:
+    backend = Flaky("detokenize")
+    ids = await backend.encode("Why is it so, and why is it not otherwise?")
+    thinking = await backend.encode("Why is it so, and why is it not otherwise? <think>")
+    async with Client(backend, clock=backend.clock) as client:
+        for prompt in (ids, ids, [*ids, *ids], ids):
+            assert (await client.generate(prompt)).text == "Because."
+        assert backend.calls == 1
+        for _ in range(2):
+            assert (await client.generate(thinking)).reasoning == "Because."
+        assert backend.calls == 2
+
+
 async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:
     for backend in (
         Flaky("encode_chat", silent=True),
