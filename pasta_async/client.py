@@ -93,6 +93,7 @@ class Client:
         observers: Sequence[Observer] = (),
         **options: Unpack[BackendOptions],
     ) -> None:
+        _check_parts(clock, observers)
         settings = Settings()
         self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
@@ -370,6 +371,14 @@ class Client:
 
     async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)
+
+
+def _check_parts(clock: object, observers: object) -> None:
+    if not isinstance(clock, Clock):
+        raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
+    listed = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
+    if not all(isinstance(one, Observer) for one in listed):
+        raise InvalidRequestError(f"observers need to be a list of `Observer`s; got {observers!r:.80}")
 
 
 def _open(

@@ -171,8 +171,8 @@ class Engine:
 
 
 def _usable_device(name: str | None) -> torch.device:
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
         raise InvalidRequestError(

@@ -23,6 +23,7 @@ from pasta_async.protocol import DecodeRequest
         {"slots": 1.5},
         {"slots": True},
         {"threads": 0},
+        {"threads": 1025},
         {"max_running": -1},
         {"max_prefill_tokens": "256"},
         {"dtype": "int3"},
@@ -42,8 +43,9 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
         LocalBackend(**arguments)
 
 
-async def test_a_device_that_is_not_there_is_refused() -> None:
-    backend = LocalBackend("pasta-tiny", device="xpu:7")
+@pytest.mark.parametrize("device", ["xpu:7", "cuda:200", "cuda:99999999999999999999"])
+async def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    backend = LocalBackend("pasta-tiny", device=device)
     with pytest.raises(InvalidRequestError):
         await backend.connect()
     await backend.aclose()

@@ -20,6 +20,7 @@ from pasta_async import (
     generate,
     stream,
 )
+from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import ScriptedBackend, WordTokenizer
 
 
@@ -174,6 +175,18 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("sglang:/model", {"api_key": "secret"}),
         ("sglang:/model", {"device": "gpu"}),
         ("sglang:/model", {"server_args": 5}),
+        ("sglang:/model", {"server_args": {1: 2}}),
+        ("sglang:/model", {"server_args": {"path": 2}}),
+        ("sglang:/model", {"server_args": {"self": 2}}),
+        ("sglang:/model", {"server_args": {"device": "gpu"}}),
+        ("sglang:" + "x" * 300, {}),
+        ("sglang:/model\0", {}),
+        ("local:", {"threads": 10**9}),
+        ("local:", {"clock": 5}),
+        ("local:", {"observers": 5}),
+        ("local:", {"observers": [5]}),
+        ("local:", {"observers": Logs()}),
+        ("local:", {"observers": "metrics"}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],
     ids=str,
