@@ -174,7 +174,8 @@ class Client:
             InvalidRequestError: A value is bad; nothing was sent.
             PromptTooLongError: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
             InvalidStateError: The client was closed.
-            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error.
+            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error but a refused
+                option's.
             GenerationTimeoutError: The time was up.
             BackendError: The backend cannot be used.
 

@@ -151,8 +151,9 @@ async def test_prompts_and_messages(prompt: Any) -> None:
 async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> None:
     backend = ScriptedBackend("Because.")
     arguments: Any = {"backend": backend, **values}
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as caught:
         await generate("Why?", **arguments)
+    assert caught.value.partial is None
     with pytest.raises(InvalidRequestError):
         async with stream("Why?", **arguments):
             pass
