@@ -27,7 +27,7 @@ from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.interpreter.width import PrioritySemaphore, Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
-from pasta_async.options import AnswerOptions, Limits, Sampling, Settings
+from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
 from pasta_async.prompting import (
     SYSTEM_PROBE,
     USER_PROBE,
@@ -162,6 +162,7 @@ class Client:
         check_length(ids, info, self.limits)
         return ids
 
+    @listing_options
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
@@ -174,8 +175,8 @@ class Client:
             InvalidRequestError: A value is bad; nothing was sent.
             PromptTooLongError: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
             InvalidStateError: The client was closed.
-            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error but a refused
-                option's.
+            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error but those of
+                refused options.
             GenerationTimeoutError: The time was up.
             BackendError: The backend cannot be used.
 
@@ -183,6 +184,7 @@ class Client:
         """
         return await self._answer(self._start(prompt, options, streamed=False))
 
+    @listing_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
 
@@ -426,6 +428,7 @@ def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     return info.notes
 
 
+@listing_options
 async def generate(
     prompt: Prompt,
     *,
@@ -442,6 +445,7 @@ async def generate(
         return await client.generate(prompt, **options)
 
 
+@listing_options
 @asynccontextmanager
 async def stream(
     prompt: Prompt,

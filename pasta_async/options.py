@@ -5,9 +5,10 @@ The models' complaints belong to the library's own error tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from reprlib import Repr
-from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -175,6 +176,24 @@ class AnswerOptions(TypedDict, total=False):
     whole_chunks: bool
     """Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md), but a chunk is known
     only when it is done, so a partial answer lacks those under way. Default: False."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
+"""Options of an answer that are not None where they are left out."""
+
+
+def listing_options(function: _Function) -> _Function:
+    """Have the signature of what takes `AnswerOptions` list them, for `help` and for completion."""
+    known = signature(function)
+    *own, _ = known.parameters.values()
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_NOT_NONE.get(name), annotation=hint.__forward_arg__)
+        for name, hint in AnswerOptions.__annotations__.items()
+    ]
+    vars(function)["__signature__"] = known.replace(parameters=[*own, *options])
+    return function
 
 
 class Settings(Limits, BaseSettings):

@@ -241,8 +241,14 @@ async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them
 
 
 @pytest.mark.parametrize("call", [Client.generate, Client.stream, generate, stream])
-def test_every_way_to_ask_takes_the_same_typed_options(call: Any) -> None:
-    assert inspect.signature(call).parameters["options"].annotation == "Unpack[AnswerOptions]"
+def test_every_way_to_ask_lists_the_same_options(call: Any) -> None:
+    parameters = inspect.signature(call).parameters
+    listed = [name for name in parameters if name in AnswerOptions.__annotations__]
+    assert listed == [*parameters][-len(listed) :] == [*AnswerOptions.__annotations__]
+    for name in listed:
+        field = AnswerStart.model_fields.get(name)
+        default = field.default if name in ("baseline", "parallel", "whole_chunks") and field else None
+        assert (parameters[name].default, parameters[name].kind.name) == (default, "KEYWORD_ONLY")
 
 
 def test_the_options_of_an_answer_are_all_known_to_observers() -> None:
