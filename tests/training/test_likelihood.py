@@ -115,7 +115,7 @@ def test_what_is_known_needs_no_model(folder: Path, tmp_path: Path, monkeypatch:
 
 
 def test_an_answer_that_the_model_cannot_hold_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="1024 tokens"):
+    with pytest.raises(InvalidRequestError):
         scored(tmp_path, folder, sample(0, TEXTS[4]), sample(1, "Coffee."))
 
 

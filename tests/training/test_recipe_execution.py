@@ -202,6 +202,6 @@ def test_each_model_is_served_on_gpus_of_its_own_while_the_step_runs(
 
 
 def test_a_server_that_ends_ends_the_run(tmp_path: Path, serving: Serving) -> None:
-    with pytest.raises(BackendConnectError, match="broken"):
+    with pytest.raises(BackendConnectError):
         run_steps([asking(tmp_path, "a", "broken")], tmp_path, serving)
     assert gone(serving.port)

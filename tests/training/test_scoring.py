@@ -309,15 +309,6 @@ def test_the_summary_says_how_many_prompts_teach_nothing(tmp_path: Path) -> None
     assert summary["speedup_spread"] == pytest.approx(sum(spreads) / 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["--judge", "nobody"], "nobody"),
-        (["--judge", "http://127.0.0.1:1/v1"], "--judge-model"),
-    ],
-)
-def test_a_judge_must_be_named(
-    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", *given) == 2
-    assert message in capsys.readouterr().err
+@pytest.mark.parametrize("judge", ["nobody", "http://127.0.0.1:1/v1"])
+def test_a_judge_must_be_named(judge: str, tmp_path: Path) -> None:
+    assert run(main, "--samples", tmp_path / "s", "--out", tmp_path / "o", "--judge", judge) == 2
