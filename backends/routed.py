@@ -52,7 +52,11 @@ class Checkable(Protocol):
     """A backend that can be asked anew whether it can be used; of others, `connect` has to tell."""
 
     async def check(self) -> ModelInfo:
-        """What the backend serves by now. Raises as `connect` does."""
+        """What the backend serves by now. Cancelling it leaves nothing behind.
+
+        Raises:
+            BackendError: What `Backend.connect` raises: it cannot be used.
+        """
         ...
 
 
@@ -230,7 +234,10 @@ class RoutedBackend:
     async def load(self, answer: str) -> EngineLoad | None:
         """The load of the member that has an answer; before its first request, of the one with least to do.
 
-        Raises and may be cancelled as the member's.
+        Raises:
+            BackendError: What the member's `load` raises. That ends no answer.
+
+        Cancelling it cancels the member's `load`.
         """
         name = self._placement.known(answer)
         member = self._by_name[name] if name else min(self._live(), key=lambda member: member.open_requests)
@@ -333,7 +340,7 @@ class RoutedBackend:
             try:
                 async with time_limit(self._clock, PROBE_TIMEOUT):
                     found = await member.learn()
-                if difference := _shortfall(self._model, found):
+                if difference := _missing(self._model, found):
                     raise UnsupportedModelError(
                         f"{member.name} came back with another model than the rest: {difference}"
                     )
@@ -367,7 +374,7 @@ def _common(models: Mapping[str, _Model]) -> _Model:
     return _Model(info, first.sample)
 
 
-def _shortfall(promised: _Model, found: _Model) -> str:
+def _missing(promised: _Model, found: _Model) -> str:
     """What a member that comes back does not give of what was promised; empty if nothing."""
     mine, common = found.info, promised.info
     if mine.context_length < common.context_length:

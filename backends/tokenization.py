@@ -257,11 +257,22 @@ class AsyncTextCodec:
         self._workers = anyio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
 
     async def encode(self, text: str) -> list[int]:
-        """Encode text as data; raises as `TextCodec.encode`. May be cancelled at any point."""
+        """Encode text as data. It may be cancelled at any point.
+
+        Raises:
+            InvalidRequestError: The text is no valid Unicode.
+            PromptTooLongError: It has far more tokens than the model takes.
+        """
         return await self._run(len(text), lambda: self.codec.encode(text, self._limit))
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages; raises as `TextCodec.encode_chat`. May be cancelled at any point."""
+        """Encode messages by the chat template. It may be cancelled at any point.
+
+        Raises:
+            InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
+                are more than one user message.
+            PromptTooLongError: They have far more tokens than the model takes.
+        """
         size = sum(map(len, texts_in(messages, template_kwargs)))
         return await self._run(size, lambda: self.codec.encode_chat(messages, template_kwargs, self._limit))
 

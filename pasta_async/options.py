@@ -37,7 +37,7 @@ class Options(BaseModel):
             super().__init__(**data)
         except ValidationError as error:
             found = (
-                f"{self._field_label(e['loc'])}: {e['msg']} (got {self._told(e['loc'], e['input'])})"
+                f"{self._field_label(e['loc'])}: {e['msg']} (got {self._shown_value(e['loc'], e['input'])})"
                 for e in error.errors(include_url=False)
             )
             # The cause would show every value again, those of keys too.
@@ -65,7 +65,7 @@ class Options(BaseModel):
         return ".".join(map(str, path))
 
     @staticmethod
-    def _told(path: tuple[int | str, ...], value: Any) -> str:
+    def _shown_value(path: tuple[int | str, ...], value: Any) -> str:
         return "a secret" if "key" in str(path[0]) else _shown.repr(value)
 
 

@@ -1,7 +1,7 @@
 """Faults of an answer that a program can count.
 
 They need no model and no reference, the prompt at most, and say nothing about whether an answer is true or
-good. Words are those of `pasta_async.training.words`, so the rules are for English.
+good. Words are those of `pasta_async.training.english`, so the rules are for English.
 
 malformed
     It did not end by itself, or its tags had something to complain about.
@@ -42,8 +42,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from pasta_async.lang import Document, Promise
+from pasta_async.training.english import INTRODUCTION, SMALL, runs, same_stem, words
 from pasta_async.training.prompts import lacks_form
-from pasta_async.training.words import INTRODUCTION, SMALL, runs, same_stem, words
 
 _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from pasta_async.protocol import Message
-from pasta_async.training.words import runs
+from pasta_async.training.english import runs
 
 SHINGLE = 5
 NEAR = 0.7

@@ -22,8 +22,8 @@ from pydantic import BeforeValidator, Field
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, StrictModel, read_prompts, without_leaks, write_records
+from pasta_async.training.english import joined
 from pasta_async.training.leakage import LeakageFilter
-from pasta_async.training.words import joined
 
 T = TypeVar("T")
 

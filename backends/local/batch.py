@@ -75,14 +75,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A flat batch; every tensor is on the model's device."""
+    """A flat batch; every tensor is int64, on the model's device."""
 
     ids: torch.Tensor
+    """Of each row's token, `[rows]`."""
     positions: torch.Tensor
+    """Of each row's token in its sequence, `[rows]`."""
     slots: torch.Tensor
-    """Where the keys and values of each row go."""
+    """Where the keys and values of each row go, `[rows]`."""
     last: torch.Tensor
-    """The row of each entry's last token."""
+    """The row of each entry's last token, `[entries]`."""
     blocks: list[Block]
 
     @property
@@ -95,18 +97,19 @@ class RowBatch(NamedTuple):
     """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
 
     ids: Ints
+    """Of each row's token, `[rows]`."""
     positions: Ints
-    """A row sees so many slots, and its own."""
+    """A row sees so many slots, and its own: `[rows]`."""
     slots: Ints
-    """Where the keys and values of each row go."""
+    """Where the keys and values of each row go, `[rows]`."""
     last: Ints
-    """The row of each entry's last token."""
+    """The row of each entry's last token, `[entries]`."""
     seen: Ints
-    """The slots of all entries, one behind the other."""
+    """The slots of all entries, one behind the other: `[sum of their lengths]`."""
     starts: Ints
-    """Where in `seen` those of each row begin."""
+    """Where in `seen` those of each row begin, `[rows]`."""
     single: Ints
-    """Rows that attend one by one."""
+    """Rows that attend one by one, `[single rows]`."""
     prompts: Ints
     """`[prompts, 2]`: rows from the first up to the second, of one entry, that attend together."""
 

@@ -110,7 +110,9 @@ class Node:
     """An edge and its end: token ids, and the slot that holds each one's keys and values."""
 
     ids: Ids
+    """int64 `[tokens]`."""
     slots: Ids
+    """int64 `[tokens]`, one for each id."""
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict["int", "Node"])
     locks: int = 0

@@ -134,7 +134,11 @@ class SGLangBackend:
         return (await self._connected()).info
 
     async def check(self) -> ModelInfo:
-        """Ask the server anew what it serves, if it lives. Raises as `connect`; cancelling is safe."""
+        """Ask the server anew what it serves, if it lives. Cancelling it is safe.
+
+        Raises:
+            BackendError: One of the errors of `connect`.
+        """
         return (await self._connecting.run(self._learn)).info
 
     async def _connected(self) -> ServedModel:
@@ -148,7 +152,13 @@ class SGLangBackend:
         return self._model
 
     async def encode(self, text: str) -> list[int]:
-        """Encode text as data. Raises as `encode_chat`; may be cancelled at any point."""
+        """Encode text as data. It may be cancelled at any point.
+
+        Raises:
+            InvalidRequestError: The text is no valid Unicode, or cannot be encoded as data.
+            PromptTooLongError: It has far more tokens than the model takes.
+            BackendError: The server failed.
+        """
         return await self._tokenize(lambda tokenizer: tokenizer.encode(text))
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:

@@ -313,7 +313,7 @@ class Runner:
                     if machine.takes(number, piece):
                         over = machine.feed(number, piece, self._clock.time() - self._began)
                     else:
-                        over = await self._feed_apart(number, piece)
+                        over = await self._feed_in_parts(number, piece)
                     if machine.dropped or machine.spawned:
                         self._drop_and_spawn()
                     if self._ahead.waiting:
@@ -330,10 +330,10 @@ class Runner:
             raise BackendProtocolError("the backend cancelled the request by itself") from error
         return finished or "abort"
 
-    async def _feed_apart(self, number: int, piece: Piece) -> bool:
+    async def _feed_in_parts(self, number: int, piece: Piece) -> bool:
         """Feed the machine a piece in parts; whether the request has to end with one of them."""
         machine, over = self.machine, False
-        for part in await self._apart(number, piece) if machine.dialect == "text" else [piece]:
+        for part in await self._parts(number, piece) if machine.dialect == "text" else [piece]:
             if over:
                 machine.discard(number, len(part.ids))
                 continue
@@ -346,7 +346,7 @@ class Runner:
 
     # Tokens and their text --------------------------------------------------------------------------------
 
-    async def _apart(self, number: int, piece: Piece) -> list[Piece]:
+    async def _parts(self, number: int, piece: Piece) -> list[Piece]:
         """A piece of a prompted model, divided so that a token in which a tag ends stands alone.
 
         So what an answer is does not depend on how many tokens come at once.

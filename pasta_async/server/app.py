@@ -42,7 +42,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
 
-_FAREWELL = 5.0
+_LAST_REPLIES_SECONDS = 5.0
 """Seconds that requests have to tell of their end, once the drain time is up."""
 
 _NO_KEY = ApiError(
@@ -135,7 +135,7 @@ def _lifespan(
                 yield
         finally:
             if open_requests:  # they were cancelled, and tell that to whoever waits
-                await asyncio.wait(open_requests, timeout=_FAREWELL)
+                await asyncio.wait(open_requests, timeout=_LAST_REPLIES_SECONDS)
             if owned:
                 await client.aclose()
             await operations.aclose()
@@ -155,7 +155,7 @@ def _routes() -> list[Route]:
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
-    made = [Middleware(_WordedStart)]
+    made = [Middleware(_StartErrors)]
     if settings.cors_origins:  # outside the keys: a browser asks for leave without one
         made.append(
             Middleware(
@@ -254,7 +254,7 @@ class _Watched:
         await self._app(scope, receive, send)
 
 
-class _WordedStart:
+class _StartErrors:
     """ASGI middleware: why the backend cannot be used goes to the log in words, not as a traceback."""
 
     def __init__(self, app: ASGIApp) -> None:

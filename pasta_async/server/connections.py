@@ -26,7 +26,7 @@ def http_protocol(settings: ServerSettings) -> Any:
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP, without its patience: it would wait for ever for a request's head, or for a reader.
+    """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader.
 
     To headers and URLs that are too long it answers 400; here it is 431 and 414.
 

@@ -44,7 +44,7 @@ async def answer(backend: ScriptedBackend, prompt: Any = "Why?", **options: Any)
         return await client.generate(prompt, **options)
 
 
-async def told(backend: ScriptedBackend, **options: Any) -> tuple[Generation, str, dict[int, str]]:
+async def read_by_events(backend: ScriptedBackend, **options: Any) -> tuple[Generation, str, dict[int, str]]:
     """One answer, and what a reader of its events comes to: the text, and that of each thread.
 
     Every thread is told to have ended, once.

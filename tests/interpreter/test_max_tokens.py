@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pasta_async import Generation, Limits, Sampling
 from pasta_async.lang import Document, parse
 from pasta_async.testing import Script, ScriptedBackend
-from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise, told
+from tests.interpreter.support import ENDLESS, RICH, ROOMY, answer, documents, promise, read_by_events
 from tests.interpreter.vocabularies import tokenizer
 
 LONG = " ".join(f"{n} words." for n in range(20))
@@ -161,7 +161,7 @@ async def test_the_events_add_up_to_what_is_kept(document: Document, most: int, 
     backend = ScriptedBackend(
         document, latency=1.0, thread_latency=timing["latencies"], tokenizer=tokenizer("words")
     )
-    generation, text, threads = await told(backend, sampling=Sampling(max_tokens=most))
+    generation, text, threads = await read_by_events(backend, sampling=Sampling(max_tokens=most))
     assert text == generation.text
     assert threads == {record.thread: record.text for record in generation.threads if record.text}
 

@@ -10,7 +10,7 @@ from pasta_async import Client, Sampling
 from pasta_async.interpreter.visible import Visible
 from pasta_async.lang import Document, parse
 from pasta_async.testing import Script, ScriptedBackend
-from tests.interpreter.support import RICH, answer, documents, promise, told
+from tests.interpreter.support import RICH, answer, documents, promise, read_by_events
 from tests.interpreter.vocabularies import tokenizer
 
 TIMES = st.dictionaries(st.integers(0, 8), st.sampled_from([0.1, 1.0, 3.0, 20.0]))
@@ -93,7 +93,7 @@ async def test_the_stream_never_shows_a_part_of_it() -> None:
 async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int, float]) -> None:
     chunks = promise("a", "Alpha STOP beta.") + promise("b", "Gamma.") + promise("c", "long " * 60)
     backend = ScriptedBackend(f"One. {chunks} End.", latency=1.0, thread_latency=latencies)
-    generation, text, threads = await told(backend, sampling=stopping("STOP"))
+    generation, text, threads = await read_by_events(backend, sampling=stopping("STOP"))
     assert text == generation.text == "One. Alpha "
     assert threads == {0: "One. ", 1: "Alpha "}
     assert [record.finish_reason for record in generation.threads[:3]] == ["stop", "stop", "abort"]
@@ -105,7 +105,7 @@ async def test_the_events_and_the_records_end_at_it_as_well(latencies: dict[int,
 async def test_a_chunk_that_main_writes_itself_ends_at_it_too() -> None:
     script = Script([f"A. {promise('tea')}<async>Inline STOP and on.</async> B."], {1: "Never seen.</async>"})
     backend = ScriptedBackend(script, tokenizer=tokenizer("plain words"))
-    generation, text, threads = await told(backend, sampling=stopping("STOP"))
+    generation, text, threads = await read_by_events(backend, sampling=stopping("STOP"))
     assert text == generation.text == "A. Inline "
     assert threads == {0: "A. ", 1: "Inline "}
 
@@ -116,7 +116,7 @@ async def test_the_events_add_up_to_what_is_kept(
     document: Document, stop: str, timing: dict[int, float]
 ) -> None:
     backend = ScriptedBackend(document, latency=1.0, thread_latency=timing, tokenizer=tokenizer("words"))
-    generation, text, threads = await told(backend, sampling=stopping(stop))
+    generation, text, threads = await read_by_events(backend, sampling=stopping(stop))
     assert text == generation.text
     assert threads == {record.thread: record.text for record in generation.threads if record.text}
 

@@ -31,8 +31,8 @@ def good() -> Any:
 
 def server_that_says(*states: str | None) -> OddServer:
     """A server of so many schedulers, each of which tells this of its plug-in."""
-    told = [{} if state is None else {STATE: state} for state in states]
-    return OddServer({"/server_info": {"version": "0.5.23", "internal_states": told}})
+    reported = [{} if state is None else {STATE: state} for state in states]
+    return OddServer({"/server_info": {"version": "0.5.23", "internal_states": reported}})
 
 
 async def ids_sent(server: OddServer, answer: str = "a") -> tuple[str, str]:
@@ -110,7 +110,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return made
 
 
-def told(registry: Registry, scheduler: Any) -> Any:
+def reported_state(registry: Registry, scheduler: Any) -> Any:
     reply = SimpleNamespace(internal_state={})
     registry.hooks["get_internal_state"](reply, scheduler, None)
     return reply.internal_state[STATE]
@@ -119,7 +119,7 @@ def told(registry: Registry, scheduler: Any) -> Any:
 def test_it_hooks_into_a_scheduler_that_it_knows(registry: Registry) -> None:
     plugin.register()
     assert set(registry.hooks) == {"get_internal_state", "handle_generate_request"}
-    assert told(registry, suitable()) == ON
+    assert reported_state(registry, suitable()) == ON
 
 
 def test_it_does_nothing_unasked_and_nothing_in_other_processes(
@@ -139,7 +139,9 @@ def test_with_another_sglang_it_stays_off_and_says_so_once(
     monkeypatch.setattr(sys.modules["sglang"], "__version__", "0.5.99")
     plugin.register()
     assert set(registry.hooks) == {"get_internal_state"}
-    assert "0.5.99" in told(registry, suitable()) and "0.5.99" in told(registry, suitable())
+    assert "0.5.99" in reported_state(registry, suitable()) and "0.5.99" in reported_state(
+        registry, suitable()
+    )
     [record] = caplog.records
     assert "0.5.99" in record.getMessage()
 
@@ -151,7 +153,7 @@ def test_with_a_changed_sglang_it_stays_off_and_names_what_changed(
     monkeypatch.setattr(sys.modules["sglang"], "__file__", str(package / "__init__.py"))
     plugin.register()
     assert set(registry.hooks) == {"get_internal_state"}
-    assert "refresh_fill_ids" in told(registry, suitable())
+    assert "refresh_fill_ids" in reported_state(registry, suitable())
 
 
 # In a scheduler ---------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def suitable(**changes: Any) -> Any:
 )
 def test_a_server_of_another_kind_has_it_off(registry: Registry, changes: dict[str, Any]) -> None:
     plugin.register()
-    assert told(registry, suitable(**changes)) != ON
+    assert reported_state(registry, suitable(**changes)) != ON
 
 
 def test_what_fails_switches_it_off_and_the_request_goes_on(
@@ -208,10 +210,10 @@ def test_what_fails_switches_it_off_and_the_request_goes_on(
     before = registry.hooks["handle_generate_request"]
     for rid in (None, "fork", "fork:nobody"):
         before(suitable(), SimpleNamespace(rid=rid), mm_input_error=None)
-    assert told(registry, suitable()) == ON
+    assert reported_state(registry, suitable()) == ON
     for _ in range(2):
         before(suitable(), SimpleNamespace(rid="fork:parent"), mm_input_error=None)
-    assert "a broken tree" in told(registry, suitable())
+    assert "a broken tree" in reported_state(registry, suitable())
     assert len(caplog.records) == 1
 
 

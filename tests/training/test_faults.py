@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pasta_async.lang import parse
 from pasta_async.results import ThreadRecord
+from pasta_async.training.english import same_stem
 from pasta_async.training.faults import (
     OF_PROMISES,
     Faults,
@@ -17,7 +18,6 @@ from pasta_async.training.faults import (
     soundness,
 )
 from pasta_async.training.preference import Sample, faults_of_sample
-from pasta_async.training.words import same_stem
 
 TEA, COFFEE = "Tea comes from China, where it grew wild.", "Coffee was first drunk in Yemen."
 

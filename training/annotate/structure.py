@@ -32,8 +32,8 @@ from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
+from pasta_async.training.english import INTRODUCTION, SMALL
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount, rough_tokens
-from pasta_async.training.words import INTRODUCTION, SMALL
 
 Cut = Literal["points", "blocks", "details"]
 LEAST = 20

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pasta_async.lang import Chunk, Document, Promise, Sync
+from pasta_async.training.english import joined
 from pasta_async.training.tokens import Mark, insert_tags, recount
-from pasta_async.training.words import joined
 
 Family = Literal["describe", "totals", "offers", "chain", "fair"]
 FAMILIES: tuple[Family, ...] = get_args(Family)

@@ -1,4 +1,4 @@
-"""Words of a text, where it is looked at by words alone. For English."""
+"""English words, for where a text is looked at by its words alone."""
 
 from __future__ import annotations
 
