@@ -27,6 +27,7 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _FAST = ("fast",)
+_SUMMED = 12 if VNNI else 3  # sums that registers hold beside what is added to them
 
 
 TALLEST = 6  # rows of a tile: more results than registers hold would be slower
@@ -201,18 +202,16 @@ def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: A
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         queries, keys, out, stride = args[2:]
         size = _I64(LANES * parts.count)
-        with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
-            row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
-            key = [_load(b, row, _FLOATS, 64 * i) for i in range(vectors)]
-            for h in range(heads):
-                place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
-                query = _spread(b, _load(b, place, _F32), _FLOATS)
-                for i in range(vectors):
-                    at, part = h * vectors + i, b.fmul(query, key[i], flags=_FAST)
-                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
-        for at, total in enumerate(loop.carried):
-            h, i = divmod(at, vectors)
-            _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * i)))
+        for some in _shares(heads, vectors):
+            with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
+                row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
+                key = [_load(b, row, _FLOATS, 64 * i) for i in some]
+                for h in range(heads):
+                    place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), key, _load(b, place, _F32))
+            for at, total in enumerate(loop.carried):
+                h, i = divmod(at, len(some))
+                _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * some[i])))
         return context.get_dummy_value()
 
     return types.void(group, parts, *[types.int64] * 4), generate
@@ -236,16 +235,15 @@ def attention_sum(
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         weights, stride, values, slots, count, out = args[3:]
-        with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
-            value = _cached(b, values, slots, loop.index, vectors, half)
-            for h in range(heads):
-                place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                weight = _spread(b, _load(b, place, _F32), _FLOATS)
-                for i in range(vectors):
-                    at, part = h * vectors + i, b.fmul(weight, value[i], flags=_FAST)
-                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
-        for i, total in enumerate(loop.carried):
-            _store(b, total, b.add(out, _I64(64 * i)))
+        for some in _shares(heads, vectors):
+            with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
+                value = _cached(b, values, slots, loop.index, vectors, half, some)
+                for h in range(heads):
+                    place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), value, _load(b, place, _F32))
+            for at, total in enumerate(loop.carried):
+                h, i = divmod(at, len(some))
+                _store(b, total, b.add(out, _I64(64 * (h * vectors + some[i]))))
         return context.get_dummy_value()
 
     return types.void(group, parts, cache, *[types.int64] * 6), generate
@@ -412,6 +410,19 @@ def _spread(b: Any, value: Any, kind: Any) -> Any:
     return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
 
 
+def _shares(heads: int, vectors: int) -> list[range]:
+    """Vectors to sum up at a time, of each of some heads: as many as registers hold sums of."""
+    size = max(_SUMMED // heads, 1)
+    return [range(first, min(first + size, vectors)) for first in range(0, vectors, size)]
+
+
+def _add_scaled(b: Any, sums: list[Any], first: int, some: list[Any], factor: Any) -> None:
+    """Add vectors times a number to as many sums, from the `first` on."""
+    factors = _spread(b, factor, _FLOATS)
+    for at, one in enumerate(some, first):
+        sums[at] = b.fadd(sums[at], b.fmul(factors, one, flags=_FAST), flags=_FAST)
+
+
 def _smaller(b: Any, one: Any, other: Any) -> Any:
     return b.select(b.icmp_signed("<", one, other), one, other)
 
@@ -441,12 +452,14 @@ def _four_sums(b: Any, four: list[Any]) -> Any:
     return total
 
 
-def _cached(b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool) -> list[Any]:
-    """A key or a value, as float32 vectors."""
+def _cached(
+    b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool, some: range | None = None
+) -> list[Any]:
+    """A key or a value, as float32 vectors: all of them, or some."""
     slot, size = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64), 2 if half else 4
     place = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
     kind = _HALVES if half else _FLOATS
-    parts = [_load(b, place, kind, size * LANES * i) for i in range(vectors)]
+    parts = [_load(b, place, kind, size * LANES * i) for i in some or range(vectors)]
     if not half:
         return parts
     sixteen = ir.Constant(_INTS, [16] * LANES)
