@@ -44,7 +44,7 @@ _SAME = 0.05
 """Share of the context's variance that requests have to leave unexplained for it to have its own slope."""
 
 _MEMORY = 8192
-"""Steps after which a meter's sums are halved, so that it forgets."""
+"""Steps that sums over steps are about: older ones are forgotten bit by bit."""
 
 
 class StepCost(NamedTuple):
@@ -116,12 +116,29 @@ class EngineLoad:
     """Which of several engines it is."""
 
 
+class RecentSums:
+    """Sums over an engine's latest steps.
+
+    Args:
+        size: How many there are. The first one counts the steps.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.sums: list[float] = [0.0] * size
+
+    def add(self, steps: float, *sums: float) -> None:
+        """Count so many further steps, over which the others are these."""
+        older = max(0.0, _MEMORY - steps)
+        keep = older / self.sums[0] if self.sums[0] > older else 1.0
+        self.sums = [keep * one + more for one, more in zip(self.sums, (steps, *sums), strict=True)]
+
+
 class StepMeter:
     """Takes the time of an engine's steps."""
 
     def __init__(self) -> None:
-        self._decoding = [0.0] * len(StepTimes._fields)
-        self._mixed = [0.0] * 5  # steps, requests, context, seconds, prefilled tokens
+        self._decoding = RecentSums(len(StepTimes._fields))
+        self._mixed = RecentSums(5)  # steps, requests, context, seconds, prefilled tokens
 
     def add(self, requests: int, context: int, prefilled: int, seconds: float) -> None:
         """Count a step.
@@ -133,31 +150,26 @@ class StepMeter:
             seconds: That it took.
         """
         if prefilled:
-            self._mixed = _added(self._mixed, (1, requests, context, seconds, prefilled))
+            self._mixed.add(1, requests, context, seconds, prefilled)
         elif requests:
             by_requests = (requests**2, requests * seconds)
             by_context = (context, context**2, context * requests, context * seconds)
-            self._decoding = _added(self._decoding, (1, requests, seconds, *by_requests, *by_context))
+            self._decoding.add(1, requests, seconds, *by_requests, *by_context)
 
     @property
     def steps(self) -> StepTimes:
         """Of the steps that only decoded."""
-        return StepTimes(*self._decoding)
+        return StepTimes(*self._decoding.sums)
 
     @property
     def prefill(self) -> float:
         """Seconds that a prompt's token adds to a step; 0 while that is not known."""
-        steps, requests, context, seconds, tokens = self._mixed
+        steps, requests, context, seconds, tokens = self._mixed.sums
         cost = self.steps.fit()
         if not cost or not tokens:
             return 0.0
         decoding = cost.fixed * steps + cost.per_request * requests + cost.per_context * context
         return max(0.0, (seconds - decoding) / tokens)
-
-
-def _added(sums: list[float], step: tuple[float, ...]) -> list[float]:
-    keep = 0.5 if sums[0] >= _MEMORY else 1.0
-    return [keep * one + more for one, more in zip(sums, step, strict=True)]
 
 
 def _slopes(
