@@ -127,17 +127,48 @@ async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> 
             assert [(one.text, one.width) for one in made] == [(TEXT, width)] * count
 
 
-async def test_a_new_answer_waits_for_one_chunk_of_others_at_most() -> None:
+@pytest.mark.parametrize("parallel", ["auto", "always"])
+@pytest.mark.parametrize("slots", [4, 16])
+async def test_a_new_answer_waits_for_one_chunk_of_others_at_most(slots: int, parallel: Any) -> None:
     backend = Busy()
     backend.capacity = 1000
-    async with on(backend, client_threads=16) as client:
-        wide = [asyncio.create_task(client.generate(f"Why {n}?")) for n in range(2)]
+    async with on(backend, client_threads=slots) as client:
+        wide = [asyncio.create_task(client.generate(f"Why {n}?", parallel=parallel)) for n in range(2)]
         await backend.clock.sleep(1.5)
-        assert len(backend.open) == 16
+        assert len(backend.open) == slots
         await client.generate("Why?", baseline=True)
         await asyncio.gather(*wide)
     answers = [request.answer for request in backend.requests]
-    assert answers.count(answers[2 + 16]) == 1  # two mains and what decoded were before it
+    assert answers.count(answers[2 + slots]) == 1  # two mains and what decoded were before it
+
+
+@pytest.mark.parametrize("parallel", ["auto", "always"])
+async def test_new_answers_without_end_starve_no_chunk_that_main_waits_for(parallel: Any) -> None:
+    backend = ScriptedBackend(lambda prompt: WIDE if "wide" in prompt else "One two three.", latency=1.0)
+
+    async def ask() -> None:
+        while not wide.done():
+            await client.generate("Why?", baseline=True)
+
+    limits = Limits(client_threads=4, timeout=None)
+    async with Client(backend, clock=backend.clock, limits=limits) as client:
+        wide = asyncio.create_task(client.generate("wide", parallel=parallel))
+        await backend.clock.sleep(0.5)
+        await asyncio.gather(*(ask() for _ in range(40)))
+        generation = await wide
+    decoded = sum(thread.tokens for thread in generation.threads)
+    assert generation.elapsed <= 1.5 * decoded  # one chunk after another, at the worst
+
+
+async def test_who_is_parallel_whatever_the_load_does_not_wait_behind_those_who_are_not() -> None:
+    backend = Busy(others=70)
+    async with on(backend) as client:
+        limited = asyncio.create_task(client.generate(await ids_of(backend)))
+        await backend.clock.sleep(1.5)
+        assert len(backend.open) == 1
+        generation = await client.generate("Why?", parallel="always")
+        assert (generation.width, backend.max_open) == ("full", 1 + 41)
+        assert (await limited).width == "limited"
 
 
 async def test_a_load_that_cannot_be_read_ends_no_answer() -> None:
