@@ -96,7 +96,7 @@ class Client:
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
-        self._width = WidthControl(self._backend, self.limits.client_threads)
+        self._width = WidthControl(self._backend, self.limits.client_threads, clock)
         self._connecting = SingleFlight[ModelInfo]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None

@@ -28,7 +28,8 @@ MOST_ANSWERS = 0.75
 each has hardly more than one thread, and its tags take the places of others."""
 
 UNSURE_ANSWERS = 16
-"""So many answers are worth decoding in parallel while an engine that times its steps has timed too few."""
+"""So many answers are worth decoding in parallel while an engine that times its steps has timed too few, or
+nothing at all is known of it."""
 
 ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
 """So many answers, and threads of all answers, are no load whatever was measured."""
@@ -252,11 +253,13 @@ class Room(NamedTuple):
         return max(0.0, self.threads - at_once)
 
 
-def room(load: EngineLoad, payoff: Payoff) -> Room:
-    """What an engine has room for.
+def room(load: EngineLoad | None, payoff: Payoff) -> Room:
+    """What an engine has room for; None is one of which nothing is known.
 
     The fuller it is, the less; an engine that has nothing to do takes an answer at full width.
     """
+    if load is None:
+        return Room(UNSURE_ANSWERS, ALWAYS_THREADS)
     if load.kv_use >= MOST_KV:
         return Room(0, 0)
     answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), MOST_ANSWERS * load.capacity))

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 
+from pasta_async.clock import Clock
 from pasta_async.errors import BackendError
 from pasta_async.load import ALWAYS_ANSWERS, MOST_ANSWERS, EngineLoad, Payoff, Room, room
 from pasta_async.protocol import Backend, LoadReporting
@@ -30,6 +31,12 @@ with two, 4 answers of pasta-tiny at once come 0.94 times as soon as in sequence
 _LEAST_GAIN = 0.02
 """Share of the answer's time that has to be gained: less is within the error of what is reckoned."""
 
+_KEEP_SECONDS = 5.0
+"""How long a reading serves on while none can be taken; no more is known of the engine then."""
+
+_AGAIN_SECONDS = 0.5
+"""While threads wait for room the load is read this often, once for all of them."""
+
 _ENDLESS = Room(inf, inf)
 
 
@@ -39,15 +46,19 @@ class WidthControl:
     Args:
         backend: Says how busy its engine is, if it is a `LoadReporting`.
         slots: Threads that the client decodes at once, at most.
+        clock: What readings grow old on.
     """
 
-    def __init__(self, backend: Backend, slots: int) -> None:
+    def __init__(self, backend: Backend, slots: int, clock: Clock) -> None:
         self._reporting = backend if isinstance(backend, LoadReporting) else None
+        self._clock = clock
         self._engines: dict[str, _Engine] = {}
         self._payoff = Payoff()
         self._slots = Room(max(ALWAYS_ANSWERS, MOST_ANSWERS * slots), slots)
         self.queue: dict[_Turn, Share] = {}
         """Threads that wait, in order."""
+        self._watched = 0
+        self._watch: asyncio.Task[None] | None = None
 
     @contextmanager
     def answering(self, answer: str, *, limited: bool) -> Generator[Share]:
@@ -65,26 +76,54 @@ class WidthControl:
             self.admit()
 
     async def read(self, share: Share) -> None:
-        """Have the latest load of an answer's engine; what fails is noted, and the load before it serves on.
+        """Have the latest load of an answer's engine.
 
-        Cancelling it is safe.
+        What fails is noted, and the load before it serves on for a while. Cancelling it is safe.
         """
+        engine = await self._latest(share)
+        if engine is not share.engine:
+            share.engine.count(share, -1)
+            share.engine = engine
+            engine.count(share, 1)
+
+    async def _latest(self, share: Share) -> _Engine:
+        """Read the load of an answer's engine; gives which that is."""
+        before, held = share.engine, share.engine.held
         if self._reporting is None:
-            return
-        before = share.engine.held
+            return before
         try:
             load = await self._reporting.load(share.answer)
         except BackendError as error:
             share.trouble = f"the engine's load is not known: {error}"
-            return
+            return share.engine
         if load is None:
-            return
+            share.trouble = "the engine does not tell its load"
+            before.forget()
+            return share.engine
         engine = self._engine(load.engine)
-        if engine is not share.engine:
-            share.engine.count(share, -1)
-            share.engine, before = engine, 0
-            engine.count(share, 1)
-        engine.learn(load, before)
+        engine.learn(load, held if engine is before else 0, self._clock.time() + _KEEP_SECONDS)
+        return engine
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Have the load read again from time to time, by one task for all who are in such a block."""
+        self._watched += 1
+        watch = self._watch = self._watch or asyncio.create_task(self._read_again(), name="pasta load")
+        try:
+            yield
+        finally:
+            self._watched -= 1
+            if not self._watched:
+                self._watch = None
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    async def _read_again(self) -> None:
+        while True:
+            await self._clock.sleep(_AGAIN_SECONDS)
+            for share in {share.engine: share for share in self.queue.values() if share.limited}.values():
+                await self._latest(share)
+            self.admit()
 
     def learn(self, generation: Generation) -> None:
         """Count what an answer that was decoded in parallel saved and added."""
@@ -148,8 +187,10 @@ class WidthControl:
 
     def _room(self, engine: _Engine) -> tuple[Room, int]:
         """What an engine has room for, and how many answers share it, requests of others among them."""
-        if engine.load is None:
+        if self._reporting is None:
             return _ENDLESS, 0
+        if self._clock.time() > engine.until:
+            engine.forget()
         return room(engine.load, self._payoff), engine.answers + engine.foreign
 
     def _engine(self, name: str) -> _Engine:
@@ -216,7 +257,9 @@ class Share:
             if self.limited and self.held:  # else there is nothing to decide
                 await control.read(self)
             control.admit()
-            waited = self.limited and self.held > 0 and not turn.done()
+            if waited := self.limited and self.held > 0 and not turn.done():
+                async with control.watched():
+                    await turn
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # it was granted in the same moment
@@ -244,6 +287,8 @@ class _Engine:
 
     def __init__(self) -> None:
         self.load: EngineLoad | None = None
+        self.until: float = 0.0
+        """The clock's time until which that serves."""
         self.foreign: int = 0
         """Requests of others."""
         self.answers: int = 0
@@ -258,8 +303,12 @@ class _Engine:
         self.held += sign * share.held
         self.extra += sign * max(0, share.held - 1)
 
-    def learn(self, load: EngineLoad, before: int) -> None:
-        """Take a reading, and how many threads decoded when it was asked for."""
+    def learn(self, load: EngineLoad, before: int, until: float) -> None:
+        """Take a reading, how many threads decoded when it was asked for, and until when it serves."""
         if load != self.load:  # what is not ours is somebody else's
             self.foreign = max(0, load.running + load.queued - max(before, self.held))
-            self.load = load
+        self.load, self.until = load, until
+
+    def forget(self) -> None:
+        """Nothing is known of its load any more."""
+        self.load, self.foreign = None, 0

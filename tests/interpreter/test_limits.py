@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
+from pasta_async.clock import REAL_CLOCK
 from pasta_async.interpreter.runner import thread_seed
 from pasta_async.interpreter.width import WidthControl
 from pasta_async.lang import parse
@@ -71,7 +72,7 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
 
 
 async def test_threads_that_are_cancelled_in_the_queue_or_with_a_slot_in_hand_take_none_away() -> None:
-    control, decoding = WidthControl(ScriptedBackend(""), slots=2), set[int]()
+    control, decoding = WidthControl(ScriptedBackend(""), 2, REAL_CLOCK), set[int]()
 
     async def decode(number: int) -> None:
         async with share.thread():

@@ -13,7 +13,7 @@ from support import promise
 
 from pasta_async import Client, Generation, Limits
 from pasta_async.errors import BackendStatusError
-from pasta_async.events import SyncWaiting
+from pasta_async.events import PromiseOpened, SyncWaiting, ThreadStarted
 from pasta_async.lang import parse
 from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.testing import Fault, ScriptedBackend
@@ -30,12 +30,15 @@ class Busy(ScriptedBackend):
         super().__init__(script, latency=1.0, thread_latency={0: 0.001}, **options)
         self.others, self.capacity, self.meter = others, 64, StepMeter()
         self.error: Exception | None = None
+        self.silent = False
         self.asked = 0
 
     async def load(self, answer: str) -> EngineLoad | None:
         self.asked += 1
         if self.error:
             raise self.error
+        if self.silent:
+            return None
         running = self.others + len(self.open)
         steps = self.meter.steps if self.meter.steps.steps else None  # it times none unless a test does
         return EngineLoad(self.capacity, running, steps=steps, prefill=self.meter.prefill)
@@ -119,6 +122,39 @@ async def test_threads_that_wait_go_on_as_others_end() -> None:
     assert backend.max_open == 64
 
 
+async def test_threads_that_wait_begin_soon_after_others_have_left_the_engine() -> None:
+    backend, left = Busy("A." + promise("x", "Chunk one here.") + " word" * 5000, others=70), 0.0
+    async with on(backend) as client, client.stream(await ids_of(backend)) as answer:
+        async for event in answer:
+            if isinstance(event, PromiseOpened):
+                backend.others, left = 0, backend.clock.time()
+            elif isinstance(event, ThreadStarted) and event.thread == 1:
+                assert backend.clock.time() - left < 1.0
+        generation = await answer.result()
+    main, chunk = generation.threads
+    assert main.ended is not None and chunk.started is not None and chunk.started < main.ended
+    assert backend.asked <= 4  # twice at the start, and twice a second
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_the_load_is_read_again_once_for_all_while_threads_wait_and_no_longer(cancelled: bool) -> None:
+    backend, before = Busy(others=62), asyncio.all_tasks()
+    async with on(backend) as client:
+        tasks = [asyncio.create_task(client.generate(await ids_of(backend))) for _ in range(3)]
+        await backend.clock.sleep(1.0)
+        asked = backend.asked
+        await backend.clock.sleep(10.0)
+        assert asked + 15 <= backend.asked <= asked + 25
+        if cancelled:
+            for task in tasks:
+                task.cancel()
+        await asyncio.wait(tasks)
+        assert asyncio.all_tasks() == before
+        asked = backend.asked
+        await backend.clock.sleep(10.0)
+        assert backend.asked == asked
+
+
 async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> None:
     backend = ScriptedBackend(WIDE, latency=1.0)
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=None, client_threads=16)) as client:
@@ -171,14 +207,49 @@ async def test_who_is_parallel_whatever_the_load_does_not_wait_behind_those_who_
         assert (await limited).width == "limited"
 
 
-async def test_a_load_that_cannot_be_read_ends_no_answer() -> None:
+def lose(backend: Busy, how: str) -> None:
+    """Have the backend tell no load any more."""
+    backend.silent = how == "says nothing"
+    backend.error = BackendStatusError("the load is not told", status=500) if how == "fails" else None
+
+
+LOST = pytest.mark.parametrize("how", ["fails", "says nothing"])
+
+
+async def test_a_load_that_cannot_be_read_ends_no_answer_and_the_one_before_serves_for_seconds() -> None:
     backend = Busy(others=60)
     async with on(backend) as client:
         assert (await client.generate("Why?")).width == "plain"
-        backend.error = BackendStatusError("the load is not told", status=500)
+        lose(backend, "fails")
         generation = await client.generate("Why?")
-    assert generation.text == TEXT
-    assert any("the load is not told" in note for note in generation.notes)
+        assert (generation.text, generation.width, len(generation.notes)) == (TEXT, "plain", 2)
+
+
+@LOST
+async def test_a_load_that_is_not_told_any_more_is_forgotten(how: str) -> None:
+    backend = Busy(others=60)
+    async with on(backend) as client:
+        assert (await client.generate("Why?")).width == "plain"
+        backend.others = 0
+        lose(backend, how)
+        if how == "fails":
+            await backend.clock.sleep(6.0)
+        for _ in range(2):
+            generation = await client.generate("Why?")
+            assert (generation.text, generation.width, backend.max_open) == (TEXT, "limited", 16)
+            assert any("load" in note for note in generation.notes)
+
+
+@LOST
+async def test_an_engine_of_which_nothing_is_known_is_not_taken_as_empty(how: str) -> None:
+    backend = Busy(others=1000)
+    lose(backend, how)
+    async with on(backend) as client:
+        for at_once, width in ((1, "limited"), (16, "limited"), (17, "plain")):
+            made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(at_once)))
+            assert [(one.text, one.width) for one in made] == [(TEXT, width)] * at_once
+            assert all(one.notes for one in made)
+            assert backend.max_open <= 17
 
 
 async def test_a_load_that_is_lost_before_a_promise_is_in_a_note() -> None:
@@ -245,6 +316,10 @@ async def test_whatever_the_load_every_answer_comes_to_its_end(
     class Varying(Busy):
         async def load(self, answer: str) -> EngineLoad | None:
             running, kv_use = next(told)
+            if running % 9 == 8:
+                raise BackendStatusError("the load is not told", status=500)
+            if running % 9 == 7:
+                return None
             return EngineLoad(16, running, kv_use=kv_use)
 
     def find(prompt: str) -> str:
