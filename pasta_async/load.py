@@ -202,12 +202,15 @@ class Payoff:
 
     It begins with one: the mean of AlpacaEval's reference answers, annotated by structure (docs/speed.md),
     where forks share their parent's keys and values. Elsewhere that is too good, which parallel answers soon
-    tell; too bad a start would stay, for then there are none.
+    tell. Plain answers tell nothing, so where the answers of late are why there is no tag, one in a while is
+    to be tried all the same.
     """
 
     _KEEP = 0.99
+    _TRIAL = 32
 
     def __init__(self) -> None:
+        self._refused = 0
         self.saved: float = 160.0
         """Steps: tokens of the text that are not on the critical path."""
         self.added: float = 63.0
@@ -219,10 +222,26 @@ class Payoff:
 
     def learn(self, *, saved: float, added: float, prefilled: int, context: float) -> None:
         """Count an answer that was decoded in parallel."""
-        self.saved = self._KEEP * self.saved + saved
-        self.added = self._KEEP * self.added + added
-        self.prefilled = self._KEEP * self.prefilled + prefilled
-        self.context = self._KEEP * self.context + context
+        self._forget()
+        self.saved += saved
+        self.added += added
+        self.prefilled += prefilled
+        self.context += context
+
+    def refuse(self) -> bool:
+        """Count an answer that this alone keeps from being decoded in parallel; False: it is to be tried.
+
+        What is known becomes less with each, so that those that are tried weigh more.
+        """
+        self._forget()
+        self._refused = (self._refused + 1) % self._TRIAL
+        return self._refused > 0
+
+    def _forget(self) -> None:
+        self.saved *= self._KEEP
+        self.added *= self._KEEP
+        self.prefilled *= self._KEEP
+        self.context *= self._KEEP
 
     def answers(self, load: EngineLoad) -> float:
         """Up to how many answers at once parallel decoding pays; infinity if the engine times no steps."""

@@ -38,6 +38,8 @@ _AGAIN_SECONDS = 0.5
 """While threads wait for room the load is read this often, once for all of them."""
 
 _ENDLESS = Room(inf, inf)
+_EXPECTED = Payoff()
+"""What is expected of answers before any is known."""
 
 
 class WidthControl:
@@ -144,16 +146,22 @@ class WidthControl:
                 context=(1 - _LEAST_GAIN) * _attended(requests[0].prompt_tokens, text) - attended,
             )
 
-    def crowd(self, engine: _Engine) -> str | None:
+    def refuse(self, engine: _Engine) -> str | None:
+        """Why a new answer is to have no tags; None if it is to have them, for a trial perhaps."""
+        crowd = self.crowd(engine, self._payoff)
+        tried = crowd and not self.crowd(engine, _EXPECTED) and not self._payoff.refuse()
+        return None if tried else crowd
+
+    def crowd(self, engine: _Engine, payoff: Payoff | None = None) -> str | None:
         """Why one more answer is not worth decoding in parallel on an engine; None if it is."""
-        for has, at_once in ((self._slots, self._answers), self._room(engine)):
+        for has, at_once in ((self._slots, self._answers), self._room(engine, payoff or self._payoff)):
             if not has.takes(at_once):
                 return f"{at_once} answers at once, and parallel decoding pays up to {has.answers:.0f} here"
         return None
 
     def is_full(self, engine: _Engine) -> bool:
         """Whether an engine has no room for a thread beside the first of each answer."""
-        has, at_once = self._room(engine)
+        has, at_once = self._room(engine, self._payoff)
         return engine.extra + 1 > has.extra(at_once)
 
     def admit(self) -> None:
@@ -185,13 +193,13 @@ class WidthControl:
     def _answers(self) -> int:
         return sum(engine.answers for engine in self._engines.values())
 
-    def _room(self, engine: _Engine) -> tuple[Room, int]:
+    def _room(self, engine: _Engine, payoff: Payoff) -> tuple[Room, int]:
         """What an engine has room for, and how many answers share it, requests of others among them."""
         if self._reporting is None:
             return _ENDLESS, 0
         if self._clock.time() > engine.until:
             engine.forget()
-        return room(engine.load, self._payoff), engine.answers + engine.foreign
+        return room(engine.load, payoff), engine.answers + engine.foreign
 
     def _engine(self, name: str) -> _Engine:
         return self._engines.setdefault(name, _Engine())
@@ -233,7 +241,7 @@ class Share:
             return None
         await self._control.read(self)
         await asyncio.sleep(0)  # what begins in the same moment counts too
-        return self._control.crowd(self.engine)
+        return self._control.refuse(self.engine)
 
     async def spare(self) -> bool:
         """Whether the engine has room for what nobody waits for. Cancelling it is safe."""

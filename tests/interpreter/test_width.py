@@ -49,6 +49,16 @@ def on(backend: Busy, **limits: Any) -> Client:
     return Client(backend, clock=backend.clock, limits=Limits(**limits))
 
 
+def timed(script: ScriptSource, *, others: int, per_request: float = 0.001) -> Busy:
+    """A large engine that tells how long its steps take."""
+    backend = Busy(script, others=others)
+    backend.capacity = 1000
+    for step in range(100):
+        requests = 1 + step % 16
+        backend.meter.add(requests, 100, 0, 0.01 + per_request * requests)
+    return backend
+
+
 async def ids_of(backend: ScriptedBackend) -> list[int]:
     return await backend.encode_chat([{"role": "user", "content": "Why?"}], {})
 
@@ -261,23 +271,35 @@ async def test_a_load_that_is_lost_before_a_promise_is_in_a_note() -> None:
         assert any("the load is not told" in note for note in (await answer).notes)
 
 
+MORE_TAGS_THAN_TEXT = "".join(promise(f"{n}", "Yes.") for n in range(8))
+
+
 async def test_what_answers_save_and_add_is_learnt_from_them() -> None:
-    backend = Busy("".join(promise(f"{n}", "Yes.") for n in range(8)), others=10)  # more tags than text
-    backend.capacity = 1000
-    for step in range(100):
-        backend.meter.add(1 + step % 16, 100, 0, 0.01 + 0.001 * (1 + step % 16))
-    async with on(backend) as client:
+    async with on(timed(MORE_TAGS_THAN_TEXT, others=10)) as client:
         widths = [(await client.generate("Why?")).width for _ in range(20)]
     assert widths[0] == "full" and widths[-1] == "plain"
     assert len(list(itertools.groupby(widths))) == 2
 
 
+async def test_answers_that_gain_turn_parallel_decoding_on_again_and_such_as_do_not_hardly_ever() -> None:
+    gains = "".join(promise(f"{n}", "word " * 50) for n in range(4))
+    scripts = {"bad": MORE_TAGS_THAN_TEXT, "good": gains}
+    async with on(timed(scripts, others=3)) as client:
+        bad = [(await client.generate("bad")).width for _ in range(130)]
+        assert bad[29] == "plain" and 1 <= 100 - bad[30:].count("plain") <= 5
+        good = [(await client.generate("good")).width for _ in range(130)]
+        assert good[-30:] == ["full"] * 30
+
+
+async def test_where_no_answer_is_expected_to_gain_none_is_tried() -> None:
+    async with on(timed(MORE_TAGS_THAN_TEXT, others=100)) as client:
+        assert {(await client.generate("Why?")).width for _ in range(100)} == {"plain"}
+
+
 async def test_a_gain_too_small_to_be_sure_of_is_no_reason_for_tags() -> None:
     chunk = " ".join(["word"] * 21)
-    backend = Busy(" ".join(["word"] * 400) + promise("a", chunk) + promise("b", chunk), others=10)
-    for step in range(100):  # requests cost next to nothing
-        backend.meter.add(1 + step % 16, 100, 0, 0.01 + 1e-6 * (1 + step % 16))
-    async with on(backend) as client:
+    script = " ".join(["word"] * 400) + promise("a", chunk) + promise("b", chunk)
+    async with on(timed(script, others=10, per_request=1e-6)) as client:  # requests cost next to nothing
         answers = [await client.generate("Why?") for _ in range(40)]
     assert answers[0].text_tokens > answers[0].critical_path + 6
     assert (answers[0].width, answers[-1].width) == ("full", "plain")
