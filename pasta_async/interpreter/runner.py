@@ -210,8 +210,9 @@ class Runner:
         self._observer.turn(number, "waiting")
         try:
             async with self._turns, self._share.thread() as waited:
-                if waited:
-                    self.machine.answer.width = "limited"
+                if waited and (answer := self.machine.answer).width == "full":
+                    answer.width = "limited"
+                    answer.notes += (f"threads waited for room: {waited}",)
                 self._observer.turn(number, "decoding")
                 yield
         finally:

@@ -164,6 +164,12 @@ class WidthControl:
         has, at_once = self._room(engine, self._payoff)
         return engine.extra + 1 > has.extra(at_once)
 
+    def shortage(self, engine: _Engine) -> str:
+        """Why threads of an answer that the load limits wait for room."""
+        slots = self._slots, self._answers
+        has, at_once = self._room(engine, self._payoff) if self.is_full(engine) else slots
+        return f"{at_once} answers at once, and there is room for {has.threads:.0f} threads here"
+
     def admit(self) -> None:
         """Let threads decode, as many as there are slots and room for."""
         engines = self._engines.values()
@@ -249,15 +255,15 @@ class Share:
         return not (self._control.crowd(self.engine) or self._control.is_full(self.engine))
 
     @asynccontextmanager
-    async def thread(self) -> AsyncGenerator[bool]:
-        """Decode a thread; gives whether it had to wait. Cancelling it gives up its place."""
+    async def thread(self) -> AsyncGenerator[str | None]:
+        """Decode a thread; gives why it had to wait for room, if so. Cancelling it gives up its place."""
         waited = await self._acquire()
         try:
             yield waited
         finally:
             self._release()
 
-    async def _acquire(self) -> bool:
+    async def _acquire(self) -> str | None:
         control, turn = self._control, asyncio.get_running_loop().create_future()
         self.waiting.append(turn)
         control.queue[turn] = self
@@ -265,7 +271,9 @@ class Share:
             if self.limited and self.held:  # else there is nothing to decide
                 await control.read(self)
             control.admit()
-            if waited := self.limited and self.held > 0 and not turn.done():
+            waited = None
+            if self.limited and self.held and not turn.done():
+                waited = control.shortage(self.engine)
                 async with control.watched():
                     await turn
             await turn

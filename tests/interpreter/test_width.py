@@ -75,7 +75,7 @@ async def test_as_the_engine_fills_promises_wait_for_room_in_document_order() ->
     async with on(backend) as client:
         generation = await client.generate("Why?")
     assert generation.text == TEXT
-    assert generation.width == "limited"
+    assert (generation.width, len(generation.notes)) == ("limited", 1)
     assert backend.max_open == 64 - 30
     assert [request.thread for request in backend.requests] == [*range(41), 0]
 
@@ -112,7 +112,7 @@ async def test_what_cannot_do_without_tags_decodes_one_thread_at_a_time(asked: s
     async with on(backend) as client:
         generation = await client.generate(await ids_of(backend) if asked == "ids" else "Why?", **form)
     assert (generation.text, generation.width, backend.max_open) == (TEXT, "limited", 1)
-    assert len(generation.threads) == 41
+    assert (len(generation.threads), len(generation.notes)) == (41, 1)
 
 
 @pytest.mark.parametrize(("parallel", "width", "most"), [("always", "full", 41), ("never", "one", 1)])
@@ -128,7 +128,7 @@ async def test_threads_that_wait_go_on_as_others_end() -> None:
     backend = Busy(others=0)
     async with on(backend) as client:
         made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(3)))
-    assert [(one.text, one.width) for one in made] == [(TEXT, "limited")] * 3
+    assert [(one.text, one.width, len(one.notes)) for one in made] == [(TEXT, "limited", 1)] * 3
     assert backend.max_open == 64
 
 
@@ -170,7 +170,7 @@ async def test_the_clients_own_answers_count_where_the_engine_says_nothing() -> 
     async with Client(backend, clock=backend.clock, limits=Limits(timeout=None, client_threads=16)) as client:
         for count, width in ((12, "limited"), (13, "plain")):  # four slots for each three of them, or not
             made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(count)))
-            assert [(one.text, one.width) for one in made] == [(TEXT, width)] * count
+            assert [(one.text, one.width, len(one.notes)) for one in made] == [(TEXT, width, 1)] * count
 
 
 @pytest.mark.parametrize("parallel", ["auto", "always"])
@@ -247,7 +247,7 @@ async def test_a_load_that_is_not_told_any_more_is_forgotten(how: str) -> None:
         for _ in range(2):
             generation = await client.generate("Why?")
             assert (generation.text, generation.width, backend.max_open) == (TEXT, "limited", 16)
-            assert any("load" in note for note in generation.notes)
+            assert len(generation.notes) == 2  # of the load, and of the width
 
 
 @LOST
@@ -258,8 +258,17 @@ async def test_an_engine_of_which_nothing_is_known_is_not_taken_as_empty(how: st
         for at_once, width in ((1, "limited"), (16, "limited"), (17, "plain")):
             made = await asyncio.gather(*(client.generate(f"Why {n}?") for n in range(at_once)))
             assert [(one.text, one.width) for one in made] == [(TEXT, width)] * at_once
-            assert all(one.notes for one in made)
+            assert {len(one.notes) for one in made} == {2}
             assert backend.max_open <= 17
+
+
+@LOST
+async def test_a_load_that_is_not_known_is_noted_at_full_width_too(how: str) -> None:
+    backend = Busy("A." + promise("x", "One."))
+    lose(backend, how)
+    async with on(backend) as client:
+        generation = await client.generate("Why?")
+    assert (generation.width, len(generation.notes)) == ("full", 1)
 
 
 async def test_a_load_that_is_lost_before_a_promise_is_in_a_note() -> None:
