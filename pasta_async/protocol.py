@@ -152,11 +152,11 @@ class LoadReporting(Protocol):
     async def load(self, answer: str) -> EngineLoad | None:
         """How busy the engine is that has an answer, or would get it; None if it does not tell.
 
-        It is asked when an answer starts, at each promise and before a join is sent ahead, so a backend that
-        asks a server does that a few times a second at most.
+        It is asked when an answer starts, at each promise, twice a second while threads wait for room, and
+        before a join is sent ahead, so a backend that asks a server does that a few times a second at most.
 
         Raises:
-            BackendError: It could not be learned. That ends no answer.
+            BackendError: It could not be learned. That ends no answer; the load before it serves for seconds.
 
         Cancelling it leaves nothing behind.
         """
