@@ -14,11 +14,21 @@ from pasta_async.client import Client, generate, stream
 from pasta_async.clock import Clock, RealClock
 from pasta_async.errors import *
 from pasta_async.events import *
-from pasta_async.lang.diagnostics import ParseError
-from pasta_async.observers import AnswerObserver, AnswerStart, Observer
+from pasta_async.lang.diagnostics import Code, Diagnostic, ParseError
+from pasta_async.lang.document import ClosedBy, Document
+from pasta_async.load import EngineLoad, StepTimes
+from pasta_async.observers import AnswerObserver, AnswerStart, Observer, Turn
 from pasta_async.options import AnswerOptions, Limits, Parallel, Sampling
 from pasta_async.prompting import Prompt
-from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Message, ModelInfo, Piece
+from pasta_async.protocol import (
+    Backend,
+    DecodeRequest,
+    FinishReason,
+    LoadReporting,
+    Message,
+    ModelInfo,
+    Piece,
+)
 from pasta_async.results import *
 from pasta_async.streaming import AnswerStream
 from pasta_async.tag_tokens import TagIds
@@ -34,9 +44,15 @@ __all__: list[str] = [
     "BackendOptions",
     "Client",
     "Clock",
+    "ClosedBy",
+    "Code",
     "DecodeRequest",
+    "Diagnostic",
+    "Document",
+    "EngineLoad",
     "FinishReason",
     "Limits",
+    "LoadReporting",
     "Message",
     "ModelInfo",
     "Observer",
@@ -46,7 +62,9 @@ __all__: list[str] = [
     "Prompt",
     "RealClock",
     "Sampling",
+    "StepTimes",
     "TagIds",
+    "Turn",
     "__version__",
     "generate",
     "stream",

@@ -27,7 +27,7 @@ from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.interpreter.width import Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
-from pasta_async.options import AnswerOptions, Limits, Sampling, Settings
+from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, names_options
 from pasta_async.prompting import (
     SYSTEM_PROBE,
     USER_PROBE,
@@ -154,6 +154,7 @@ class Client:
         check_length(ids, info, self.limits)
         return ids
 
+    @names_options
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
@@ -174,6 +175,7 @@ class Client:
         """
         return await self._answer(self._start(prompt, options, streamed=False))
 
+    @names_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
 
@@ -399,6 +401,7 @@ def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     return info.notes
 
 
+@names_options
 async def generate(
     prompt: Prompt,
     *,
@@ -415,6 +418,7 @@ async def generate(
         return await client.generate(prompt, **options)
 
 
+@names_options
 @asynccontextmanager
 async def stream(
     prompt: Prompt,

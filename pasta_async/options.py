@@ -5,14 +5,17 @@ The models' complaints belong to the library's own error tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import Repr
-from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar, cast, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 Parallel = Literal["always", "auto", "never"]
 """How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
@@ -168,6 +171,21 @@ class AnswerOptions(TypedDict, total=False):
     whole_chunks: bool
     """Ask a server for each chunk in one piece: less CPU time here (docs/benchmarks.md), but a chunk is known
     only when it is done, so a partial answer lacks those under way. Default: False."""
+
+
+def names_options(function: _Function) -> _Function:
+    """Have `help()`, `inspect.signature` and interactive completion see each of a function's `AnswerOptions`.
+
+    Type checkers do by themselves. What is not passed has no default of its own: it shows as `...`.
+    """
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
+        for name, annotation in get_type_hints(AnswerOptions).items()
+    ]
+    cast("Any", function).__signature__ = signature.replace(parameters=[*own, *options])
+    return function
 
 
 class Settings(Limits, BaseSettings):
