@@ -24,8 +24,8 @@ from pasta_async.jobs import progress
 ExportDType = Literal["float32", "bfloat16", "float16"]
 
 _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
-_FILE_BYTES = 4 * 10**9
-"""Of weights in one file."""
+FILE_BYTES = 4 * 10**9
+"""Of weights in one file at most."""
 
 
 def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
@@ -105,7 +105,7 @@ def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
     """The tensors of each file, in order."""
     parts: list[list[str]] = [[]]
     for name, size in sizes.items():
-        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > _FILE_BYTES:
+        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > FILE_BYTES:
             parts.append([])
         parts[-1].append(name)
     return parts

@@ -85,11 +85,11 @@ def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> N
 # Export ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file_bytes", [exporting._FILE_BYTES, 20_000])  # pyright: ignore[reportPrivateUsage]
+@pytest.mark.parametrize("file_bytes", [exporting.FILE_BYTES, 20_000])
 def test_transformers_loads_an_export(
     made: AdapterRun, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "_FILE_BYTES", file_bytes)
+    monkeypatch.setattr(exporting, "FILE_BYTES", file_bytes)
     adapted, out = open_checkpoint(bare(made, tmp_path)), tmp_path / "out"
     export_folder(adapted, out)
     found: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
