@@ -114,7 +114,7 @@ def beginnings(text: str, limit: int) -> Iterator[str]:
     If one of them has more than `limit` + `EDGE` tokens, the text has too many. Whoever encodes them first
     never encodes much more than fits, however long the text is.
     """
-    size = 8 * limit
+    size = 8 * max(limit, 1)
     while len(text) > size:
         yield text[:size]
         size *= 4

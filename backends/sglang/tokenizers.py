@@ -7,10 +7,10 @@ inside every such string (`pasta_async.backends.guard`), has the text encoded, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
-from pasta_async.backends.sglang.events import checked_token_ids
+from pasta_async.backends.sglang.replies import Id, Listed, Reply
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendProtocolError,
@@ -27,6 +27,18 @@ MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 
 ROUNDS = 8
 """Times new special tokens may show up behind those that were cut: they overlap."""
+
+
+class _Ids(Reply):
+    tokens: Listed[Id]
+
+
+class _IdsOfTexts(Reply):
+    tokens: Listed[Listed[Id]]
+
+
+class _Texts(Reply):
+    text: Listed[str]
 
 
 class RemoteTokenizer:
@@ -119,12 +131,12 @@ class RemoteTokenizer:
 
     async def _tokenize(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         body = {"prompt": list(texts), "add_special_tokens": special}
-        found = await self._ask("/tokenize", body, "tokens") if texts else []
+        found = (await self._server.ask(_IdsOfTexts, "/tokenize", body)).tokens if texts else []
         if len(found) != len(texts):
             raise BackendProtocolError(
                 f"{self._server.url}/tokenize answered {len(found)} of {len(texts)} texts"
             )
-        return [self._checked(ids) for ids in found]
+        return found
 
     async def tokenize_chat(
         self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
@@ -133,7 +145,7 @@ class RemoteTokenizer:
         kwargs = dict(template_kwargs) or None
         body = {"messages": list(messages), "add_generation_prompt": True, "chat_template_kwargs": kwargs}
         try:
-            return self._checked(await self._ask("/tokenize", body, "tokens"))
+            return (await self._server.ask(_Ids, "/tokenize", body)).tokens
         except BackendStatusError as error:
             if "chat_template is not set" in str(error):
                 return None
@@ -144,24 +156,13 @@ class RemoteTokenizer:
         lists = [[*self._before, *one] for one in ids]
         filled = [one for one in lists if one]  # an empty first list is read as no list at all
         body = {"tokens": filled, "skip_special_tokens": skip_special}
-        found = await self._ask("/detokenize", body, "text") if filled else []
-        if len(found) != len(filled) or not all(isinstance(text, str) for text in found):
-            raise BackendProtocolError(f"{self._server.url}/detokenize answered {found!r:.200}")
-        texts = iter(cast("list[str]", found))
+        found = (await self._server.ask(_Texts, "/detokenize", body)).text if filled else []
+        if len(found) != len(filled):
+            raise BackendProtocolError(
+                f"{self._server.url}/detokenize answered {len(found)} of {len(filled)} lists of ids"
+            )
+        texts = iter(found)
         return [next(texts).removeprefix("\n" if self._before else "") if one else "" for one in lists]
-
-    async def _ask(self, path: str, body: Mapping[str, Any], name: str) -> list[Any]:
-        answer = await self._server.post(path, body)
-        value: Any = cast("dict[str, Any]", answer).get(name) if isinstance(answer, dict) else None
-        if not isinstance(value, list):
-            raise BackendProtocolError(f"{self._server.url}{path} answered {answer!r:.200}")
-        return cast("list[Any]", value)
-
-    def _checked(self, ids: Any) -> list[int]:
-        try:
-            return checked_token_ids(ids)
-        except ValueError as error:
-            raise BackendProtocolError(f"{self._server.url}/tokenize answered {error}") from error
 
     async def detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
         """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""

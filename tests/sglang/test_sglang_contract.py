@@ -60,7 +60,7 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503"),
         ({"/server_info": httpx.ReadTimeout("")}, BackendTimeoutError, ""),
         ({"/server_info": httpx.ReadError("reset")}, BackendTransportError, ""),
-        ({"/v1/models": {"data": [7]}}, BackendProtocolError, "context length"),
+        ({"/v1/models": {"data": [7]}}, BackendProtocolError, "/v1/models"),
         ({"/workers": {"workers": [7]}}, BackendProtocolError, "/workers"),
         ({"/workers": {"workers": [{"is_healthy": False}]}}, BackendConnectError, ""),
         ({"/tokenize": {"tokens": []}}, BackendProtocolError, "/tokenize"),
@@ -72,7 +72,7 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
             BackendProtocolError,
             "preferred_sampling_params",
         ),
-        ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
+        ({"/v1/models": {"data": [{"id": "odd"}]}}, BackendProtocolError, "context length"),
         ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
         ({"/tokenize": {"ids": []}}, BackendProtocolError, "/tokenize"),
         (
