@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
+from pasta_async.backends.guard import (
+    EDGE,
+    as_written,
+    beginnings,
+    check_messages,
+    mark,
+    replace_texts,
+    spells_command,
+    texts_in,
+)
 from pasta_async.backends.sglang.replies import Id, Listed, Reply
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
@@ -114,6 +123,22 @@ class RemoteTokenizer:
                     return found
         raise _cannot_guard()
 
+    async def check_data(self, texts: Sequence[str]) -> None:
+        """Refuse what would not be data where the server encodes it as it is.
+
+        Raises:
+            InvalidRequestError: A text spells a special token or a tag.
+            PromptTooLongError: It has far more tokens than the model takes.
+        """
+        await self._check_length(texts)
+        written = as_written(texts)
+        ids = await self.tokenize(written)
+        for text, one, is_data in zip(written, ids, await self._are_data(ids, written), strict=True):
+            if not is_data:
+                await self._learn_specials(set(one))
+                found = [self._specials[i] for i in one if i in self._specials]
+                raise spells_command(text, found[0] if found else text)
+
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept."""
         [text] = await self.detokenize_all([ids])
@@ -192,18 +217,21 @@ class RemoteTokenizer:
         for _ in range(ROUNDS):
             marked = [mark(text, self._specials.values(), marker, edges=edges) for text in texts]
             ids = await self.tokenize(marked)
-            if await self._is_data(ids, marked):
+            if all(await self._are_data(ids, marked)):
                 return ids, marked
             await self._learn_specials({i for one in ids for i in one})
         return None
 
-    async def _is_data(self, ids: list[list[int]], texts: list[str]) -> bool:
-        """Whether no id is a tag or special."""
-        if self.tags and not set(self.tags).isdisjoint(i for one in ids for i in one):
-            return False
+    async def _are_data(self, ids: list[list[int]], texts: list[str]) -> list[bool]:
+        """For each text whether none of its ids is a tag or special."""
         bare = await self.detokenize_all(ids, skip_special=True)
         # The texts differ without a special token where a tokenizer normalizes them.
-        return bare == texts or bare == await self.detokenize_all(ids)
+        full = texts if bare == texts else await self.detokenize_all(ids)
+        tags = frozenset(self.tags or ())
+        return [
+            tags.isdisjoint(one) and plain in (text, whole)
+            for one, plain, text, whole in zip(ids, bare, texts, full, strict=True)
+        ]
 
     async def _learn_specials(self, ids: set[int]) -> None:
         unknown = [[i] for i in sorted(ids - self._specials.keys())]
