@@ -176,6 +176,39 @@ def mark(text: str, commands: Iterable[str], marker: str, *, edges: bool = True)
     return marker.join(text[start:end] for start, end in pairwise(cuts))
 
 
+def apart(message: Message, marker: str) -> Message:
+    """A message with the marker behind each text among several parts.
+
+    A template may put them side by side, where they could spell what none of them does.
+    """
+    parts: Any = message.get("content")
+    if not isinstance(parts, list) or len(cast("list[Any]", parts)) < 2:
+        return message
+    return {**message, "content": [_ended(part, marker) for part in cast("list[Any]", parts)]}
+
+
+def _ended(part: Any, marker: str) -> Any:
+    text = _get(part, "text")
+    return {**part, "text": text + marker} if isinstance(text, str) else part
+
+
+def with_arguments_read(message: Message) -> Message:
+    """A message with the arguments of its calls as objects: their JSON may spell what its text does not."""
+    calls: Any = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_arguments_read(call) for call in cast("list[Any]", calls)]}
+
+
+def _with_arguments_read(call: Any) -> Any:
+    function = _get(call, "function")
+    arguments = _get(function, "arguments")
+    read = _json_in(arguments) if isinstance(arguments, str) else None
+    if not isinstance(read, dict):
+        return call
+    return {**call, "function": {**function, "arguments": cast("dict[str, Any]", read)}}
+
+
 def beginnings(text: str, limit: int) -> Iterator[str]:
     """Growing parts of a text that may be too long for so many tokens, each far longer than those before.
 

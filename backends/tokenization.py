@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from pasta_async.backends.chat_template import ChatTemplate
 from pasta_async.backends.guard import (
     EDGE,
+    apart,
     as_written,
     beginnings,
     check_messages,
@@ -183,6 +184,7 @@ class TextCodec:
         guarded = {text: mark(text, commands, marker) for text in texts}
         marked, kwargs = replace_texts([messages, dict(template_kwargs)], guarded.__getitem__)
         if self._template is not None:
+            marked = [apart(message, marker) for message in marked]
             return self._encode_marked(self._template.render(marked, kwargs), marker)
         content: Any = messages[0]["content"]
         if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):

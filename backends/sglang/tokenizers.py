@@ -11,6 +11,7 @@ from typing import Any
 
 from pasta_async.backends.guard import (
     EDGE,
+    apart,
     as_written,
     beginnings,
     check_messages,
@@ -18,6 +19,7 @@ from pasta_async.backends.guard import (
     replace_texts,
     spells_command,
     texts_in,
+    with_arguments_read,
 )
 from pasta_async.backends.sglang.replies import Id, Listed, Reply
 from pasta_async.backends.sglang.transport import Server
@@ -109,16 +111,19 @@ class RemoteTokenizer:
             BackendStatusError: The template refused the messages.
         """
         check_messages(messages)
+        messages = [with_arguments_read(message) for message in messages]  # as SGLang reads them
         texts = texts_in(messages, template_kwargs)
         await self._check_length(texts)
         for marker in _markers(texts):
             if guarded := await self._guard(texts, marker, edges=True):
                 marked = dict(zip(texts, guarded[1], strict=True))
                 said, kwargs = replace_texts([messages, dict(template_kwargs)], marked.__getitem__)
+                said = [apart(message, marker) for message in said]
                 ids = await self.tokenize_chat(said, kwargs)
                 if ids is None:
                     return await self._without_template(messages)
-                found = ids if guarded[1] == texts else await self._without_marker(ids, marker)
+                plain = said == messages and guarded[1] == texts
+                found = ids if plain else await self._without_marker(ids, marker)
                 if found is not None:
                     return found
         raise _cannot_guard()

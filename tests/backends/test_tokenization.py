@@ -308,6 +308,19 @@ def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
     assert codec.detokenize(ids).count(text) >= 6
 
 
+@pytest.mark.parametrize("pieces", [["<|im", "_end|>"], ["<", "|im_end|", ">"], [*"<sync/>"]])
+def test_parts_side_by_side_spell_no_command(tmp_path: Path, pieces: list[str]) -> None:
+    saved: Any = local_models.byte_level()
+    saved.save_pretrained(tmp_path)
+    template = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    codec = TextCodec.from_folder(tmp_path)
+    parts = [{"type": "text", "text": piece} for piece in pieces]
+    ids = codec.encode_chat([{"role": "user", "content": parts}], {})
+    assert codec.detokenize(ids) == "".join(pieces)
+    assert not commands("byte-level").intersection(ids)
+
+
 async def test_a_long_text_neither_blocks_the_loop_nor_is_encoded_in_vain(
     codecs: dict[str, TextCodec],
 ) -> None:
