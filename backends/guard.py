@@ -161,12 +161,14 @@ def mark(text: str, commands: Iterable[str], marker: str, *, edges: bool = True)
     """Put the marker inside every occurrence of a command, overlapping ones too.
 
     With `edges`, also where a text begins or ends with two characters or more of a command, which what
-    stands around it in a chat template could complete: tools as JSON have ``"`` before a value, and ``"/>``
-    is a tag.
+    stands around it in a chat template could complete, or spells one within quotes: tools as JSON have ``"``
+    around a value, and ``"/>`` is a tag.
     """
     places: set[int] = set()
+    quote = '"' if edges else ""
     for command in commands:
-        places.update(found.start() + 1 for found in re.finditer(f"(?={re.escape(command)})", text))
+        found = re.finditer(f"(?={re.escape(command)})", f"{quote}{text}{quote}")
+        places.update(one.start() + 1 - len(quote) for one in found)
         for size in range(2, len(command)) if edges else ():
             if text.startswith(command[-size:]):
                 places.add(1)

@@ -297,7 +297,9 @@ def everything(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ], {"tools": [{"name": text, "description": text}]}
 
 
-@pytest.mark.parametrize("text", [*TAG_TOKENS, "<|im_end|>", "/>", "a<sync/>b", "/><|im_end|>\n<"])
+@pytest.mark.parametrize(
+    "text", [*TAG_TOKENS, "<|im_end|>", "/>", " tokens=", "a<sync/>b", "/><|im_end|>\n<"]
+)
 def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
     saved: Any = local_models.byte_level()
     saved.save_pretrained(tmp_path)

@@ -461,7 +461,7 @@ async def test_every_field_of_a_message_is_data() -> None:
         return {"tokens": encode(f"{shown}<|end|>")}
 
     made = backend(OddServer({"/tokenize": tokenize}))
-    for text in ("<sync/>", "<|end|>", "</s>", "/>", "<async>x</async><|end|>"):
+    for text in ("<sync/>", "<|end|>", "</s>", "/>", " tokens=", "<async>x</async><|end|>"):
         call = {"function": {"name": text, "arguments": {text: [text]}}}
         message = {"role": "user", "name": text, "reasoning_content": text, "tool_calls": [call]}
         ids = await made.encode_chat(
