@@ -7,11 +7,12 @@ from time import monotonic
 from typing import Annotated
 
 import anyio
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
+from pasta_async.backends.sglang.replies import Amount, Count, Listed, Reply, Size
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, BackendTimeoutError
+from pasta_async.errors import BackendError, BackendStatusError, BackendTimeoutError
 from pasta_async.load import EngineLoad, RecentSums, StepTimes
 
 FRESH_SECONDS = 0.25
@@ -23,23 +24,22 @@ WAIT_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
 """After a failure nobody asks again for so long."""
 
-_Total = Annotated[float, Field(ge=0, le=1e30)]
 _Key = tuple[str, int]
 """A server's URL, and which of its data-parallel ranks."""
 
 
-class _Rank(BaseModel):
+class _Rank(Reply):
     """A data-parallel rank."""
 
-    num_running_reqs: int = Field(ge=0)
-    num_waiting_reqs: int = Field(ge=0)
-    max_running_requests: int = Field(ge=1)
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+    max_running_requests: Size
     token_usage: float
-    decode_moments: tuple[_Total, _Total, _Total, _Total, _Total, _Total] | None = None
+    decode_moments: Annotated[list[Amount], Field(min_length=6, max_length=6)] | None = None
     """Steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens. Like
     the next two, it counts from the server's start on."""
-    total_prefill_uncached_tokens: _Total = 0
-    total_prefill_busy_us: _Total = 0
+    total_prefill_uncached_tokens: Count = 0
+    total_prefill_busy_us: Count = 0
 
     @property
     def totals(self) -> tuple[float, ...]:
@@ -48,8 +48,8 @@ class _Rank(BaseModel):
         return *moments, self.total_prefill_uncached_tokens, self.total_prefill_busy_us
 
 
-class _Loads(BaseModel):
-    loads: list[_Rank] = Field(min_length=1)
+class _Loads(Reply):
+    loads: Annotated[Listed[_Rank], Field(min_length=1)]
 
 
 class LoadReader:
@@ -99,13 +99,11 @@ class LoadReader:
 async def _ranks(server: Server) -> list[_Rank]:
     """Those of a server; none where it is too old to tell."""
     try:
-        return _Loads.model_validate(await server.get("/v1/loads?include=core")).loads
+        return (await server.ask(_Loads, "/v1/loads?include=core")).loads
     except BackendStatusError as error:
         if error.status == 404:
             return []
         raise
-    except ValidationError as error:
-        raise BackendProtocolError(f"{server.url}/v1/loads is not what was expected: {error}") from error
 
 
 class _Recent:
