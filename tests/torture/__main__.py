@@ -66,7 +66,8 @@ def kill_server(plan: Plan) -> Figures:
 
 def inputs(plan: Plan) -> Figures:
     """Generated inputs for the parser, `check`, the guard of typed text and the API's schema."""
-    from tests.torture.inputs import generate, scaling
+    from tests.torture.inputs import generate
+    from tests.torture.lengths import scaling
 
     return scaling() | generate(plan)
 
