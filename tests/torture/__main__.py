@@ -18,12 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pasta_async
 from tests.torture.measured import Plan
 
 Figures = dict[str, Any]
-
-SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
 
 def cancel_local(plan: Plan) -> Figures:
@@ -50,7 +47,7 @@ def faults(plan: Plan) -> Figures:
 
 def _on_sglang(plan: Plan, part: Callable[[Plan, Any], Coroutine[Any, Any, Figures]]) -> Figures:
     from tests.sglang.real_server import running_server
-    from tests.torture.engines import ServerEngine
+    from tests.torture.engines import SHIPPED, ServerEngine
 
     with tempfile.TemporaryDirectory() as folder, running_server(SHIPPED, Path(folder) / "log") as place:
         plan = replace(plan, began=time.monotonic())  # the start of the server does not count

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pasta_async
 from pasta_async import Client
 from pasta_async.backends.guard import free_marker, mark, texts_in
 from pasta_async.backends.local.bases import default_model
@@ -37,6 +36,7 @@ from pasta_async.server.requests import (
 from pasta_async.server.service import Admission, Service
 from pasta_async.testing import ScriptedBackend
 from tests.lang.language_texts import PIECES, closing, outcome, outcome_of_tokens, without_tags
+from tests.torture.engines import SHIPPED
 from tests.torture.measured import Plan
 
 HANGS = 60.0
@@ -101,9 +101,6 @@ def read_tokens(case: Any) -> int:
     return sum(len(piece) for piece, _ in case)
 
 
-TINY = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
-
-
 @cache
 def tokenizer(folder: Path) -> tuple[TextCodec, list[str], set[int]]:
     """A model's tokenizer, and what it must never read out of somebody's text."""
@@ -118,7 +115,7 @@ def draw_typed(drawn: random.Random) -> Any:
     return {"text": soup(drawn, [*SHORT, *SPELLED]), "chat": drawn.random() < 0.05}
 
 
-def guard_text(case: Any, folder: Path = TINY) -> int:
+def guard_text(case: Any, folder: Path = SHIPPED) -> int:
     """Typed text is data: it comes back as it was, without a tag or a special token among its ids."""
     codec, commands, forbidden = tokenizer(folder)
     text = case["text"]

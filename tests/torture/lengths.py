@@ -10,7 +10,8 @@ from typing import Any
 
 from pasta_async.lang import parse
 from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
-from tests.torture.inputs import CHAT, TINY, ask, tokenizer
+from tests.torture.engines import SHIPPED
+from tests.torture.inputs import CHAT, ask, tokenizer
 
 STEEPEST = 4.0
 """Times as much that a character of a text ten times as long may cost: ten would be quadratic."""
@@ -61,7 +62,7 @@ def scaling(size: int = 20_000, of_a_body: int = 100_000) -> dict[str, Any]:
     bodies = {kind: [make(times * of_a_body) for times in (1, 10)] for kind, make in BODIES.items()}
     ratios = {
         "parse": steepest(parse, texts),
-        "encode": steepest(tokenizer(TINY)[0].encode, texts),
+        "encode": steepest(tokenizer(SHIPPED)[0].encode, texts),
         "schema": steepest(_read_body, bodies),
     }
     return {"times as much for a character of an input ten times as long": ratios}
