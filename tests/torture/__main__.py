@@ -110,11 +110,16 @@ def main() -> None:
     parser.add_argument(
         "--hours", type=float, default=0.1, help="for all parts together (default: %(default)s)"
     )
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="NAME", help="kill-commands: those of these names"
+    )
     options = parser.parse_args()
     logging.getLogger("pasta_async").setLevel(logging.CRITICAL)
     parts = options.part or [*PARTS]
     for name in parts:
-        plan = Plan(options.seed, options.count, options.hours * 3600 / len(parts), options.first)
+        plan = Plan(
+            options.seed, options.count, options.hours * 3600 / len(parts), options.first, (*options.only,)
+        )
         print(
             json.dumps({"part": name, "seed": plan.seed, "first": plan.first} | PARTS[name](plan)), flush=True
         )
