@@ -62,8 +62,8 @@ OTHERS = {
     "evals.speed": f"speed {ON_TINY} --n 1 --families chain --passes 2 --out {{out}}/speed.jsonl",
     "evals.methods": f"methods.__main__ {ON_TINY} {WRITTEN} --sample 1 --passes 2 --methods pasta "
     "--methods apar --out {out}/methods.jsonl",
-    "evals.load": f"load {ON_TINY} {WRITTEN} --at-once 1 --answers 2 --rounds 2 --methods sequential --methods auto "
-    "--out {out}/load.jsonl",
+    "evals.load": f"load {ON_TINY} {WRITTEN} --at-once 1 --answers 2 --rounds 2 --methods sequential "
+    "--methods auto --out {out}/load.jsonl",
     "evals.likelihood": f"likelihood answers.jsonl --model {SHIPPED} --out {{out}}/likelihood",
     "evals.judge": f"judge answers.jsonl --judge likelihood --judge-model {SHIPPED} --out {{out}}/judge",
     "evals.alpaca": "alpaca answers.jsonl --judge {judge} --judge-model any --bootstrap 5 --out {out}/alpaca",
