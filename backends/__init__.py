@@ -112,10 +112,18 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
 
     if kind == "http":
         return SGLangBackend(url, **given)
-    further: Any = given.get("server_args", {})
-    if given.get("device") not in (None, "cpu", "cuda") or not isinstance(further, Mapping):
-        raise InvalidRequestError(f"{url}: device is cpu or cuda, server_args a mapping of SGLang's options")
-    return LaunchedBackend(rest, **{"device": given.get("device"), **cast("Mapping[str, Any]", further)})
+    arguments = {"device": given.get("device"), **_server_args(url, given.get("server_args", {}))}
+    if arguments["device"] not in (None, "cpu", "cuda"):
+        raise InvalidRequestError(f"{url}: device is cpu or cuda, not {arguments['device']!r}")
+    return LaunchedBackend(rest, **arguments)
+
+
+def _server_args(url: str, value: object) -> Mapping[str, Any]:
+    """Options of SGLang's server, by their names in Python."""
+    names: set[object] = {*value} if isinstance(value, Mapping) else {None}
+    if not all(isinstance(name, str) for name in names) or names & {"self", "path"}:
+        raise InvalidRequestError(f"{url}: server_args is a mapping of SGLang's options, not {value!r:.80}")
+    return cast("Mapping[str, Any]", value)
 
 
 def _kind(url: str) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.interpreter.width import Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
-from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, names_options
+from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
 from pasta_async.prompting import (
     SYSTEM_PROBE,
     USER_PROBE,
@@ -47,7 +47,10 @@ from pasta_async.streaming import AnswerStream, Watch
 _T = TypeVar("_T")
 
 _FORMS = 64
-"""So much is remembered of the chat template, for different values that it is given."""
+"""So much is remembered of the chat template, by the values that it is given, and of prompts' ends."""
+
+_END = 8
+"""Ids at the end of a prompt in which a thinking block would be opened."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -90,6 +93,7 @@ class Client:
         observers: Sequence[Observer] = (),
         **options: Unpack[BackendOptions],
     ) -> None:
+        _check_parts(clock, observers)
         settings = Settings()
         self.limits: Limits = Limits.of(limits).over(settings.limits)
         self._clock = clock
@@ -129,11 +133,14 @@ class Client:
             BackendError: What is wrong, where, and what to do.
             InvalidStateError: The client was closed.
         """
+        return await self._connected(self.limits)
+
+    async def _connected(self, limits: Limits) -> ModelInfo:
         if self._closed:
             raise InvalidStateError("this client was closed; make another one")
         if self._info is None:
             self._info = await self._connecting.run(
-                lambda: with_retries(self._backend.connect, self.limits.retries, self._clock)
+                lambda: with_retries(self._backend.connect, limits.retries, self._clock), limits.retries
             )
         return self._info
 
@@ -154,7 +161,7 @@ class Client:
         check_length(ids, info, self.limits)
         return ids
 
-    @names_options
+    @listing_options
     async def generate(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> Generation:
         """Answer a prompt, decoding in parallel what the model marks as independent.
 
@@ -167,7 +174,8 @@ class Client:
             InvalidRequestError: A value is bad; nothing was sent.
             PromptTooLongError: The prompt is longer than the model or `Limits.prompt_tokens` takes; the same.
             InvalidStateError: The client was closed.
-            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error.
+            ThreadFailedError: A thread failed. `partial` is the answer so far, as on every error but those of
+                refused options.
             GenerationTimeoutError: The time was up.
             BackendError: The backend cannot be used.
 
@@ -175,7 +183,7 @@ class Client:
         """
         return await self._answer(self._start(prompt, options, streamed=False))
 
-    @names_options
+    @listing_options
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> AnswerStream:
         """The same as `generate`, watched: `async with client.stream(...) as s: async for event in s: ...`.
 
@@ -229,13 +237,13 @@ class Client:
         deadline = None if limits.timeout is None else self._clock.time() + limits.timeout
         with self._width.answering(start.answer, limited=start.parallel == "auto") as share:
             async with self._time_limit(limits):
-                info = await self.connect()
+                info = await self._connected(limits)
                 observation.begin(info)
                 began = self._clock.time()
                 ready = await self._prepare(info, start, *asked, share)
             check_length(ready.ids, info, limits)
 
-            def attempt(show: Emit | None, notes: tuple[str, ...]) -> Awaitable[Generation]:
+            def attempt(show: Emit | None, notes: tuple[str, ...], spent: int) -> Awaitable[Generation]:
                 machine = Machine(
                     info,
                     ready.dialect,
@@ -254,6 +262,7 @@ class Client:
                     deadline=deadline,
                     emit=show,
                     observer=observation,
+                    spent=spent,
                 )
                 observation.partial = runner.partial
                 if watch:
@@ -274,11 +283,12 @@ class Client:
             if messages and (dialect == "text" or await self._has_switch(start)):
                 dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
         if ids:
-            return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
+            end = f"end of {ids[-_END:]}"
+            return _Ready(dialect, ids, await self._ends_in_thinking(end, ids, {}, start), notes)
         return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
 
     async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
-        """Something about the chat template that is the same for every prompt: it is found out once."""
+        """What is the same for many prompts, of the chat template or their ends: it is found out once."""
         key = what, json.dumps(kwargs, sort_keys=True)
         if key not in self._template:
             if len(self._template) >= _FORMS:  # callers choose what the template is given
@@ -322,7 +332,7 @@ class Client:
             messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
         ids = await self._encode_chat(messages, kwargs, start)
         end = f"end behind {messages[-1]['role']}"
-        return ids, await self._learn(end, kwargs, lambda: self._ends_in_thinking(ids, start))
+        return ids, await self._ends_in_thinking(end, ids, kwargs, start)
 
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
@@ -331,7 +341,7 @@ class Client:
             lambda: with_retries(
                 lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
             ),
-            json.dumps([messages, kwargs], sort_keys=True),
+            json.dumps([messages, kwargs, start.limits.retries], sort_keys=True),
         )
 
     async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:
@@ -350,11 +360,26 @@ class Client:
 
         return await self._learn("system", kwargs, find)
 
-    async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
-        return (await self._detokenize(ids[-8:], start)).rstrip().endswith(THINK_OPEN)
+    async def _ends_in_thinking(
+        self, end: str, ids: list[int], kwargs: Mapping[str, Any], start: AnswerStart
+    ) -> bool:
+        """Whether a prompt with this kind of end opens a thinking block."""
+
+        async def find() -> bool:
+            return (await self._detokenize(ids[-_END:], start)).rstrip().endswith(THINK_OPEN)
+
+        return await self._learn(end, kwargs, find)
 
     async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)
+
+
+def _check_parts(clock: object, observers: object) -> None:
+    if not isinstance(clock, Clock):
+        raise InvalidRequestError(f"clock needs to be a `Clock`; got {clock!r:.80}")
+    listed = cast("Sequence[object]", observers) if isinstance(observers, Sequence) else [None]
+    if not all(isinstance(one, Observer) for one in listed):
+        raise InvalidRequestError(f"observers need to be a list of `Observer`s; got {observers!r:.80}")
 
 
 def _open(
@@ -401,7 +426,7 @@ def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
     return info.notes
 
 
-@names_options
+@listing_options
 async def generate(
     prompt: Prompt,
     *,
@@ -418,7 +443,7 @@ async def generate(
         return await client.generate(prompt, **options)
 
 
-@names_options
+@listing_options
 @asynccontextmanager
 async def stream(
     prompt: Prompt,

@@ -19,7 +19,8 @@
         ├── BackendLostError            the server that had an answer is gone; others may take the answer
         └── UnsupportedModelError       the model cannot be used, and why
 
-Every error that ends an answer carries what was generated so far in ``partial``.
+Every error that ends an answer carries what was generated so far in ``partial``. A bad option is refused
+before there is one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PastaError(Exception):
     """Base of every error that pasta_async raises."""
 
     partial: Generation | None = None
-    """The answer up to the error, where one had begun."""
+    """The answer up to the error; None where none had begun, since an option was refused."""
 
 
 class InvalidRequestError(PastaError, ValueError):

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
 
@@ -82,6 +82,7 @@ class AnswerObserver:
         """
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Is told of every answer of a client."""
 

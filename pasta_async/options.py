@@ -5,20 +5,21 @@ The models' complaints belong to the library's own error tree.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from reprlib import Repr
-from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypedDict, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from pasta_async.errors import InvalidRequestError
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 Parallel = Literal["always", "auto", "never"]
 """How parallel an answer may be: whatever the load, by the load, or one thread at a time."""
+
+MIN_PENALTY = 0.01
+"""Of a repetition penalty: logits divided by less than this could leave the range of their numbers."""
 
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 80
@@ -71,15 +72,19 @@ class Options(BaseModel):
 class Sampling(Options):
     """How the next token is chosen, and where the answer ends. Unknown fields are refused."""
 
-    temperature: float = Field(default=0.0, ge=0.0, le=10.0, allow_inf_nan=False)
-    """0 is greedy."""
+    temperature: Annotated[
+        float,
+        Field(ge=0.0, le=10.0, allow_inf_nan=False),
+        AfterValidator(lambda temperature: temperature if temperature >= 1e-6 else 0.0),
+    ] = 0.0
+    """0 is greedy, and so is anything below 1e-6."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     """Keep the smallest set of tokens whose probability reaches this."""
     top_k: int | None = Field(default=None, ge=1)
     """Keep the k likeliest tokens."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
     """Keep tokens at least this likely, relative to the likeliest."""
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=2.0)
+    repetition_penalty: float | None = Field(default=None, ge=MIN_PENALTY, le=2.0)
     """Above 1, what the context already holds gets less likely: a positive logit is divided by it, a negative
     one multiplied (CTRL, arXiv 1909.05858). None: as the model's `generation_config.json` says, on SGLang
     where the server was told (docs/backends.md); else 1, which is none."""
@@ -121,8 +126,8 @@ class Limits(Options):
     retries: int = Field(default=2, ge=0, le=100)
     """How often a request is sent again that failed before its first token, in a way that may pass: within
     0.25 s, twice that with each try, or when the server said. Connecting and encoding likewise. An answer
-    whose server was lost before anything of it was shown starts again elsewhere as often. Time-outs are
-    final."""
+    whose server was lost before anything of it was shown starts again elsewhere, which counts as one of the
+    retries. Time-outs are final."""
     on_failure: Literal["fail", "sequence"] = "fail"
     """A thread that fails after that ends the answer, or is taken up once more where it broke off, alone."""
 
@@ -173,18 +178,21 @@ class AnswerOptions(TypedDict, total=False):
     only when it is done, so a partial answer lacks those under way. Default: False."""
 
 
-def names_options(function: _Function) -> _Function:
-    """Have `help()`, `inspect.signature` and interactive completion see each of a function's `AnswerOptions`.
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-    Type checkers do by themselves. What is not passed has no default of its own: it shows as `...`.
-    """
-    signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+_NOT_NONE = {"baseline": False, "parallel": "auto", "whole_chunks": False}
+"""Options of an answer that are not None where they are left out."""
+
+
+def listing_options(function: _Function) -> _Function:
+    """Have the signature of what takes `AnswerOptions` list them, for `help` and for completion."""
+    known = signature(function)
+    *own, _ = known.parameters.values()
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
-        for name, annotation in get_type_hints(AnswerOptions).items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_NOT_NONE.get(name), annotation=hint.__forward_arg__)
+        for name, hint in AnswerOptions.__annotations__.items()
     ]
-    cast("Any", function).__signature__ = signature.replace(parameters=[*own, *options])
+    vars(function)["__signature__"] = known.replace(parameters=[*own, *options])
     return function
 
 

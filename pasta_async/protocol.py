@@ -86,7 +86,8 @@ class DecodeRequest:
     """Fields that only some backends know, like `extra_body` of the OpenAI client. SGLang gets them in the
     request's body (a mapping is merged into the field of that name). The embedded engine knows
     `logits_processor`: called before each choice with the ids decoded so far and the logits `[vocab]`
-    (float32, may be changed in place), it returns the logits to choose by. Others ignore all of them."""
+    (float32, may be changed in place), it returns the logits to choose by; one that raises ends its own
+    request. Others ignore all of them."""
 
 
 class Piece(NamedTuple):

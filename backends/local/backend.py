@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SMALL = 100_000_000  # weights; below this the products are too small to share between threads
+_MOST_THREADS = 1024  # a system that cannot start as many as are asked for ends the process
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 _ONE_AT_A_TIME = threading.Lock()  # what sets the number of threads of the process
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:\d+)?")
@@ -59,7 +60,7 @@ class LocalBackend:
             go on.
         prefill_ahead: Whether joins are prefilled while main waits for them (docs/interpreter.md).
         threads: CPU threads of the engine; None for one if the model is small (more would wait for each
-            other), else torch's own number. The rest of the process keeps its setting.
+            other), else torch's own number; at most 1024. The rest of the process keeps its setting.
 
     Raises:
         InvalidRequestError: An option is of the wrong type or out of range.
@@ -89,7 +90,7 @@ class LocalBackend:
             device=device,
             dtype=dtype,
         )
-        self._path, self._note = default_model() if path is None else (find_model(_checked_path(path)), None)
+        self._path, self._note = default_model() if path is None else (find_model(checked_path(path)), None)
         self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
         self._threads, self._prefill_ahead = threads, prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
@@ -296,13 +297,20 @@ def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> No
     for name, value in numbers.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise InvalidRequestError(f"{name} must be an integer of at least 1, not {value!r}")
+    if (numbers["threads"] or 1) > _MOST_THREADS:
+        raise InvalidRequestError(f"threads must be at most {_MOST_THREADS}, not {numbers['threads']}")
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidRequestError(f"dtype must be one of {', '.join(_DTYPES)}, not {dtype!r}")
     if device is not None and not (isinstance(device, str) and _DEVICE.fullmatch(device)):
         raise InvalidRequestError(f"device must be cpu, cuda, cuda:1 or the like, not {device!r}")
 
 
-def _checked_path(path: Any) -> str | Path:
+def checked_path(path: Any) -> str | Path:
+    """The path, if it is one.
+
+    Raises:
+        InvalidRequestError: No file system has such a path.
+    """
     try:
         encoded = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as error:

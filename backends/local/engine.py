@@ -17,7 +17,7 @@ from pasta_async.backends.local.model import CausalLM
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.local.sampler import sample
 from pasta_async.backends.local.scheduler import Job, Scheduler
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import BackendError, InvalidRequestError
 from pasta_async.jobs import progress
 from pasta_async.load import StepMeter
 from pasta_async.protocol import FinishReason
@@ -42,8 +42,10 @@ class Output(NamedTuple):
 
     job: Job
     token: int | None
-    """None if it decodes nothing, and its context is computed."""
+    """None if it decodes nothing, and its context is computed; or on an error."""
     finish_reason: FinishReason | None
+    error: BackendError | None = None
+    """Why no token could be chosen for it."""
 
 
 class Engine:
@@ -146,12 +148,14 @@ class Engine:
         tokens = sample(logits, [job.sampler for job in jobs], [job.ids[: job.length] for job in jobs])
         return [*outputs, *(self._advance(job, token) for job, token in zip(jobs, tokens, strict=True))]
 
-    def _end(self, job: Job) -> Output:
-        """The context of a job that decodes nothing is computed."""
+    def _end(self, job: Job, error: BackendError | None = None) -> Output:
+        """The context of a job that decodes nothing is computed, or its next token could not be chosen."""
         self.scheduler.remove(job)
-        return Output(job, None, "length")
+        return Output(job, None, "error" if error else "length", error)
 
-    def _advance(self, job: Job, token: int) -> Output:
+    def _advance(self, job: Job, token: int | BackendError) -> Output:
+        if isinstance(token, BackendError):
+            return self._end(job, token)
         if job.length == job.prompt:
             self.scheduler.publish(job)
         job.ids[job.length] = token
@@ -167,8 +171,8 @@ class Engine:
 
 
 def _usable_device(name: str | None) -> torch.device:
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
         raise InvalidRequestError(

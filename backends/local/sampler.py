@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from pasta_async.errors import BackendError
 from pasta_async.options import Sampling
 from pasta_async.tag_tokens import TagRule, TagState
 
@@ -23,6 +24,7 @@ _BLOCK = 256  # tokens whose probabilities are added up first
 _CANDIDATES = 128  # likeliest tokens that cuts are tried on first
 _NONE = np.empty(0, np.int64)
 _BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
+_NO_TOKEN = -1  # among tokens: of a row whose logits leave nothing to choose
 
 
 class TokenSampler:
@@ -99,8 +101,8 @@ class _Parameters(NamedTuple):
 @torch.inference_mode()
 def sample(
     logits: torch.Tensor, samplers: Sequence[TokenSampler], contexts: Sequence[NDArray[np.int64]]
-) -> list[int]:
-    """Choose a token for each row.
+) -> list[int | BackendError]:
+    """Choose a token for each row; a row of which none can be chosen has the error that says why.
 
     Args:
         logits: `[rows, vocabulary]`, any floating type.
@@ -110,11 +112,7 @@ def sample(
     logits = logits.float()
     _penalise(logits, samplers, contexts)
     _exclude(logits, samplers)
-    for row, sampler in enumerate(samplers):
-        if sampler.processor is not None:
-            mine = logits[row]
-            if (processed := sampler.processor(sampler.generated, mine)) is not mine:
-                logits[row] = processed
+    errors = _process(logits, samplers)
     tokens: Any = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
     choices = [_choice(sampler) for sampler in samplers]
     for choose in dict.fromkeys(choices):
@@ -122,13 +120,35 @@ def sample(
         chosen = [(samplers[row], len(contexts[row])) for row in rows]
         some = logits if len(rows) == len(samplers) else logits[rows]
         tokens[rows] = choose(some, chosen)
-    result: list[int] = tokens.tolist()
-    for sampler, token in zip(samplers, result, strict=True):
-        if sampler.processor is not None:
-            sampler.generated.append(token)
-        if sampler.tags is not None:
-            sampler.tags.add(token)
-    return result
+    pairs = enumerate(zip(samplers, tokens.tolist(), strict=True))
+    return [errors.get(row) or _accept(sampler, token) for row, (sampler, token) in pairs]
+
+
+def _process(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> dict[int, BackendError]:
+    """Have the rows' own processors change them, in place; what those that failed failed with, by row."""
+    errors: dict[int, BackendError] = {}
+    for row, sampler in enumerate(samplers):
+        if sampler.processor is None:
+            continue
+        mine = logits[row]
+        try:
+            if (processed := sampler.processor(sampler.generated, mine)) is not mine:
+                logits[row] = processed
+        except Exception as error:  # whatever users wrote: it is the failure of one request
+            errors[row] = BackendError(f"the request's logits_processor failed: {error!r}")
+            errors[row].__cause__ = error
+    return errors
+
+
+def _accept(sampler: TokenSampler, token: int) -> int | BackendError:
+    """Tell a sampler what was chosen for it."""
+    if token == _NO_TOKEN:
+        return BackendError("no token can be chosen: the logits are not finite, or leave none possible")
+    if sampler.processor is not None:
+        sampler.generated.append(token)
+    if sampler.tags is not None:
+        sampler.tags.add(token)
+    return token
 
 
 def _exclude(logits: torch.Tensor, samplers: Sequence[TokenSampler]) -> None:
@@ -201,8 +221,11 @@ def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Chosen], torch.Te
 
 def _likeliest(logits: torch.Tensor, _: _Chosen) -> torch.Tensor:
     if logits.is_cpu:  # numpy's is thirteen times as fast there
-        return torch.as_tensor(logits.numpy().argmax(-1))
-    return logits.argmax(-1)
+        token = torch.as_tensor(logits.numpy().argmax(-1))
+    else:
+        token = logits.argmax(-1)
+    possible = logits.gather(1, token[:, None])[:, 0] > -torch.inf  # NaN, which counts as the largest, is not
+    return token.where(possible, _NO_TOKEN)
 
 
 def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
@@ -219,7 +242,7 @@ def _draw(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
     block, rest = _invert(blocks.sum(-1).double(), p.draw)
     inside = blocks.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0]
     token, _ = _invert(inside.double(), rest)
-    return (block * _BLOCK + token)[:, 0]
+    return (block * _BLOCK + token).where(rest >= 0, _NO_TOKEN)[:, 0]
 
 
 def _draw_cut(logits: torch.Tensor, chosen: _Chosen) -> torch.Tensor:
@@ -248,8 +271,9 @@ def _draw_among(
     weights /= torch.where(p.top_k <= count, weights.sum(-1, keepdim=True), total)
     before = weights.cumsum(-1) - weights
     keep = likely & (before < p.top_p) & (weights >= p.min_p * weights[:, :1])
-    place, _ = _invert(weights * keep, p.draw)
-    return ids.gather(1, place)[:, 0], ~keep[:, -1] | (p.top_k[:, 0] <= count)
+    place, rest = _invert(weights * keep, p.draw)
+    token = ids.gather(1, place).where(rest >= 0, _NO_TOKEN)
+    return token[:, 0], ~keep[:, -1] | (p.top_k[:, 0] <= count)
 
 
 def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
@@ -260,7 +284,7 @@ def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:
 def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The place of each row's weights where a share of `draw` stands before, and the share of that place.
 
-    A place without weight is never found.
+    A place without weight is never found. Of weights that are no numbers the share is none either.
 
     Args:
         weights: float64 `[rows, n]`.
@@ -268,6 +292,6 @@ def _invert(weights: torch.Tensor, draw: torch.Tensor) -> tuple[torch.Tensor, to
     """
     total = weights.cumsum(-1)
     aim = draw.clamp(max=_BELOW_ONE) * total[:, -1:]
-    place = torch.searchsorted(total, aim, right=True)
+    place = torch.searchsorted(total, aim, right=True).clamp_(max=weights.shape[-1] - 1)
     here = weights.gather(1, place)
     return place, ((aim - total.gather(1, place) + here) / here).clamp(0)

@@ -173,18 +173,25 @@ class EngineLoop:
             began = perf_counter()
             outputs = self._engine.step()
             if outputs is not None:
-                ready = [
-                    (stream := self._streams[id(output.job)], stream.write(output)) for output in outputs
-                ]
-                for stream, pieces in ready:
-                    self._end(stream, pieces)
-                self._deliver([(stream, pieces) for stream, pieces in ready if pieces])
+                self._hand_out(outputs)
                 self._engine.meter.add(*self._engine.latest, perf_counter() - began)
             elif not self._commands:
                 return
 
+    def _hand_out(self, outputs: Sequence[Output]) -> None:
+        ready: list[tuple[Stream, Sequence[Piece]]] = []
+        for output in outputs:
+            stream = self._streams[id(output.job)]
+            if output.error:
+                del self._streams[id(output.job)]
+                _call_soon(stream.loop, stream.fail, output.error)
+            elif pieces := stream.write(output):
+                ready.append((stream, pieces))
+                self._end(stream, pieces)
+        self._deliver(ready)
+
     def _end(self, stream: Stream, pieces: Sequence[Piece]) -> None:
-        if pieces and pieces[-1].finish_reason:
+        if pieces[-1].finish_reason:
             del self._streams[id(stream.job)]
             if stream.job.node is not None:  # the text ended it, not the engine
                 self._engine.remove(stream.job)

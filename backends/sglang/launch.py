@@ -23,6 +23,7 @@ from typing import IO, Any, Literal, cast
 import anyio
 import httpx
 
+from pasta_async.backends.local.backend import checked_path
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.backends.sglang.handshake import ServedModel
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
@@ -145,7 +146,7 @@ class LaunchedBackend(SGLangBackend):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         super().__init__(f"http://127.0.0.1:{self._port}", tokenizer=path)
-        self._path = Path(path)
+        self._path = Path(checked_path(path))
         self._device: Device | None = device
         self._flags = [*_flags({"log_level": "error", **server_args})]
         self._process: subprocess.Popen[bytes] | None = None

@@ -116,9 +116,10 @@ class Machine:
         """Ids, and texts, at which the next request of this thread ends.
 
         Main's requests end at a sync, so that nothing is decoded behind it and what was decoded is in the
-        prefix cache when the written form is prefilled. A sync with nothing open would end one for nothing:
-        after the first of those, main's requests go on past syncs until the next join. One that has an effect
-        is then ended from here, and what was decoded behind the sync meanwhile is never read.
+        prefix cache when the written form is prefilled. A sync with nothing open ends one for nothing, which
+        cannot be known when it is sent: nothing is open then. After the first of those, main's requests go on
+        past syncs until the next join. One that has an effect is then ended from here, and what was decoded
+        behind the sync meanwhile is never read.
 
         A chunk's end at `</async>`, and at the promise or sync that a thread writes when it forgot that tag.
         """

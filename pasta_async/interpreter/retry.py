@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from itertools import count
+from itertools import count, takewhile
 from typing import TypeVar
 
 from pasta_async.clock import Clock
@@ -63,14 +63,18 @@ async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: C
 
 
 async def run_restarting(
-    attempt: Callable[[Emit | None, tuple[str, ...]], Awaitable[Generation]], emit: Emit | None, restarts: int
+    attempt: Callable[[Emit | None, tuple[str, ...], int], Awaitable[Generation]],
+    emit: Emit | None,
+    retries: int,
 ) -> Generation:
     """Run an answer; if its server is lost while nothing of it was shown, run it again from the beginning.
 
     Args:
-        attempt: Runs the answer, shows its events here, and gives it these notes.
+        attempt: Runs the answer, shows its events here, gives it these notes, and takes so many of the
+            retries of each request as spent.
         emit: Where events are shown. None: nobody watches, so nothing is shown before the end.
-        restarts: How often, at most: a prompt that kills its server must not kill them all.
+        retries: How often a request is sent again at most, by the answer's restarts or without: a prompt that
+            kills its server must not kill them all.
 
     Raises:
         PastaError: What the last attempt ended with.
@@ -79,23 +83,26 @@ async def run_restarting(
     """
     screen = _Screen(emit)
     notes: tuple[str, ...] = ()
+    spent = 0
     while True:
         try:
-            return await attempt(screen.show if emit else None, notes)
+            return await attempt(screen.show if emit else None, notes, spent)
         except PastaError as error:
-            if screen.begun or len(notes) == restarts or not _lost_midway(error):
+            sent = _sent_until_lost(error)
+            spent += sent
+            if screen.begun or not sent or spent > retries:
                 await screen.end()
                 raise
             await screen.restart()
             notes = (*notes, f"started again elsewhere: {error.__cause__}")
 
 
-def _lost_midway(error: PastaError) -> bool:
-    """Whether a server was lost that had sent tokens. Without any, the request was sent again already."""
+def _sent_until_lost(error: PastaError) -> int:
+    """How often the request was sent with which a server was lost; 0 for any other error."""
     if not isinstance(error, ThreadFailedError) or not isinstance(error.__cause__, BackendLostError):
-        return False
+        return 0
     requests = error.partial.threads[error.thread].requests if error.partial else ()
-    return bool(requests) and requests[-1].completion_tokens > 0
+    return sum(1 for _ in takewhile(lambda request: request.finish_reason == "error", reversed(requests)))
 
 
 class _Screen:

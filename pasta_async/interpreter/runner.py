@@ -29,6 +29,7 @@ from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
 from pasta_async.interpreter.width import Share
 from pasta_async.lang import PROMISE_OPEN
+from pasta_async.lang.document import TAG_REST
 from pasta_async.observers import AnswerObserver, observed_request
 from pasta_async.protocol import Backend, DecodeRequest, FinishReason, Piece
 from pasta_async.results import Generation, RequestRecord
@@ -42,7 +43,7 @@ def thread_seed(seed: int | None, thread: int) -> int | None:
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-_TAG = re.compile(r"</?(?:promise|async|sync)[^<>]*>")
+_TAG = re.compile(f"</?(?:promise|async|sync){TAG_REST}>")
 _TAG_IN_CHUNK = re.compile(f"{re.escape(PROMISE_OPEN)}|{_TAG.pattern}")
 _BEFORE = 16
 """Ids in front of a piece that are looked at with it, since characters may go on from them."""
@@ -61,6 +62,7 @@ class Runner:
         deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
         observer: Is told of turns and requests.
+        spent: How many retries of each request were taken by earlier runs of the answer.
     """
 
     def __init__(
@@ -75,13 +77,14 @@ class Runner:
         deadline: float | None,
         emit: Emit | None,
         observer: AnswerObserver,
+        spent: int = 0,
     ) -> None:
         self.machine = machine
         self._backend, self._prompt = backend, tuple(prompt)
         self._start, self._limits = machine.start, machine.start.limits
         self._share = share
         self._clock, self._began, self._deadline = clock, began, deadline
-        self._emit, self._observer = emit, observer
+        self._emit, self._observer, self._spent = emit, observer, spent
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
@@ -223,7 +226,7 @@ class Runner:
     async def _attempts(self, number: int) -> None:
         """One request, sent again if it fails before its first token."""
         machine = self.machine
-        for attempt in count():
+        for attempt in count(self._spent):
             if not machine.wants(number):
                 return
             request = await self._request(number)

@@ -44,7 +44,14 @@ TAG_TOKENS = (PROMISE_OPEN, PROMISE_TOKENS, PROMISE_CLOSE, ASYNC_OPEN, ASYNC_CLO
 MAX_TAG = 512
 """Characters a tag may have from `<` to `>` (an escape's backslashes do not count); longer ones are text."""
 
-TAG_START = r"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])([^<>]*)"
+_QUOTED = "|".join(
+    rf"{opening}[^<>{closing}]*+(?:(?<!/)>[^<>{closing}]*+)*+{closing}?+"
+    for opening, closing in ('""', "''", "\u201c\u201d", "\u2018\u2019")
+)
+TAG_REST = rf"(?:[^<>=]++|=(?:\s*+(?:{_QUOTED}))?+)*+"
+"""Pattern of what stands between a tag's name and its `>`: in quotes behind a `=` also `>`, but no `/>`."""
+
+TAG_START = rf"<(\\*+)(/?)(promise|async|sync)(?=[\s/>])({TAG_REST})"
 """Pattern of a tag up to its `>`; its groups are the backslashes, the slash, the name and the rest."""
 
 ClosedBy = Literal["writer", "nested", "budget", "end", "interrupted"]

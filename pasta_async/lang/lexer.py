@@ -1,8 +1,9 @@
 """From pieces of text to tags and the text between them, however it was cut; and what a promise tag says.
 
 A tag is `<`, an optional `/`, `promise`, `async` or `sync`, then white space, `/` or `>`, and all up to the
-first `>`. It holds no second `<` and is at most `MAX_TAG` characters long. Backslashes behind the `<` make it
-text, which is written with one backslash more than is meant.
+first `>` that stands in no quotes behind a `=`, or ends a `/>`. It holds no second `<` and is at most
+`MAX_TAG` characters long. Backslashes behind the `<` make it text, which is written with one backslash more
+than is meant.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from pasta_async.lang.diagnostics import Code
-from pasta_async.lang.document import MAX_TAG, TAG_START, Promise, unquoted
+from pasta_async.lang.document import MAX_TAG, TAG_REST, TAG_START, Promise, unquoted
 
 
 class Place(NamedTuple):
@@ -42,7 +43,7 @@ Lexeme = str | Tag | Place
 
 _CANDIDATE = re.compile(f"{TAG_START}(>?)")
 _PREFIXES = "|".join(name[:size] for name in ("promise", "async", "sync") for size in range(len(name), 0, -1))
-_UNFINISHED = re.compile(rf"<(\\*+)/?((?:promise|async|sync)[\s/][^<>]*|{_PREFIXES}|)")
+_UNFINISHED = re.compile(rf"<(\\*+)/?((?:promise|async|sync)[\s/]{TAG_REST}|{_PREFIXES}|)")
 
 
 class Lexer:

@@ -13,7 +13,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 from starlette.requests import Request
 
-from pasta_async.options import Limits, Parallel, Sampling
+from pasta_async.options import MIN_PENALTY, Limits, Parallel, Sampling
 from pasta_async.protocol import Message
 from pasta_async.server.errors import ApiError, invalid_body
 from pasta_async.server.service import Service
@@ -153,7 +153,7 @@ class GenerateRequest(BaseModel):
     top_k: int | None = None
     """SGLang's; -1 is all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=2)] | None = None
     """SGLang's too."""
     pasta: PastaOptions = PastaOptions()
 

@@ -460,6 +460,13 @@ def test_cuts_keep_the_right_tokens(sampling: dict[str, Any], kept: set[int]) ->
     assert {token for token, share in enumerate(seen) if share} == kept
 
 
+@pytest.mark.parametrize("temperature", [1e-7, 1e-46, 5e-324])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}], ids=str)
+def test_a_temperature_of_next_to_nothing_is_greedy(temperature: float, cut: dict[str, Any]) -> None:
+    seen = _drawn(torch.tensor([1.0, 2.0, 1.999, -1.0]), 10, temperature=temperature, **cut)
+    assert seen.equal(torch.tensor([0.0, 1.0, 0.0, 0.0]))
+
+
 @pytest.mark.parametrize("temperature", [0, 1e-6], ids=["greedy", "drawn"])
 def test_a_repetition_penalty_counts_what_the_context_holds_once(temperature: float) -> None:
     logits = torch.tensor([[3.0, 2.9, 2.0, -1.0], [3.0, 2.9, 2.0, -1.0], [-1.0, -1.05, -4.0, -4.0]])

@@ -20,6 +20,7 @@ from pasta_async import (
     generate,
     stream,
 )
+from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import ScriptedBackend, WordTokenizer
 
 
@@ -34,6 +35,7 @@ from pasta_async.testing import ScriptedBackend, WordTokenizer
         {"top_k": 0},
         {"min_p": -1},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-40},
         {"seed": -1},
         {"stop": ("",)},
         {"max_tokens": 0},
@@ -149,8 +151,9 @@ async def test_prompts_and_messages(prompt: Any) -> None:
 async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> None:
     backend = ScriptedBackend("Because.")
     arguments: Any = {"backend": backend, **values}
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as caught:
         await generate("Why?", **arguments)
+    assert caught.value.partial is None
     with pytest.raises(InvalidRequestError):
         async with stream("Why?", **arguments):
             pass
@@ -173,6 +176,18 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("sglang:/model", {"api_key": "secret"}),
         ("sglang:/model", {"device": "gpu"}),
         ("sglang:/model", {"server_args": 5}),
+        ("sglang:/model", {"server_args": {1: 2}}),
+        ("sglang:/model", {"server_args": {"path": 2}}),
+        ("sglang:/model", {"server_args": {"self": 2}}),
+        ("sglang:/model", {"server_args": {"device": "gpu"}}),
+        ("sglang:" + "x" * 300, {}),
+        ("sglang:/model\0", {}),
+        ("local:", {"threads": 10**9}),
+        ("local:", {"clock": 5}),
+        ("local:", {"observers": 5}),
+        ("local:", {"observers": [5]}),
+        ("local:", {"observers": Logs()}),
+        ("local:", {"observers": "metrics"}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],
     ids=str,
@@ -226,9 +241,14 @@ async def test_mappings_are_taken_where_a_model_is_and_fields_are_laid_over_them
 
 
 @pytest.mark.parametrize("call", [Client.generate, Client.stream, generate, stream])
-def test_every_way_to_ask_names_the_same_options(call: Any) -> None:
-    assert inspect.signature(call).parameters.keys() >= AnswerOptions.__annotations__.keys()
-    assert call.__annotations__["options"] == "Unpack[AnswerOptions]"
+def test_every_way_to_ask_lists_the_same_options(call: Any) -> None:
+    parameters = inspect.signature(call).parameters
+    listed = [name for name in parameters if name in AnswerOptions.__annotations__]
+    assert listed == [*parameters][-len(listed) :] == [*AnswerOptions.__annotations__]
+    for name in listed:
+        field = AnswerStart.model_fields.get(name)
+        default = field.default if name in ("baseline", "parallel", "whole_chunks") and field else None
+        assert (parameters[name].default, parameters[name].kind.name) == (default, "KEYWORD_ONLY")
 
 
 def test_the_options_of_an_answer_are_all_known_to_observers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,12 +17,14 @@ from pasta_async import (
     BackendStatusError,
     BackendTimeoutError,
     Client,
+    DecodeRequest,
     Generation,
     GenerationTimeoutError,
     Limits,
     Message,
     ModelInfo,
     PastaError,
+    Piece,
     PromptTooLongError,
     ThreadFailedError,
 )
@@ -104,6 +106,18 @@ async def test_and_no_oftener_than_the_limit_says(call: str, retries: int) -> No
     assert backend.calls == retries + 1
 
 
+@pytest.mark.parametrize("call", ["connect", "encode_chat", "detokenize"])
+async def test_each_of_several_answers_has_its_own_limit(call: str) -> None:
+    backend = Flaky(call, [BackendConnectError("reset")] * 2)
+    async with Client(backend, clock=backend.clock, limits=Limits(retries=9)) as client:
+        limits = [Limits(retries=retries) for retries in (0, 1, 2)]
+        ended = await asyncio.gather(
+            *(client.generate("Why?", limits=limit) for limit in limits), return_exceptions=True
+        )
+    assert isinstance(ended[0], BackendConnectError)
+    assert isinstance(ended[2], Generation)
+
+
 @pytest.mark.parametrize("error", [BackendTimeoutError("silent"), BackendStatusError("no", status=400)])
 @pytest.mark.parametrize("call", ["connect", "encode_chat"])
 async def test_a_time_out_and_a_refusal_are_final(call: str, error: BackendError) -> None:
@@ -139,6 +153,34 @@ async def test_a_server_that_is_lost_again_and_again_is_not_tried_more_often() -
     with pytest.raises(ThreadFailedError):
         await ask(backend, retries=3)
     assert len(backend.requests) == 4
+
+
+class Losing(ScriptedBackend):
+    """Refuses so many requests before each that it takes, and is lost with that behind its first token."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__("Because it is.", clock=VirtualClock())
+        self._refused, self.sent = refused, 0
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
+        self.sent += 1
+        if self.sent % (self._refused + 1):
+            raise BackendConnectError("refused")
+        async for piece in super().decode(request):
+            yield piece
+            raise BackendLostError("gone")
+
+
+@pytest.mark.parametrize("refused", range(4))
+@pytest.mark.parametrize("retries", range(4))
+async def test_a_request_and_its_answer_share_one_count(refused: int, retries: int) -> None:
+    backend = Losing(refused)
+    with pytest.raises(ThreadFailedError) as caught:
+        await ask(backend, retries=retries)
+    assert backend.sent == retries + 1
+    assert isinstance(caught.value.__cause__, BackendLostError | BackendConnectError)
+    assert caught.value.partial is not None
+    assert len(caught.value.partial.notes) == retries // (refused + 1)
 
 
 async def test_a_silent_request_is_not_sent_again() -> None:
@@ -185,6 +227,19 @@ async def test_the_template_s_end_is_looked_at_once_for_each_form_of_it() -> Non
             await client.generate("Why?", chat_template_kwargs={"number": number})
         await client.generate("Why?")
         assert backend.calls == 2 + 64 + 1
+
+
+async def test_the_end_of_a_prompt_of_ids_is_looked_at_once() -> None:
+    backend = Flaky("detokenize")
+    ids = await backend.encode("Why is it so, and why is it not otherwise?")
+    thinking = await backend.encode("Why is it so, and why is it not otherwise? <think>")
+    async with Client(backend, clock=backend.clock) as client:
+        for prompt in (ids, ids, [*ids, *ids], ids):
+            assert (await client.generate(prompt)).text == "Because."
+        assert backend.calls == 1
+        for _ in range(2):
+            assert (await client.generate(thinking)).reasoning == "Because."
+        assert backend.calls == 2
 
 
 async def test_an_error_before_decoding_has_an_empty_partial_answer() -> None:

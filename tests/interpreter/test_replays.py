@@ -78,6 +78,16 @@ OUTPUTS = {
         ("tag-form",),
     ),
     "no quotes": Output(["A. <promise topic=tea tokens=20/> B."], TEA, SAME, ("stop",), ("tag-form",)),
+    "a topic with a tag's end in it": Output(
+        ['A. <promise topic="tea > coffee" tokens="20"/> B.'], TEA, SAME, ("stop",)
+    ),
+    "a quote that never closes": Output(
+        ['A. <promise topic="tea" tokens="20/> B <promise topic="tea/> C > B'],
+        {},
+        "A.  B  C > B",
+        (),
+        ("attributes-bad", "attributes-bad"),
+    ),
     "attributes the other way round": Output(
         ['A. <promise tokens="20" topic="tea"/> B.'], TEA, SAME, ("stop",), ("tag-form",)
     ),

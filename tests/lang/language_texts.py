@@ -40,6 +40,8 @@ PIECES = (
     "<promise topic='b c d e' tokens=15>",
     "<promise/>",
     '<promise topic="a" after="b"/>',
+    '<promise topic="a > b" tokens="10"/>',
+    "<promise topic='a > \u201cb\u201d' tokens=\u201c10>",
     "<promise topic=",
     '<async topic="a">',
     "<async/>",
@@ -65,7 +67,7 @@ PIECES = (
     '<promise topic="' + "x" * MAX_TAG,
 )
 texts = st.lists(
-    st.one_of(st.sampled_from(PIECES), st.text("<>/\\ \n=\"'psync", max_size=4)), max_size=14
+    st.one_of(st.sampled_from(PIECES), st.text("<>/\\ \n=\"'psync\u201d", max_size=4)), max_size=14
 ).map("".join)
 _topics = st.one_of(st.sampled_from(PIECES), texts, st.sampled_from(["a > b", 'so "called"', "R&D &gt; x"]))
 _promise_ids = st.tuples(_topics, st.sampled_from(["10", "", "x", "<"])).map(
@@ -181,7 +183,7 @@ def without_tags(source: str) -> str:
     result = ""
     index = 0
     while index < len(source):
-        end = source.find(">", index)
+        end = _tag_end(source, index)
         body = source[index + 1 : end]
         bare = body.lstrip("\\")
         if source[index] == "<" and end > 0 and "<" not in body and _is_tag(bare):
@@ -191,6 +193,22 @@ def without_tags(source: str) -> str:
             result += source[index]
             index += 1
     return result
+
+
+def _tag_end(source: str, index: int) -> int:
+    """The first ">" that stands in no quotes behind a "=", or ends a "/>"; -1 if there is none."""
+    quotes, closing = {'"': '"', "'": "'", "\u201c": "\u201d", "\u2018": "\u2019"}, ""
+    for place in range(index + 1, len(source)):
+        character, before = source[place], source[index:place]
+        if character == "<":
+            return -1
+        if character == ">" and (not closing or before[-1] == "/"):
+            return place
+        if character == closing:
+            closing = ""
+        elif not closing and before.rstrip().endswith("="):
+            closing = quotes.get(character, "")
+    return -1
 
 
 def _is_tag(body: str) -> bool:

@@ -26,6 +26,7 @@ REPEATED = {
 }
 ENDLESS = {
     "a quote that never closes": ('<promise topic="', "x"),
+    "tags' ends in such a quote": ('<promise topic="', "x >"),
     "white space behind a promise": (PROMISE, " "),
     "white space in a tag": ("<sync", " "),
     "backslashes": ("<", "\\"),

@@ -232,6 +232,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"extra_body": {"pasta": {"paralel": True}}}, "pasta.paralel", "unknown_parameter"),
     ({"extra_body": {"pasta": {"limits": {"max_threads": 999}}}}, "pasta.limits.max_threads", None),
     ({"extra_body": {"top_k": 0}}, None, None),
+    ({"extra_body": {"repetition_penalty": 1e-40}}, "repetition_penalty", "invalid_value"),
 ]
 
 
