@@ -163,7 +163,7 @@ def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: Any) ->
 
 
 ROUNDING = 1 if VNNI else 2
-"""torch keeps 7 bits of activations instead of 8 where a CPU lacks AVX512-VNNI, so errors are twice as large."""
+"""torch keeps 7 bits of activations instead of 8 without AVX512-VNNI, so errors are twice as large."""
 
 
 def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
