@@ -38,7 +38,7 @@ def engine(server: RealServer) -> ServerEngine:
 
 
 async def test_a_fault_ends_its_own_answer_by_name_and_no_other(engine: ServerEngine) -> None:
-    async with through_proxy(engine, at_once=2) as faults:
+    async with through_proxy(engine, at_once=2, patience=4) as faults:
         for fault in (*PASSING, *ENDING):
             await faults.trial(fault)
     outcomes = {fault: [*counts] for fault, counts in faults.found.items()}
@@ -49,7 +49,7 @@ async def test_a_fault_ends_its_own_answer_by_name_and_no_other(engine: ServerEn
 
 
 async def test_an_answer_ends_in_its_time_though_the_server_cannot_be_told(engine: ServerEngine) -> None:
-    async with through_proxy(engine, at_once=2) as faults:
+    async with through_proxy(engine, at_once=2, patience=4) as faults:
         await faults.trial(Fault("dropped", 0, 0, "/abort_request", lasting=True), leaves_after=0.3)
     assert [*faults.found.values()] == [{"GenerationTimeoutError": 1}]
 

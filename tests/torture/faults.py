@@ -32,7 +32,7 @@ from tests.sglang.real_server import free_port, running_server
 from tests.torture.engines import SHIPPED, ServerEngine
 from tests.torture.measured import Plan
 from tests.torture.proxy import FaultProxy, Wire
-from tests.torture.spoilt import Fault, Kind, Path
+from tests.torture.spoilt import BEFORE_A_TOKEN, Fault, Kind, Path
 
 AT_ONCE = 4
 LANES = 3
@@ -83,9 +83,6 @@ KINDS: list[tuple[Path, Kind, bool]] = [
 
 random.Random(0).shuffle(KINDS)  # so that a short campaign has some of each
 
-BEFORE_A_TOKEN = 300
-"""Bytes of a stream: the first token's event is longer."""
-
 PROMPTS = [sample(FAMILIES[number % 3], number).prompt for number in range(AT_ONCE)]
 
 
@@ -100,10 +97,11 @@ class Faults:
     Args:
         client: Of the server, through the proxy.
         proxy: What spoils requests; it knows the prompts.
+        timeout: Seconds for an answer.
     """
 
-    def __init__(self, client: Client, proxy: FaultProxy) -> None:
-        self.client, self.proxy = client, proxy
+    def __init__(self, client: Client, proxy: FaultProxy, timeout: float = TIMEOUT) -> None:
+        self.client, self.proxy, self.timeout = client, proxy, timeout
         self.expected: list[Generation] = []
         self.plain: list[Generation] = []
         self.found: dict[str, Counter[str]] = {}
@@ -115,7 +113,7 @@ class Faults:
         self.plain = await asyncio.gather(*plain)
         self.expected = await _all(self.client, self.proxy.prompts)
 
-    async def trial(self, fault: Fault, leaves_after: float = TIMEOUT) -> None:
+    async def trial(self, fault: Fault, leaves_after: float = 1.0) -> None:
         """One fault: its answer ends with a named error, or right after all, and the others are right.
 
         Args:
@@ -134,7 +132,7 @@ class Faults:
     async def _one(self, number: int, fault: Fault, leaves_after: float) -> Generation | PastaError:
         """An answer, or what it ended with: the cause, where a thread of it failed."""
         leaves = fault.path == "/abort_request" and number == fault.victim
-        timeout = leaves_after if leaves else TIMEOUT
+        timeout = leaves_after if leaves else self.timeout
         limits, began = Limits(timeout=timeout), time.monotonic()
         try:
             # The load is read by an answer that goes by it.
@@ -145,6 +143,7 @@ class Faults:
             )
         except PastaError as error:
             check_part(error.partial, self.expected[number])
+            assert error.partial and (error.partial.usage.completion_tokens or not fault.behind_a_token)
             return error.__cause__ if isinstance(error.__cause__, PastaError) else error
         finally:
             late = time.monotonic() - began - timeout
@@ -176,8 +175,7 @@ def _outcome(fault: Fault, errors: list[PastaError], notes: list[str]) -> str:
 
 def _may_end(fault: Fault) -> bool:
     """Whether an answer may end by it."""
-    tokens_may_come = fault.replies and fault.path == "/generate"
-    return fault.lasting or fault.kind in FINAL or tokens_may_come
+    return fault.lasting or fault.kind in FINAL or (fault.replies and fault.path == "/generate")
 
 
 def _must_end(fault: Fault) -> bool:
@@ -200,13 +198,15 @@ def check_part(partial: Generation | None, whole: Generation) -> None:
 
 
 @asynccontextmanager
-async def through_proxy(engine: ServerEngine, at_once: int = AT_ONCE) -> AsyncGenerator[Faults]:
-    """Trials on a server, by a client of their own."""
+async def through_proxy(
+    engine: ServerEngine, at_once: int = AT_ONCE, patience: float = 1.0
+) -> AsyncGenerator[Faults]:
+    """Trials on a server, by a client of their own, whose time-outs are so many times as long."""
     proxy = FaultProxy(engine.url, PROMPTS[:at_once])
     async with proxy.listening() as url, httpx.AsyncClient(transport=Wire(proxy)) as http:
-        backend = SGLangBackend(url, timeout=SILENCE, client=http)
+        backend = SGLangBackend(url, timeout=SILENCE * patience, client=http)
         async with Client(backend) as client:
-            faults = Faults(client, proxy)
+            faults = Faults(client, proxy, TIMEOUT * patience)
             await faults.learn()
             yield faults
         await backend.aclose()
@@ -241,7 +241,12 @@ async def _try_faults(faults: Faults, plan: Plan, numbers: Iterator[int]) -> Non
         longest = min(LONGEST[path], BEFORE_A_TOKEN) if lasting else LONGEST[path]
         at = int(longest ** drawn.random()) - 1
         usual = max(one.elapsed for one in faults.expected)
-        await faults.trial(Fault(kind, request, at, path, lasting, victim), drawn.uniform(0.05, usual))
+        fault = Fault(kind, request, at, path, lasting, victim)
+        try:
+            await faults.trial(fault, leaves_after=drawn.uniform(0.05, usual))
+        except Exception as error:
+            error.add_note(f"{fault} at byte {at}: --seed {plan.seed} --first {number} --count 1")
+            raise
 
 
 # A server that is lost -----------------------------------------------------------------------------------

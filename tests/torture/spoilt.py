@@ -34,6 +34,9 @@ Path = Literal["/generate", "/tokenize", "/v1/loads", "/abort_request"]
 
 GARBAGE = b"\x00\xff]}\n\ndata: {\xfe\n\n"
 
+BEFORE_A_TOKEN, BEHIND_A_TOKEN = 300, 1000
+"""Bytes of a stream of `/generate`: fewer than its first event has, and more."""
+
 SLOW_SECONDS = 0.05
 """Between two bytes of a reply that is slow."""
 
@@ -73,6 +76,11 @@ class Fault:
     def replies(self) -> bool:
         """Whether a part of the server's reply may stand before it."""
         return not self.kind.startswith(("refused", "dropped", "status", "html"))
+
+    @property
+    def behind_a_token(self) -> bool:
+        """Whether it strikes a stream of which a token came."""
+        return self.replies and self.path == "/generate" and self.at > BEHIND_A_TOKEN
 
     def __str__(self) -> str:
         """What is counted."""
