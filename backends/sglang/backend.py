@@ -52,7 +52,8 @@ MAX_STOPS, MAX_STOP_PATTERN = 32, 256
 class SGLangOptions(Options):
     """What may be set, for the check of types and ranges alone."""
 
-    api_key: StrictStr | None
+    api_key: Annotated[StrictStr, Field(pattern=r"^[!-~]*$")] | None
+    """What a header can hold, without white space: a key from a file often ends with a line break."""
     timeout: InstanceOf[httpx.Timeout] | Annotated[float, Field(gt=0, strict=True)]
     max_connections: Annotated[StrictInt, Field(ge=1)]
     tokenizer: StrictStr | Path | None

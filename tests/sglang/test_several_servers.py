@@ -185,7 +185,7 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
             assert [answer.text for answer in made] == expected[2:]
             assert doomed.decoded
             await routed.aclose()
-    assert server.running() == 0
+    await until(server, 0)
 
 
 @asynccontextmanager
