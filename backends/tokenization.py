@@ -19,11 +19,14 @@ from tokenizers import AddedToken, Tokenizer
 from pasta_async.backends.chat_template import ChatTemplate
 from pasta_async.backends.guard import (
     EDGE,
+    apart,
+    as_written,
     beginnings,
     check_messages,
     free_marker,
     mark,
     replace_texts,
+    spells_command,
     texts_in,
 )
 from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
@@ -121,6 +124,8 @@ class TextCodec:
         self._template = ChatTemplate(template, _named_tokens(config)) if template else None
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*end_ids, *self._ends(config)]))
         self.tags: TagIds | None = self._find_tags()
+        special = {entry["id"] for entry in added if entry["special"]} - {unknown}
+        self._special = special.union(self.tags or ())
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextCodec:
@@ -179,6 +184,7 @@ class TextCodec:
         guarded = {text: mark(text, commands, marker) for text in texts}
         marked, kwargs = replace_texts([messages, dict(template_kwargs)], guarded.__getitem__)
         if self._template is not None:
+            marked = [apart(message, marker) for message in marked]
             return self._encode_marked(self._template.render(marked, kwargs), marker)
         content: Any = messages[0]["content"]
         if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):
@@ -191,6 +197,20 @@ class TextCodec:
                 raise PromptTooLongError(
                     f"the text has more than the {limit} tokens that the model takes", limit=limit
                 )
+
+    def check_data(self, texts: Iterable[str], limit: int | None = None) -> None:
+        """Refuse what would not be data where an engine encodes it as it is.
+
+        Raises:
+            InvalidRequestError: A text spells a special token or a tag.
+            PromptTooLongError: It has more tokens than `limit`.
+        """
+        for text in texts:
+            if limit:
+                self._check_length(text, limit)
+            for form in as_written([text]):
+                for i in self._special.intersection(_token_ids(self._full, form)):
+                    raise spells_command(form, self._added[i])
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept, no spaces added; unfinished characters become U+FFFD."""
@@ -275,6 +295,10 @@ class AsyncTextCodec:
         """
         size = sum(map(len, texts_in(messages, template_kwargs)))
         return await self._run(size, lambda: self.codec.encode_chat(messages, template_kwargs, self._limit))
+
+    async def check_data(self, texts: Sequence[str]) -> None:
+        """Refuse what is no data; raises as `TextCodec.check_data`. May be cancelled at any point."""
+        await self._run(sum(map(len, texts)), lambda: self.codec.check_data(texts, self._limit))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept. Never waits, so there is nothing to cancel."""

@@ -123,6 +123,7 @@ def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str
     """
     api = _quiet_llama_cpp()
     source = model if model.suffix == ".gguf" else folder / "F32.gguf"
+    folder.mkdir(parents=True, exist_ok=True)
     if not source.exists():
         _write_gguf(model, source)
     found: dict[str, Path] = {}

@@ -25,7 +25,7 @@ from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN, Dialect
 from pasta_async.interpreter.retry import run_restarting, with_retries
 from pasta_async.interpreter.runner import Runner
-from pasta_async.interpreter.width import PrioritySemaphore, Share, WidthControl
+from pasta_async.interpreter.width import Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
 from pasta_async.options import AnswerOptions, Limits, Sampling, Settings, listing_options
 from pasta_async.prompting import (
@@ -100,8 +100,7 @@ class Client:
         self.observers: list[Observer] = list(observers)
         """Told of the answers that begin from now on."""
         self._backend, self._owned = _open(backend, settings, self.limits, options)
-        self._slots = PrioritySemaphore(self.limits.client_threads)
-        self._width = WidthControl(self._backend, self.limits.client_threads)
+        self._width = WidthControl(self._backend, self.limits.client_threads, clock)
         self._connecting = SingleFlight[ModelInfo]()
         self._encoding = SingleFlight[list[int]]()
         self._info: ModelInfo | None = None
@@ -257,7 +256,6 @@ class Client:
                     self._backend,
                     machine,
                     prompt=ready.ids,
-                    slots=self._slots,
                     share=share,
                     clock=self._clock,
                     began=began,

@@ -28,7 +28,8 @@ MOST_ANSWERS = 0.75
 each has hardly more than one thread, and its tags take the places of others."""
 
 UNSURE_ANSWERS = 16
-"""So many answers are worth decoding in parallel while an engine that times its steps has timed too few."""
+"""So many answers are worth decoding in parallel while an engine that times its steps has timed too few, or
+nothing at all is known of it."""
 
 ALWAYS_ANSWERS, ALWAYS_THREADS = 2, 16
 """So many answers, and threads of all answers, are no load whatever was measured."""
@@ -44,7 +45,7 @@ _SAME = 0.05
 """Share of the context's variance that requests have to leave unexplained for it to have its own slope."""
 
 _MEMORY = 8192
-"""Steps after which a meter's sums are halved, so that it forgets."""
+"""Steps that sums over steps are about: older ones are forgotten bit by bit."""
 
 
 class StepCost(NamedTuple):
@@ -116,12 +117,29 @@ class EngineLoad:
     """Which of several engines it is."""
 
 
+class RecentSums:
+    """Sums over an engine's latest steps.
+
+    Args:
+        size: How many there are. The first one counts the steps.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.sums: list[float] = [0.0] * size
+
+    def add(self, steps: float, *sums: float) -> None:
+        """Count so many further steps, over which the others are these."""
+        older = max(0.0, _MEMORY - steps)
+        keep = older / self.sums[0] if self.sums[0] > older else 1.0
+        self.sums = [keep * one + more for one, more in zip(self.sums, (steps, *sums), strict=True)]
+
+
 class StepMeter:
     """Takes the time of an engine's steps."""
 
     def __init__(self) -> None:
-        self._decoding = [0.0] * len(StepTimes._fields)
-        self._mixed = [0.0] * 5  # steps, requests, context, seconds, prefilled tokens
+        self._decoding = RecentSums(len(StepTimes._fields))
+        self._mixed = RecentSums(5)  # steps, requests, context, seconds, prefilled tokens
 
     def add(self, requests: int, context: int, prefilled: int, seconds: float) -> None:
         """Count a step.
@@ -133,31 +151,26 @@ class StepMeter:
             seconds: That it took.
         """
         if prefilled:
-            self._mixed = _added(self._mixed, (1, requests, context, seconds, prefilled))
+            self._mixed.add(1, requests, context, seconds, prefilled)
         elif requests:
             by_requests = (requests**2, requests * seconds)
             by_context = (context, context**2, context * requests, context * seconds)
-            self._decoding = _added(self._decoding, (1, requests, seconds, *by_requests, *by_context))
+            self._decoding.add(1, requests, seconds, *by_requests, *by_context)
 
     @property
     def steps(self) -> StepTimes:
         """Of the steps that only decoded."""
-        return StepTimes(*self._decoding)
+        return StepTimes(*self._decoding.sums)
 
     @property
     def prefill(self) -> float:
         """Seconds that a prompt's token adds to a step; 0 while that is not known."""
-        steps, requests, context, seconds, tokens = self._mixed
+        steps, requests, context, seconds, tokens = self._mixed.sums
         cost = self.steps.fit()
         if not cost or not tokens:
             return 0.0
         decoding = cost.fixed * steps + cost.per_request * requests + cost.per_context * context
         return max(0.0, (seconds - decoding) / tokens)
-
-
-def _added(sums: list[float], step: tuple[float, ...]) -> list[float]:
-    keep = 0.5 if sums[0] >= _MEMORY else 1.0
-    return [keep * one + more for one, more in zip(sums, step, strict=True)]
 
 
 def _slopes(
@@ -189,12 +202,15 @@ class Payoff:
 
     It begins with one: the mean of AlpacaEval's reference answers, annotated by structure (docs/speed.md),
     where forks share their parent's keys and values. Elsewhere that is too good, which parallel answers soon
-    tell; too bad a start would stay, for then there are none.
+    tell. Plain answers tell nothing, so where the answers of late are why there is no tag, one in a while is
+    to be tried all the same.
     """
 
     _KEEP = 0.99
+    _TRIAL = 32
 
     def __init__(self) -> None:
+        self._refused = 0
         self.saved: float = 160.0
         """Steps: tokens of the text that are not on the critical path."""
         self.added: float = 63.0
@@ -206,10 +222,26 @@ class Payoff:
 
     def learn(self, *, saved: float, added: float, prefilled: int, context: float) -> None:
         """Count an answer that was decoded in parallel."""
-        self.saved = self._KEEP * self.saved + saved
-        self.added = self._KEEP * self.added + added
-        self.prefilled = self._KEEP * self.prefilled + prefilled
-        self.context = self._KEEP * self.context + context
+        self._forget()
+        self.saved += saved
+        self.added += added
+        self.prefilled += prefilled
+        self.context += context
+
+    def refuse(self) -> bool:
+        """Count an answer that this alone keeps from being decoded in parallel; False: it is to be tried.
+
+        What is known becomes less with each, so that those that are tried weigh more.
+        """
+        self._forget()
+        self._refused = (self._refused + 1) % self._TRIAL
+        return self._refused > 0
+
+    def _forget(self) -> None:
+        self.saved *= self._KEEP
+        self.added *= self._KEEP
+        self.prefilled *= self._KEEP
+        self.context *= self._KEEP
 
     def answers(self, load: EngineLoad) -> float:
         """Up to how many answers at once parallel decoding pays; infinity if the engine times no steps."""
@@ -240,11 +272,13 @@ class Room(NamedTuple):
         return max(0.0, self.threads - at_once)
 
 
-def room(load: EngineLoad, payoff: Payoff) -> Room:
-    """What an engine has room for.
+def room(load: EngineLoad | None, payoff: Payoff) -> Room:
+    """What an engine has room for; None is one of which nothing is known.
 
     The fuller it is, the less; an engine that has nothing to do takes an answer at full width.
     """
+    if load is None:
+        return Room(UNSURE_ANSWERS, ALWAYS_THREADS)
     if load.kv_use >= MOST_KV:
         return Room(0, 0)
     answers = max(ALWAYS_ANSWERS, min(payoff.answers(load), MOST_ANSWERS * load.capacity))

@@ -153,11 +153,11 @@ class LoadReporting(Protocol):
     async def load(self, answer: str) -> EngineLoad | None:
         """How busy the engine is that has an answer, or would get it; None if it does not tell.
 
-        It is asked when an answer starts, at each promise and before a join is sent ahead, so a backend that
-        asks a server does that a few times a second at most.
+        It is asked when an answer starts, at each promise, twice a second while threads wait for room, and
+        before a join is sent ahead, so a backend that asks a server does that a few times a second at most.
 
         Raises:
-            BackendError: It could not be learned. That ends no answer.
+            BackendError: It could not be learned. That ends no answer; the load before it serves for seconds.
 
         Cancelling it leaves nothing behind.
         """
@@ -171,11 +171,15 @@ class PassThrough(Protocol):
     def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to it: the reply's one object, or every object of its stream.
 
+        The engine encodes it, so what a user typed is not told from commands there: a backend refuses texts
+        that spell one.
+
         Args:
             path: `/v1/chat/completions` or `/v1/completions`.
             body: The request; with a true `stream` the reply is a stream.
 
         Raises:
+            InvalidRequestError: A text spells a special token, or a tag, of the model. Nothing was sent.
             BackendError: The engine refused or failed.
 
         Closing the generator early, or cancelling a task that iterates it, aborts the request as in `decode`.

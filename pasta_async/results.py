@@ -26,7 +26,7 @@ Width = Literal["full", "limited", "one", "plain"]
 """How parallel an answer was decoded.
 
 * `full`: nothing but `Limits` held its threads back.
-* `limited`: threads of it waited for room on the engine.
+* `limited`: threads of it waited for room on the engine, or for slots of the client.
 * `one`: a thread at a time, as was asked for.
 * `plain`: without tags, as was asked for, or because the engine was full (`Generation.notes` says so then).
 """

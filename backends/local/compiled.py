@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pasta_async.backends.local.batch import RowBatch
 from pasta_async.backends.local.cache import KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig
-from pasta_async.backends.local.quantised import BLOCK, GROUP, has_vnni
+from pasta_async.backends.local.quantised import AVX2, BLOCK, GROUP, PANEL, VNNI
 
 Task = tuple[Any, int, int, NDArray[np.int64], int, tuple[Any, ...]]
 
@@ -27,10 +27,10 @@ _LANES = 16  # numbers that one instruction takes
 
 
 def compilable(config: ModelConfig) -> bool:
-    """Whether the kernels can compute this model here: a CPU with AVX512-VNNI, numba, and sizes that fit."""
+    """Whether the kernels can compute this model here: a CPU with AVX2, numba, and sizes that fit."""
     sizes = config.hidden, config.intermediate, (config.heads + 2 * config.kv_heads) * config.head_dim
     fits = all(size % GROUP == 0 for size in sizes) and config.head_dim % _LANES == 0
-    return fits and has_vnni() and _has_numba()
+    return fits and AVX2 and _has_numba()
 
 
 def _has_numba() -> bool:
@@ -93,7 +93,7 @@ class CompiledLinear:
     def __init__(self, rounded: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> None:
         weights = _padded(rounded.numpy(), np.int8)
         fours = weights.view(np.int32)  # that one instruction takes together
-        packed = fours.reshape(-1, GROUP // _LANES, _LANES, fours.shape[1]).transpose(0, 3, 1, 2)
+        packed = fours.reshape(-1, PANEL, fours.shape[1]).swapaxes(1, 2)
         aligned = _room(packed.shape, packed.dtype)
         aligned[...] = packed
         self._arrays: tuple[NDArray[Any], ...] = (
@@ -196,7 +196,7 @@ class CompiledStep:
             widest = max(c.hidden, c.heads * c.head_dim, c.intermediate)
             self._most = rows
             self._scratch = (
-                _room((threads, rows, widest), np.uint8),
+                _room((threads, rows, widest), np.uint8 if VNNI else np.int16),
                 _room((threads, rows), np.float32),
                 _room((threads, rows), np.int32),
                 _room((threads, c.heads // c.kv_heads, len(self._rotations) + BLOCK), np.float32),

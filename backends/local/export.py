@@ -24,11 +24,11 @@ from pasta_async.jobs import progress
 ExportDType = Literal["float32", "bfloat16", "float16"]
 
 _save_file: Any = getattr(safetensors_torch, "save_file")  # noqa: B009 (it has no types)
+FILE_BYTES = 4 * 10**9
+"""Of weights in one file at most."""
 
 
-def export_folder(
-    checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32", *, file_bytes: int = 4 * 10**9
-) -> None:
+def export_folder(checkpoint: Checkpoint, out: Path, dtype: ExportDType = "float32") -> None:
     """Write config, weights, tokenizer with chat template, and ids that end an answer; adapters are merged.
 
     transformers and SGLang load the folder. Weights are read and written a few gigabytes at a time.
@@ -37,7 +37,6 @@ def export_folder(
         checkpoint: The model.
         out: The folder; it appears when it is complete.
         dtype: Of the weights; float32 loses nothing.
-        file_bytes: Of weights in one file, at most.
 
     Raises:
         InvalidRequestError: `out` is there already.
@@ -56,7 +55,7 @@ def export_folder(
             raise UnsupportedModelError(
                 f"{checkpoint.path}: its rotary positions are scaled in a way that no config.json says"
             )
-        _write_weights(checkpoint, partial, getattr(torch, dtype), file_bytes)
+        _write_weights(checkpoint, partial, getattr(torch, dtype))
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -82,10 +81,10 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
         (folder / "chat_template.jinja").write_text(files.template, encoding="utf-8")
 
 
-def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype, file_bytes: int) -> None:
+def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype) -> None:
     shapes = expected_shapes(checkpoint.config)
     sizes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
-    parts = _parts(sizes, file_bytes)
+    parts = _parts(sizes)
     places: dict[str, str] = {}
     with progress(len(shapes), f"writing {folder.stem}") as advance:
         for number, names in enumerate(parts, 1):
@@ -102,11 +101,11 @@ def _write_weights(checkpoint: Checkpoint, folder: Path, dtype: torch.dtype, fil
         write_json(folder / "model.safetensors.index.json", index)
 
 
-def _parts(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
     """The tensors of each file, in order."""
     parts: list[list[str]] = [[]]
     for name, size in sizes.items():
-        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > most:
+        if parts[-1] and sum(sizes[other] for other in parts[-1]) + size > FILE_BYTES:
             parts.append([])
         parts[-1].append(name)
     return parts

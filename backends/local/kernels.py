@@ -1,4 +1,4 @@
-"""Kernels for CPUs with AVX512-VNNI, compiled by numba as a model is first loaded (and kept on disk).
+"""Kernels for CPUs with AVX2 or AVX512-VNNI, compiled by numba as a model is first loaded (and kept on disk).
 
 At the size of a small model most operators take longer to begin than to compute. So a step is one call: it
 goes through all layers, on several threads that wait for each other only where they must (`step`).
@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from pasta_async.backends.local.quantised import BLOCK, GROUP
+from pasta_async.backends.local.quantised import BLOCK, GROUP, PANEL
 from pasta_async.backends.local.vectors import (
     LANES,
     TALLEST,
@@ -40,7 +40,7 @@ from pasta_async.backends.local.vectors import (
 
 Floats: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
-Bytes: TypeAlias = NDArray[np.uint8]
+Bytes: TypeAlias = NDArray[np.uint8 | np.int16]  # 0 to 255, in what the CPU multiplies
 Zeros: TypeAlias = NDArray[np.int32]
 Who: TypeAlias = tuple[int, int, int]  # a thread, of how many, the address of the count that they wait with
 Quantised: TypeAlias = tuple[Bytes, Floats, Zeros]  # rows: `sizes[r] * (q[r] - zeros[r])`
@@ -51,9 +51,9 @@ _SPINS = 200  # pauses before a waiting thread lets others have its core
 _IDLE_SPINS = 50_000  # pauses, some milliseconds, for which a thread waits for the next call before it sleeps
 _MANY = 16  # rows from which on threads share the work of quantising them
 _CALLS = 64  # bytes from the count of waits to that of calls: another line of the processor's cache
+_PANELS = GROUP // PANEL
 _ZERO, _HALF, _ONE, _255 = (np.float32(number) for number in (0, 0.5, 1, 255))
 _TINY = np.float32(1e-30)
-_tile = tile(GROUP // 16)
 
 
 def _kernel(function: _Function, *, fast: bool = False) -> _Function:
@@ -146,7 +146,7 @@ def _quantise(x: Floats, first: int, last: int, to: Quantised, normalised: bool,
         factor = _255 / (high - low)
         zero = np.floor(_HALF - low * factor)
         for i in range(n):
-            rounded[i] = np.uint8(np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255)))
+            rounded[i] = np.int32(min(max(row[i] * factor + (zero + _HALF), _ZERO), _255))
         squares = _ONE
         if normalised:
             squares = epsilon * epsilon
@@ -185,27 +185,22 @@ def _multiply(
     While a group is multiplied the next one is prefetched, half by each tile where there are several; while
     the last one is, what is at the address `following`: the weights that this thread reads next.
     """
-    (q, sizes, zeros), steps, y_stride = x, weights[4], 4 * y.shape[1]
-    pace, half = (4 * GROUP, 0) if rows <= TALLEST else (2 * GROUP, 2 * GROUP * steps)
-    for group in range(first, last):
-        at = 4 * group * GROUP
-        ahead = _start(weights, group + 1) if group + 1 < last else following
+    (q, sizes, zeros), steps = x, weights[4]
+    x_stride, y_stride = q.itemsize * q.shape[1], 4 * y.shape[1]
+    pace, half = (4 * PANEL, 0) if rows <= TALLEST else (2 * PANEL, 2 * PANEL * steps)
+    for panel in range(first * _PANELS, last * _PANELS):
+        at, here = 4 * panel * PANEL, weights[0] + 4 * panel * PANEL * steps
+        ahead = here + 4 * GROUP * steps
+        if panel >= (last - 1) * _PANELS:
+            ahead = following + 4 * (panel % _PANELS) * PANEL * steps
         r, skipped = 0, 0
         while r < rows:
             left = rows - r
             count = left if left <= TALLEST else min((left + 1) // 2, TALLEST)
-            of_x = q.ctypes.data + r * q.shape[1], q.shape[1]
-            of_w = (
-                _start(weights, group),
-                steps,
-                ahead + skipped,
-                pace,
-                weights[1] + at,
-                weights[2] + at,
-                weights[3] + at,
-            )
+            of_x = q.ctypes.data + r * x_stride, x_stride
+            of_w = here, steps, ahead + skipped, pace, weights[1] + at, weights[2] + at, weights[3] + at
             sized = sizes.ctypes.data + 4 * r, zeros.ctypes.data + 4 * r
-            _tile(count, *of_x, *of_w, *sized, y.ctypes.data + at + r * y_stride, y_stride, add)
+            tile(count, *of_x, *of_w, *sized, y.ctypes.data + at + r * y_stride, y_stride, add)
             r, skipped = r + count, half - skipped
 
 

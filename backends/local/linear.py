@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.quantised import Basis, blocks, has_vnni, quantised
+from pasta_async.backends.local.quantised import VNNI, Basis, blocks, quantised
 from pasta_async.errors import InvalidRequestError
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
@@ -190,7 +190,7 @@ class _Int8Linear:
         # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
         self._product: Any = getattr(torch.ops.quantized.linear_dynamic.default, "_op", None)
         self._product = self._product or torch.ops.quantized.linear_dynamic.default
-        self._reduce_range = not has_vnni()  # older instructions add pairs in 16 bits, which could overflow
+        self._reduce_range = not VNNI  # older instructions add pairs in 16 bits, which could overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 1:

@@ -9,10 +9,26 @@ from typing import Any
 import torch
 
 GROUP = 64
-"""Outputs whose weights stand together for our own kernels, and are computed by one thread."""
+"""Outputs that our own kernels compute in one thread."""
 
 BLOCK = 64
 """Keys of a prompt that our own kernels multiply a query with at once."""
+
+
+def _cpu_has(name: str) -> bool:
+    """Whether the CPU has some instructions, as far as torch says."""
+    check: Any = getattr(torch.cpu, f"_is_{name}_supported", None)
+    return check is not None and bool(check())
+
+
+VNNI: bool = _cpu_has("vnni")
+"""Whether the CPU has AVX512-VNNI, which adds four products of 8-bit numbers at once."""
+
+AVX2: bool = _cpu_has("avx2")
+"""Whether the CPU has AVX2, which adds two products of 16-bit numbers at once."""
+
+PANEL: int = GROUP if VNNI else 8
+"""Outputs whose weights stand together for our own kernels, as many as registers hold results of."""
 
 _BLOCK = 2**15 - 1  # weights converted at a time: they stay in the processor's cache, and in one thread
 
@@ -74,9 +90,3 @@ def quantised(
         steps[rows] = exact.abs().amax(1, keepdim=True).clamp_min_(1e-30) / 127
         rounded[rows] = (exact / steps[rows]).round_()
     return rounded, steps
-
-
-def has_vnni() -> bool:
-    """Whether the CPU has AVX512-VNNI, as far as torch says."""
-    check: Any = getattr(torch.cpu, "_is_vnni_supported", None)
-    return check is not None and bool(check())

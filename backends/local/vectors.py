@@ -1,6 +1,7 @@
 """Vector instructions for the CPU kernels (`kernels`): what numba's own loops cannot say.
 
-Each function here writes LLVM code for vectors of 16 numbers (AVX-512). Addresses are int64, in bytes.
+Each function here writes LLVM code, most of it for vectors of 16 numbers; with AVX2 each is two of 8.
+Addresses are int64, in bytes.
 """
 
 # llvmlite and numba have no types.
@@ -15,7 +16,7 @@ from llvmlite import ir as _ir
 from numba.core import types as _types
 from numba.extending import intrinsic as _intrinsic
 
-from pasta_async.backends.local.quantised import BLOCK
+from pasta_async.backends.local.quantised import BLOCK, PANEL, VNNI
 
 ir: Any = _ir
 types: Any = _types
@@ -26,86 +27,120 @@ _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
 _FAST = ("fast",)
+_SUMMED = 12 if VNNI else 3  # sums that registers hold beside what is added to them
 
 
 TALLEST = 6  # rows of a tile: more results than registers hold would be slower
 
+# Sums of a product are int32. AVX512-VNNI adds four products to each of 16; AVX2 adds two to each of 8, and
+# what it multiplies has 16 bits: two vectors have the sums of 8 outputs, each output's in two halves.
+_SHORTS, _EIGHT = ir.VectorType(ir.IntType(16), 16), ir.VectorType(_I32, 8)
+_SUMS, _PARTS = (_INTS, PANEL // LANES) if VNNI else (_EIGHT, PANEL // 4)
+_SUMS_FLOATS = ir.VectorType(_F32, _SUMS.count)
 
-def tile(panels: int) -> Any:
-    """A product of up to `TALLEST` rows of 8-bit numbers with `16 * panels` outputs' weights.
 
-    Returns ``f(rows, x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y,
-    y_stride, add)``: x are uint8 rows; weights int8 `[steps, panels, 16, 4]`, so that one instruction
-    (AVX512-VNNI) adds four products to each of 16 results; `y[r, n] = (result - zeros[r] * sums[n]) *
-    scales[n] * sizes[r] + biases[n]`, added to what is there if `add` is not 0. `sums` (of an output's
-    weights) and `zeros` are int32, all else float32.
+def _columns(b: Any, weights: Any) -> list[Any]:
+    """A panel's weights of four inputs, int8 `[PANEL, 4]` in memory."""
+    if VNNI:
+        return [_load(b, weights, _INTS, 64 * part) for part in range(_PARTS)]
+    narrow = ir.VectorType(ir.IntType(8), 16)
+    return [b.sext(_load(b, weights, narrow, 16 * part), _SHORTS) for part in range(_PARTS)]
 
-    Each step prefetches `64 * panels` bytes from `ahead + step * pace`. The processor's own prefetching does
-    not suffice: instructions that wait for weights fill its queue, and then it asks for no more of them
-    (measured on an Intel Xeon: six rows took 12.8 ms where one took 6.9, and 5.1 with this).
+
+def _four_inputs(b: Any, x: Any) -> Any:
+    """Four numbers of a row, again and again: uint8 with AVX512-VNNI, else int16."""
+    if VNNI:
+        return _spread(b, _load(b, x, _I32), _INTS)
+    return b.bitcast(_spread(b, _load(b, x, _I64), ir.VectorType(_I64, 4)), _SHORTS)
+
+
+def _add_products(b: Any, total: Any, four: Any, column: Any) -> Any:
+    if VNNI:
+        dot = _declared(b, "llvm.x86.avx512.vpdpbusd.512", _INTS, [_INTS] * 3)
+        return b.call(dot, [total, four, column])
+    dot = _declared(b, "llvm.x86.avx2.pmadd.wd", _EIGHT, [_SHORTS] * 2)
+    return b.add(total, b.call(dot, [four, column]))
+
+
+def _whole_sums(b: Any, sums: list[Any]) -> list[Any]:
+    """Of halves, as AVX2 leaves them."""
+    if VNNI:
+        return sums
+    halves = [ir.Constant(_EIGHT, [*range(first, 16, 2)]) for first in (0, 1)]
+    pairs = zip(sums[::2], sums[1::2], strict=True)
+    return [b.add(*(b.shuffle_vector(one, other, half) for half in halves)) for one, other in pairs]
+
+
+def _tile(b: Any, rows: int, args: Any) -> None:
+    """The code of `tile` for so many rows."""
+    x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride, add = args
+    with _Loop(b, steps, [ir.Constant(_SUMS, None)] * (rows * _PARTS)) as loop:
+        for line in range(0, 4 * PANEL, 64):
+            _prefetch(b, b.add(ahead, b.add(b.mul(loop.index, pace), _I64(line))))
+        columns = _columns(b, b.add(weights, b.mul(loop.index, _I64(4 * PANEL))))
+        place = b.add(x, b.mul(loop.index, _I64(4 if VNNI else 8)))
+        for r in range(rows):
+            four = _four_inputs(b, b.add(place, b.mul(x_stride, _I64(r))))
+            for at, column in enumerate(columns, r * _PARTS):
+                loop.carried[at] = _add_products(b, loop.carried[at], four, column)
+    exact, adds = _whole_sums(b, loop.carried), b.icmp_signed("!=", add, _I64(0))
+    for p in range(parts := len(exact) // rows):
+        offset = 4 * _SUMS.count * p
+        scale, bias = (_load(b, each, _SUMS_FLOATS, offset) for each in (scales, biases))
+        total = _load(b, sums, _SUMS, offset)
+        for r in range(rows):
+            zero = _spread(b, _load(b, zeros, _I32, 4 * r), _SUMS)
+            number = b.sitofp(b.sub(exact[r * parts + p], b.mul(total, zero)), _SUMS_FLOATS)
+            size = _spread(b, _load(b, sizes, _F32, 4 * r), _SUMS_FLOATS)
+            result = b.fadd(b.fmul(b.fmul(number, scale), size), bias)
+            out = b.add(b.add(y, b.mul(y_stride, _I64(r))), _I64(offset))
+            result = b.select(adds, b.fadd(result, _load(b, out, _SUMS_FLOATS)), result)
+            _store(b, result, out)
+
+
+@intrinsic
+def tile(
+    _: Any,
+    rows: Any,
+    x: Any,
+    x_stride: Any,
+    weights: Any,
+    steps: Any,
+    ahead: Any,
+    pace: Any,
+    scales: Any,
+    sums: Any,
+    biases: Any,
+    sizes: Any,
+    zeros: Any,
+    y: Any,
+    y_stride: Any,
+    add: Any,
+) -> Any:
+    """A product of up to `TALLEST` rows with a panel of weights.
+
+    x are rows of 8-bit numbers, in 16 bits without AVX512-VNNI; weights int8 `[steps, PANEL, 4]`; `y[r, n] =
+    (result - zeros[r] * sums[n]) * scales[n] * sizes[r] + biases[n]`, added to what is there if `add` is
+    not 0. `sums` (of an output's weights) and `zeros` are int32, all else float32.
+
+    Each step prefetches the lines of its own weights from `ahead + step * pace`. The processor's own
+    prefetching does not suffice: instructions that wait for weights fill its queue, and then it asks for no
+    more of them (measured on an Intel Xeon: six rows took 12.8 ms where one took 6.9, and 5.1 with this).
     """
 
-    def multiply(b: Any, rows: int, args: Any) -> None:
-        x, x_stride, weights, steps, ahead, pace, scales, sums, biases, sizes, zeros, y, y_stride, add = args
-        dot = _declared(b, "llvm.x86.avx512.vpdpbusd.512", _INTS, [_INTS] * 3)
-        with _Loop(b, steps, [ir.Constant(_INTS, None)] * (rows * panels)) as loop:
-            here = b.add(weights, b.mul(loop.index, _I64(64 * panels)))
-            for p in range(panels):
-                _prefetch(b, b.add(ahead, b.add(b.mul(loop.index, pace), _I64(64 * p))))
-            columns = [_load(b, here, _INTS, 64 * p) for p in range(panels)]
-            place = b.add(x, b.mul(loop.index, _I64(4)))
-            for r in range(rows):
-                four = _spread(b, _load(b, b.add(place, b.mul(x_stride, _I64(r))), _I32), _INTS)
-                for p in range(panels):
-                    at = r * panels + p
-                    loop.carried[at] = b.call(dot, [loop.carried[at], four, columns[p]])
-        adds = b.icmp_signed("!=", add, _I64(0))
-        for p in range(panels):
-            scale, bias = _load(b, scales, _FLOATS, 64 * p), _load(b, biases, _FLOATS, 64 * p)
-            total = _load(b, sums, _INTS, 64 * p)
-            for r in range(rows):
-                zero = _spread(b, _load(b, zeros, _I32, 4 * r), _INTS)
-                exact = b.sitofp(b.sub(loop.carried[r * panels + p], b.mul(total, zero)), _FLOATS)
-                size = _spread(b, _load(b, sizes, _F32, 4 * r), _FLOATS)
-                result = b.fadd(b.fmul(b.fmul(exact, scale), size), bias)
-                out = b.add(b.add(y, b.mul(y_stride, _I64(r))), _I64(64 * p))
-                result = b.select(adds, b.fadd(result, _load(b, out, _FLOATS)), result)
-                _store(b, result, out)
+    def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
+        behind = b.append_basic_block()
+        chosen = b.switch(args[0], behind)
+        for rows in range(1, TALLEST + 1):
+            block = b.append_basic_block()
+            chosen.add_case(_I64(rows), block)
+            b.position_at_end(block)
+            _tile(b, rows, args[1:])
+            b.branch(behind)
+        b.position_at_end(behind)
+        return context.get_dummy_value()
 
-    @intrinsic
-    def product(
-        _: Any,
-        rows: Any,
-        x: Any,
-        x_stride: Any,
-        weights: Any,
-        steps: Any,
-        ahead: Any,
-        pace: Any,
-        scales: Any,
-        sums: Any,
-        biases: Any,
-        sizes: Any,
-        zeros: Any,
-        y: Any,
-        y_stride: Any,
-        add: Any,
-    ) -> Any:
-        def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
-            behind = b.append_basic_block()
-            chosen = b.switch(args[0], behind)
-            for rows in range(1, TALLEST + 1):
-                block = b.append_basic_block()
-                chosen.add_case(_I64(rows), block)
-                b.position_at_end(block)
-                multiply(b, rows, args[1:])
-                b.branch(behind)
-            b.position_at_end(behind)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 15), generate
-
-    return product
+    return types.void(*[types.int64] * 15), generate
 
 
 @intrinsic
@@ -167,18 +202,16 @@ def block_scores(_: Any, group: Any, parts: Any, queries: Any, keys: Any, out: A
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         queries, keys, out, stride = args[2:]
         size = _I64(LANES * parts.count)
-        with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
-            row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
-            key = [_load(b, row, _FLOATS, 64 * i) for i in range(vectors)]
-            for h in range(heads):
-                place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
-                query = _spread(b, _load(b, place, _F32), _FLOATS)
-                for i in range(vectors):
-                    at, part = h * vectors + i, b.fmul(query, key[i], flags=_FAST)
-                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
-        for at, total in enumerate(loop.carried):
-            h, i = divmod(at, vectors)
-            _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * i)))
+        for some in _shares(heads, vectors):
+            with _Loop(b, size, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
+                row = b.add(keys, b.mul(loop.index, _I64(4 * BLOCK)))
+                key = [_load(b, row, _FLOATS, 64 * i) for i in some]
+                for h in range(heads):
+                    place = b.add(queries, b.mul(b.add(loop.index, _I64(h * LANES * parts.count)), _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), key, _load(b, place, _F32))
+            for at, total in enumerate(loop.carried):
+                h, i = divmod(at, len(some))
+                _store(b, total, b.add(b.add(out, b.mul(stride, _I64(h))), _I64(64 * some[i])))
         return context.get_dummy_value()
 
     return types.void(group, parts, *[types.int64] * 4), generate
@@ -202,16 +235,15 @@ def attention_sum(
 
     def generate(context: Any, b: Any, _: Any, args: Any) -> Any:
         weights, stride, values, slots, count, out = args[3:]
-        with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * vectors)) as loop:
-            value = _cached(b, values, slots, loop.index, vectors, half)
-            for h in range(heads):
-                place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
-                weight = _spread(b, _load(b, place, _F32), _FLOATS)
-                for i in range(vectors):
-                    at, part = h * vectors + i, b.fmul(weight, value[i], flags=_FAST)
-                    loop.carried[at] = b.fadd(loop.carried[at], part, flags=_FAST)
-        for i, total in enumerate(loop.carried):
-            _store(b, total, b.add(out, _I64(64 * i)))
+        for some in _shares(heads, vectors):
+            with _Loop(b, count, [ir.Constant(_FLOATS, None)] * (heads * len(some))) as loop:
+                value = _cached(b, values, slots, loop.index, vectors, half, some)
+                for h in range(heads):
+                    place = b.add(b.add(weights, b.mul(stride, _I64(h))), b.mul(loop.index, _I64(4)))
+                    _add_scaled(b, loop.carried, h * len(some), value, _load(b, place, _F32))
+            for at, total in enumerate(loop.carried):
+                h, i = divmod(at, len(some))
+                _store(b, total, b.add(out, _I64(64 * (h * vectors + some[i]))))
         return context.get_dummy_value()
 
     return types.void(group, parts, cache, *[types.int64] * 6), generate
@@ -374,7 +406,21 @@ def _prefetch(b: Any, address: Any) -> None:
 def _spread(b: Any, value: Any, kind: Any) -> Any:
     """A vector that has `value` in each place."""
     one = b.insert_element(ir.Constant(kind, ir.Undefined), value, _I32(0))
-    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), ir.Constant(_INTS, None))
+    mask = ir.Constant(ir.VectorType(_I32, kind.count), None)
+    return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), mask)
+
+
+def _shares(heads: int, vectors: int) -> list[range]:
+    """Vectors to sum up at a time, of each of some heads: as many as registers hold sums of."""
+    size = max(_SUMMED // heads, 1)
+    return [range(first, min(first + size, vectors)) for first in range(0, vectors, size)]
+
+
+def _add_scaled(b: Any, sums: list[Any], first: int, some: list[Any], factor: Any) -> None:
+    """Add vectors times a number to as many sums, from the `first` on."""
+    factors = _spread(b, factor, _FLOATS)
+    for at, one in enumerate(some, first):
+        sums[at] = b.fadd(sums[at], b.fmul(factors, one, flags=_FAST), flags=_FAST)
 
 
 def _smaller(b: Any, one: Any, other: Any) -> Any:
@@ -406,12 +452,14 @@ def _four_sums(b: Any, four: list[Any]) -> Any:
     return total
 
 
-def _cached(b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool) -> list[Any]:
-    """A key or a value, as float32 vectors."""
+def _cached(
+    b: Any, cache: Any, slots: Any, index: Any, vectors: int, half: bool, some: range | None = None
+) -> list[Any]:
+    """A key or a value, as float32 vectors: all of them, or some."""
     slot, size = _load(b, b.add(slots, b.mul(index, _I64(8))), _I64), 2 if half else 4
     place = b.add(cache, b.mul(slot, _I64(size * LANES * vectors)))
     kind = _HALVES if half else _FLOATS
-    parts = [_load(b, place, kind, size * LANES * i) for i in range(vectors)]
+    parts = [_load(b, place, kind, size * LANES * i) for i in some or range(vectors)]
     if not half:
         return parts
     sixteen = ir.Constant(_INTS, [16] * LANES)

@@ -17,6 +17,7 @@ import anyio
 import httpx
 from pydantic import Field, InstanceOf, StrictBool, StrictInt, StrictStr
 
+from pasta_async.backends.guard import passed_texts
 from pasta_async.backends.sglang.events import Increments
 from pasta_async.backends.sglang.handshake import ROUTING_KEY, ServedModel, engines, shake_hands
 from pasta_async.backends.sglang.load import LoadReader
@@ -51,7 +52,8 @@ MAX_STOPS, MAX_STOP_PATTERN = 32, 256
 class SGLangOptions(Options):
     """What may be set, for the check of types and ranges alone."""
 
-    api_key: StrictStr | None
+    api_key: Annotated[StrictStr, Field(pattern=r"^[!-~]*$")] | None
+    """What a header can hold, without white space: a key from a file often ends with a line break."""
     timeout: InstanceOf[httpx.Timeout] | Annotated[float, Field(gt=0, strict=True)]
     max_connections: Annotated[StrictInt, Field(ge=1)]
     tokenizer: StrictStr | Path | None
@@ -232,8 +234,17 @@ class SGLangBackend:
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
 
+        The server renders and encodes it, so a text that spells a command cannot be told from one there.
+
+        Raises:
+            InvalidRequestError: A text of the prompt spells a special token or a tag. Nothing was sent.
+            PromptTooLongError: It has far more tokens than the model takes.
+            BackendError: The server refused or failed, or the backend was closed.
+
         Closing the generator, or cancelling the task that iterates it, aborts the request as in `decode`.
         """
+        texts = passed_texts(body)
+        await self._tokenize(lambda tokenizer: tokenizer.check_data(texts))
         async with self._call(path, {**body, "stream": bool(body.get("stream"))}, {}) as call:
             while (event := await call.next()) is not None:
                 yield event

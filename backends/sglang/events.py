@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pasta_async.backends.sglang.replies import Count, Id, Listed, Reply, read
 from pasta_async.errors import BackendProtocolError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import FinishReason, Piece
@@ -23,7 +24,28 @@ Detokenize = Callable[[list[list[int]]], Awaitable[list[str]]]
 Run = tuple[tuple[int, ...], str]
 
 _TAGS = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class Finish(Reply):
+    """Why SGLang ended a request."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: Id | str | Listed[Id] | None = None
+    """The id or the text at which it stopped."""
+
+
+class _Meta(Reply):
+    id: str | None = None
+    finish_reason: Finish | None = None
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    completion_tokens: Count
+
+
+class _Event(Reply):
+    text: str | None = None
+    output_ids: Listed[Id]
+    meta_info: _Meta
 
 
 class Increment(NamedTuple):
@@ -65,12 +87,7 @@ class Increments:
             BackendProtocolError: The event has another form than SGLang's, is another request's, has ids that
                 cannot be, or another number of them than were decoded: an event was lost, or came twice.
         """
-        try:
-            new, done = self._read(event)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise BackendProtocolError(
-                f"an event of another form than SGLang's ({error!r}): {event!r:.300}"
-            ) from error
+        new, done = self._read(event)
         if not self._incremental:
             new = new._replace(ids=new.ids[self._ids :], text=new.text[self._text :])
         elif new.finish_reason == "abort" and self._ids + len(new.ids) != done:
@@ -84,42 +101,25 @@ class Increments:
 
     def _read(self, event: dict[str, Any]) -> tuple[Increment, int]:
         """What stands in an event, and how many tokens were decoded so far."""
-        meta = cast("dict[str, Any]", event["meta_info"])
-        reason = cast("dict[str, Any] | None", meta.get("finish_reason"))
-        text: Any = event["text"] if self._has_text else ""
-        matched: Any = reason.get("matched") if reason else None
-        [done] = checked_token_ids([meta["completion_tokens"]])
-        if not isinstance(text, str):
-            raise TypeError("the text is no string")
-        if self._request is not None and meta.get("id", self._request) != self._request:
-            raise ValueError("it is of another request")
+        said = read(_Event, event, "an event")
+        meta, reason = said.meta_info, said.meta_info.finish_reason
+        text = said.text if self._has_text else ""
+        matched = reason.matched if reason and isinstance(reason.matched, int) else None
+        if text is None:
+            raise BackendProtocolError("an event without its text")
+        if self._request is not None and meta.id not in (None, self._request):
+            raise BackendProtocolError("an event of another request")
+        if max(matched or 0, *said.output_ids, 0) >= self._vocab_size:
+            raise BackendProtocolError(f"an event with ids above the vocabulary's {self._vocab_size}")
         new = Increment(
-            tuple(checked_token_ids(event["output_ids"], self._vocab_size)),
+            tuple(said.output_ids),
             text,
-            _FINISH[reason["type"]] if reason else None,
-            matched if isinstance(matched, int) else None,
-            meta.get("prompt_tokens"),
-            meta.get("cached_tokens"),
+            reason.type if reason else None,
+            matched,
+            meta.prompt_tokens,
+            meta.cached_tokens,
         )
-        return new, done
-
-
-def checked_token_ids(value: Any, below: int | None = None) -> list[int]:
-    """A server's list of ids.
-
-    Args:
-        value: What the server sent.
-        below: The size of the vocabulary, where it is known.
-
-    Raises:
-        ValueError: It is no list, or holds something that is no id.
-    """
-    if not isinstance(value, list):
-        raise ValueError(f"no list of token ids: {value!r:.100}")
-    for i in cast("list[Any]", value):
-        if type(i) is not int or i < 0 or (below is not None and i >= below):
-            raise ValueError(f"no token id: {i!r:.100}")
-    return cast("list[int]", value)
+        return new, meta.completion_tokens
 
 
 def _with_counts(pieces: list[Piece], new: Increment) -> list[Piece]:

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, RootModel
 
-from pasta_async.backends.sglang.events import LocalReader, RemoteReader
+from pasta_async.backends.sglang.events import Finish, LocalReader, RemoteReader
+from pasta_async.backends.sglang.replies import Listed, Named, Reply, Size, read
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
@@ -43,7 +44,7 @@ MINIMUM_VERSION = "0.5.23"
 """The oldest SGLang this was tested with. Some older ones decode on when their client has gone."""
 
 _FAR_ID = 2**31 - 1
-_VOCABULARY = re.compile(r"\[0, (\d+)\]")
+_VOCABULARY = re.compile(r"\[0, (\d{1,10})\]")
 _KNOWN_ENDS = (
     "</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
     "<|return|>", "<eos>", "<end_of_turn>", "<turn|>", "<|user|>", "<|observation|>",
@@ -52,13 +53,68 @@ _KNOWN_ENDS = (
 """Usual end-of-text tokens, beside those of the chat template."""
 
 
-class PreferredSampling(BaseModel):
+class _Worker(Reply):
+    """One that a router knows."""
+
+    url: str = ""
+    is_healthy: bool
+
+
+class _Workers(Reply):
+    workers: Listed[_Worker] | None = None
+
+
+class _About(Reply):
+    """`/server_info`, as far as it matters."""
+
+    version: Annotated[str, Field(max_length=100)]
+    skip_tokenizer_init: bool | None = None
+    incremental_streaming_output: bool | None = None
+    enable_deterministic_inference: bool | None = None
+    dp_size: Size = 1
+    max_req_input_len: Size | None = None
+    internal_states: Listed[dict[str, Any]] | None = None
+    """Of each scheduler."""
+
+
+class PreferredSampling(Reply):
     """What a server was told to prefer (`--preferred-sampling-params`), as far as it is the model's own."""
 
     repetition_penalty: float = Field(default=1.0, gt=0, le=2)
     """Where a request asks for none."""
-    logit_bias: dict[str, float] = {}
+    logit_bias: Named[float] = Field(default_factory=dict[str, float])
     """Added to the logits in every request, by token id."""
+
+
+class _Model(Reply):
+    """`/model_info`."""
+
+    model_path: str | None = None
+    served_model_name: str | None = None
+    is_generation: bool = True
+    preferred_sampling_params: PreferredSampling | None = None
+
+
+class _Card(Reply):
+    max_model_len: Size | None = None
+
+
+class _Cards(Reply):
+    """`/v1/models`: the model, then its adapters."""
+
+    data: Annotated[Listed[_Card], Field(min_length=1)]
+
+
+class _Ended(Reply):
+    finish_reason: Finish
+
+
+class _Sample(Reply):
+    meta_info: _Ended
+
+
+class _Samples(RootModel[Listed[_Sample]]):
+    """What `/generate` says to several prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +152,10 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         UnsupportedModelError: The model does not generate text, or there is no tokenizer.
     """
     about = await _about(server)
-    model = await server.get("/model_info")
-    if not model.get("is_generation", True):
-        raise UnsupportedModelError(
-            f"{server.url} serves {model.get('model_path')!r}, which does not generate text"
-        )
-    has_tokenizer = not about.get("skip_tokenizer_init")
+    model = await server.ask(_Model, "/model_info")
+    if not model.is_generation:
+        raise UnsupportedModelError(f"{server.url} serves {model.model_path!r}, which does not generate text")
+    has_tokenizer = not about.skip_tokenizer_init
     if not has_tokenizer and folder is None:
         raise UnsupportedModelError(
             f"{server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
@@ -112,22 +166,22 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
     tokenizer, ends = await _tokenizer(server, context_length, folder)
     plugin = _plugin_state(about)
     info = ModelInfo(
-        name=str(model.get("served_model_name") or model.get("model_path") or "unknown"),
+        name=model.served_model_name or model.model_path or "unknown",
         context_length=context_length,
         vocab_size=size,
         end_ids=ends,
         tags=tokenizer.tags,
-        honours_seeds=bool(about.get("enable_deterministic_inference")),
+        honours_seeds=bool(about.enable_deterministic_inference),
         notes=() if plugin in (None, ON) else (f"the server's plug-in for forks is off: {plugin}",),
     )
     return ServedModel(
         info,
         tokenizer,
-        incremental=bool(about.get("incremental_streaming_output")),
-        dp_size=_positive(about.get("dp_size"), 1),
+        incremental=bool(about.incremental_streaming_output),
+        dp_size=about.dp_size,
         has_tokenizer=has_tokenizer,
         publishes=plugin == ON,
-        preferred=_preferred(server, model),
+        preferred=model.preferred_sampling_params or PreferredSampling(),
     )
 
 
@@ -152,46 +206,39 @@ async def engines(server: Server) -> list[Server]:
         BackendConnectError: Nothing listens there, or the router has no healthy worker.
     """
     try:
-        listed = (await server.get("/workers")).get("workers")
+        said = await server.get("/workers")
     except (BackendStatusError, BackendProtocolError):
         return [server]  # if something else is wrong with it, whoever asks next will say so
-    if not isinstance(listed, list):
+    listed = read(_Workers, said, f"{server.url}/workers: a reply").workers
+    if listed is None:
         return [server]
     try:
-        healthy = [worker["url"] for worker in cast("list[Any]", listed) if worker["is_healthy"]]
-        workers = [Server(url, server.connections) for url in healthy]
-    except (InvalidRequestError, KeyError, TypeError) as error:
-        raise BackendProtocolError(f"{server.url}/workers answered {listed!r:.200}") from error
+        workers = [Server(worker.url, server.connections) for worker in listed if worker.is_healthy]
+    except InvalidRequestError as error:
+        raise BackendProtocolError(f"{server.url}/workers names a bad address: {error}") from error
     if not workers:
         raise BackendConnectError(f"the router at {server.url} has no healthy worker")
     return workers
 
 
-async def _about(server: Server) -> dict[str, Any]:
+async def _about(server: Server) -> _About:
     try:
-        about = await server.get("/server_info")
+        about = await server.ask(_About, "/server_info")
     except (BackendStatusError, BackendProtocolError) as error:
         if isinstance(error, BackendStatusError) and error.status not in (404, 405):
             raise
         raise _unusable(f"{server.url} is not an SGLang server: {error}. Is the URL right?") from error
-    version = about.get("version")
-    if not isinstance(version, str):
-        raise _unusable(f"{server.url} is not an SGLang server: its /server_info names no version")
-    if _parts(version) < _parts(MINIMUM_VERSION):
+    if _parts(about.version) < _parts(MINIMUM_VERSION):
         raise _unusable(
-            f"{server.url} runs SGLang {version}; pasta_async needs {MINIMUM_VERSION} or newer "
+            f"{server.url} runs SGLang {about.version}; pasta_async needs {MINIMUM_VERSION} or newer "
             "(pip install -U sglang)"
         )
     return about
 
 
-def _plugin_state(about: dict[str, Any]) -> str | None:
+def _plugin_state(about: _About) -> str | None:
     """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
-    schedulers: Any = about.get("internal_states") or [{}]
-    try:
-        states: list[str | None] = [one.get(STATE) for one in schedulers]
-    except (AttributeError, TypeError):
-        return None
+    states: list[str | None] = [one.get(STATE) for one in about.internal_states or [{}]]
     return next((state for state in states if state != ON), ON)
 
 
@@ -207,25 +254,12 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def _preferred(server: Server, model: dict[str, Any]) -> PreferredSampling:
-    try:
-        return PreferredSampling.model_validate(model.get("preferred_sampling_params") or {})
-    except ValidationError as error:
-        raise BackendProtocolError(f"{server.url}/model_info: preferred_sampling_params: {error}") from error
-
-
-def _positive(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and value > 0 else default
-
-
-async def _context_length(server: Server, info: dict[str, Any]) -> int:
-    models: Any = (await server.get("/v1/models")).get("data")
-    try:
-        length = int(models[0]["max_model_len"])
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models") from error
+async def _context_length(server: Server, about: _About) -> int:
+    length = (await server.ask(_Cards, "/v1/models")).data[0].max_model_len
+    if length is None:
+        raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
     # The longest prompt it takes is a little shorter, or much so where memory is scarce.
-    return min(length, _positive(info.get("max_req_input_len"), length))
+    return min(length, about.max_req_input_len or length)
 
 
 async def _vocab_size(server: Server) -> int:
@@ -249,17 +283,21 @@ async def _end_ids(server: Server, tokenizer: RemoteTokenizer) -> tuple[int, ...
     if not candidates:
         return ()
     greedy = {"temperature": 0.0, "max_new_tokens": 2}
-    answers = await server.post(
+    answers = await server.ask(
+        _Samples,
         "/generate",
         {
             "input_ids": [[0]] * len(candidates),
             "sampling_params": [{**greedy, "logit_bias": {str(i): 1000.0}} for i in candidates],
         },
     )
-    if not isinstance(answers, list) or len(cast("list[Any]", answers)) != len(candidates):
-        raise BackendProtocolError(f"/generate answered a batch with {answers!r:.200}")
-    ended = [_ended_by(answer) for answer in cast("list[Any]", answers)]
-    return tuple(i for i, by in zip(candidates, ended, strict=True) if by == i)
+    reasons = [answer.meta_info.finish_reason for answer in answers.root]
+    if len(reasons) != len(candidates):
+        raise BackendProtocolError(
+            f"{server.url}/generate answered {len(reasons)} of {len(candidates)} prompts"
+        )
+    stopped = zip(candidates, reasons, strict=True)
+    return tuple(i for i, reason in stopped if reason.type == "stop" and reason.matched == i)
 
 
 async def _end_candidates(tokenizer: RemoteTokenizer) -> list[int]:
@@ -271,11 +309,3 @@ async def _end_candidates(tokenizer: RemoteTokenizer) -> list[int]:
     ids = [[i] for i in sorted(found)]
     bare = await tokenizer.detokenize_all(ids, skip_special=True)
     return [one[0] for one, text in zip(ids, bare, strict=True) if not text]
-
-
-def _ended_by(answer: Any) -> int | None:
-    try:
-        reason = answer["meta_info"]["finish_reason"]
-        return reason["matched"] if reason["type"] == "stop" else None
-    except (KeyError, TypeError) as error:
-        raise BackendProtocolError(f"/generate answered {answer!r:.200}") from error

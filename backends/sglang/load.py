@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
+from typing import Annotated
 
 import anyio
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
+from pasta_async.backends.sglang.replies import Amount, Count, Listed, Reply, Size
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.backends.single_flight import SingleFlight
-from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError, BackendTimeoutError
-from pasta_async.load import EngineLoad, StepTimes
+from pasta_async.errors import BackendError, BackendStatusError, BackendTimeoutError
+from pasta_async.load import EngineLoad, RecentSums, StepTimes
 
 FRESH_SECONDS = 0.25
 """How long a reading serves; no server is asked more often."""
@@ -22,22 +24,32 @@ WAIT_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
 """After a failure nobody asks again for so long."""
 
+_Key = tuple[str, int]
+"""A server's URL, and which of its data-parallel ranks."""
 
-class _Rank(BaseModel):
+
+class _Rank(Reply):
     """A data-parallel rank."""
 
-    num_running_reqs: int = Field(ge=0)
-    num_waiting_reqs: int = Field(ge=0)
-    max_running_requests: int = Field(ge=1)
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+    max_running_requests: Size
     token_usage: float
-    decode_moments: tuple[float, float, float, float, float, float] | None = None
-    """Steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens."""
-    total_prefill_uncached_tokens: int = 0
-    total_prefill_busy_us: int = 0
+    decode_moments: Annotated[list[Amount], Field(min_length=6, max_length=6)] | None = None
+    """Steps; and over them requests, microseconds, requests squared, requests x microseconds, tokens. Like
+    the next two, it counts from the server's start on."""
+    total_prefill_uncached_tokens: Count = 0
+    total_prefill_busy_us: Count = 0
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """All that it counts."""
+        moments = self.decode_moments or (0.0,) * 6
+        return *moments, self.total_prefill_uncached_tokens, self.total_prefill_busy_us
 
 
-class _Loads(BaseModel):
-    loads: list[_Rank] = Field(min_length=1)
+class _Loads(Reply):
+    loads: Annotated[Listed[_Rank], Field(min_length=1)]
 
 
 class LoadReader:
@@ -45,6 +57,7 @@ class LoadReader:
 
     def __init__(self) -> None:
         self._reading = SingleFlight[EngineLoad | None]()
+        self._recent = _Recent()
         self._latest: EngineLoad | None = None
         self._error: BackendError | None = None
         self._until = 0.0
@@ -66,8 +79,12 @@ class LoadReader:
     async def _read(self, servers: Sequence[Server]) -> EngineLoad | None:
         try:
             with anyio.fail_after(WAIT_SECONDS):
-                ranks = [rank for server in servers for rank in await _ranks(server)]
-            self._latest, self._error = _together(ranks) if ranks else None, None
+                ranks = {
+                    (server.url, number): rank
+                    for server in servers
+                    for number, rank in enumerate(await _ranks(server))
+                }
+            self._latest, self._error = self._recent.load(ranks) if ranks else None, None
         except BackendError as error:
             self._error = error
         except TimeoutError:
@@ -82,27 +99,37 @@ class LoadReader:
 async def _ranks(server: Server) -> list[_Rank]:
     """Those of a server; none where it is too old to tell."""
     try:
-        return _Loads.model_validate(await server.get("/v1/loads?include=core")).loads
+        return (await server.ask(_Loads, "/v1/loads?include=core")).loads
     except BackendStatusError as error:
         if error.status == 404:
             return []
         raise
-    except ValidationError as error:
-        raise BackendProtocolError(f"{server.url}/v1/loads is not what was expected: {error}") from error
 
 
-def _together(ranks: Sequence[_Rank]) -> EngineLoad:
-    moments = [rank.decode_moments for rank in ranks if rank.decode_moments]
-    steps, requests, micros, squares, products, _ = (
-        map(sum, zip(*moments, strict=True)) if moments else [0] * 6
-    )
-    tokens = sum(rank.total_prefill_uncached_tokens for rank in ranks)
-    return EngineLoad(
-        capacity=sum(rank.max_running_requests for rank in ranks),
-        running=sum(rank.num_running_reqs for rank in ranks),
-        queued=sum(rank.num_waiting_reqs for rank in ranks),
-        kv_use=max(rank.token_usage for rank in ranks),
-        steps=StepTimes(steps, requests, micros / 1e6, squares, products / 1e6),
-        prefill=sum(rank.total_prefill_busy_us for rank in ranks) / 1e6 / tokens if tokens else 0.0,
-        replicas=len(ranks),
-    )
+class _Recent:
+    """What ranks count, over the latest steps instead of all: what was measured long ago is forgotten."""
+
+    def __init__(self) -> None:
+        self._last: dict[_Key, tuple[float, ...]] = {}
+        self._counted = RecentSums(8)
+
+    def load(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
+        """All ranks together."""
+        news = [self._new(key, rank.totals) for key, rank in ranks.items()]
+        self._counted.add(*map(sum, zip(*news, strict=True)))
+        steps, requests, micros, squares, products, _, tokens, busy = self._counted.sums
+        return EngineLoad(
+            capacity=sum(rank.max_running_requests for rank in ranks.values()),
+            running=sum(rank.num_running_reqs for rank in ranks.values()),
+            queued=sum(rank.num_waiting_reqs for rank in ranks.values()),
+            kv_use=max(rank.token_usage for rank in ranks.values()),
+            steps=StepTimes(steps, requests, micros / 1e6, squares, products / 1e6),
+            prefill=busy / 1e6 / tokens if tokens else 0.0,
+            replicas=len(ranks),
+        )
+
+    def _new(self, key: _Key, totals: tuple[float, ...]) -> list[float]:
+        """What a rank has counted since the last time: all of it, if it was started since."""
+        growth = [new - old for new, old in zip(totals, self._last.get(key, (0.0,) * 8), strict=True)]
+        self._last[key] = totals
+        return list(totals) if min(growth) < 0 else growth

@@ -7,10 +7,21 @@ inside every such string (`pasta_async.backends.guard`), has the text encoded, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from pasta_async.backends.guard import EDGE, beginnings, check_messages, mark, replace_texts, texts_in
-from pasta_async.backends.sglang.events import checked_token_ids
+from pasta_async.backends.guard import (
+    EDGE,
+    apart,
+    as_written,
+    beginnings,
+    check_messages,
+    mark,
+    replace_texts,
+    spells_command,
+    texts_in,
+    with_arguments_read,
+)
+from pasta_async.backends.sglang.replies import Id, Listed, Reply
 from pasta_async.backends.sglang.transport import Server
 from pasta_async.errors import (
     BackendProtocolError,
@@ -27,6 +38,18 @@ MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 
 ROUNDS = 8
 """Times new special tokens may show up behind those that were cut: they overlap."""
+
+
+class _Ids(Reply):
+    tokens: Listed[Id]
+
+
+class _IdsOfTexts(Reply):
+    tokens: Listed[Listed[Id]]
+
+
+class _Texts(Reply):
+    text: Listed[str]
 
 
 class RemoteTokenizer:
@@ -88,19 +111,38 @@ class RemoteTokenizer:
             BackendStatusError: The template refused the messages.
         """
         check_messages(messages)
+        messages = [with_arguments_read(message) for message in messages]  # as SGLang reads them
         texts = texts_in(messages, template_kwargs)
         await self._check_length(texts)
         for marker in _markers(texts):
             if guarded := await self._guard(texts, marker, edges=True):
                 marked = dict(zip(texts, guarded[1], strict=True))
                 said, kwargs = replace_texts([messages, dict(template_kwargs)], marked.__getitem__)
+                said = [apart(message, marker) for message in said]
                 ids = await self.tokenize_chat(said, kwargs)
                 if ids is None:
                     return await self._without_template(messages)
-                found = ids if guarded[1] == texts else await self._without_marker(ids, marker)
+                plain = said == messages and guarded[1] == texts
+                found = ids if plain else await self._without_marker(ids, marker)
                 if found is not None:
                     return found
         raise _cannot_guard()
+
+    async def check_data(self, texts: Sequence[str]) -> None:
+        """Refuse what would not be data where the server encodes it as it is.
+
+        Raises:
+            InvalidRequestError: A text spells a special token or a tag.
+            PromptTooLongError: It has far more tokens than the model takes.
+        """
+        await self._check_length(texts)
+        written = as_written(texts)
+        ids = await self.tokenize(written)
+        for text, one, is_data in zip(written, ids, await self._are_data(ids, written), strict=True):
+            if not is_data:
+                await self._learn_specials(set(one))
+                found = [self._specials[i] for i in one if i in self._specials]
+                raise spells_command(text, found[0] if found else text)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens kept."""
@@ -119,12 +161,12 @@ class RemoteTokenizer:
 
     async def _tokenize(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         body = {"prompt": list(texts), "add_special_tokens": special}
-        found = await self._ask("/tokenize", body, "tokens") if texts else []
+        found = (await self._server.ask(_IdsOfTexts, "/tokenize", body)).tokens if texts else []
         if len(found) != len(texts):
             raise BackendProtocolError(
                 f"{self._server.url}/tokenize answered {len(found)} of {len(texts)} texts"
             )
-        return [self._checked(ids) for ids in found]
+        return found
 
     async def tokenize_chat(
         self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]
@@ -133,7 +175,7 @@ class RemoteTokenizer:
         kwargs = dict(template_kwargs) or None
         body = {"messages": list(messages), "add_generation_prompt": True, "chat_template_kwargs": kwargs}
         try:
-            return self._checked(await self._ask("/tokenize", body, "tokens"))
+            return (await self._server.ask(_Ids, "/tokenize", body)).tokens
         except BackendStatusError as error:
             if "chat_template is not set" in str(error):
                 return None
@@ -144,24 +186,13 @@ class RemoteTokenizer:
         lists = [[*self._before, *one] for one in ids]
         filled = [one for one in lists if one]  # an empty first list is read as no list at all
         body = {"tokens": filled, "skip_special_tokens": skip_special}
-        found = await self._ask("/detokenize", body, "text") if filled else []
-        if len(found) != len(filled) or not all(isinstance(text, str) for text in found):
-            raise BackendProtocolError(f"{self._server.url}/detokenize answered {found!r:.200}")
-        texts = iter(cast("list[str]", found))
+        found = (await self._server.ask(_Texts, "/detokenize", body)).text if filled else []
+        if len(found) != len(filled):
+            raise BackendProtocolError(
+                f"{self._server.url}/detokenize answered {len(found)} of {len(filled)} lists of ids"
+            )
+        texts = iter(found)
         return [next(texts).removeprefix("\n" if self._before else "") if one else "" for one in lists]
-
-    async def _ask(self, path: str, body: Mapping[str, Any], name: str) -> list[Any]:
-        answer = await self._server.post(path, body)
-        value: Any = cast("dict[str, Any]", answer).get(name) if isinstance(answer, dict) else None
-        if not isinstance(value, list):
-            raise BackendProtocolError(f"{self._server.url}{path} answered {answer!r:.200}")
-        return cast("list[Any]", value)
-
-    def _checked(self, ids: Any) -> list[int]:
-        try:
-            return checked_token_ids(ids)
-        except ValueError as error:
-            raise BackendProtocolError(f"{self._server.url}/tokenize answered {error}") from error
 
     async def detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
         """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""
@@ -191,18 +222,21 @@ class RemoteTokenizer:
         for _ in range(ROUNDS):
             marked = [mark(text, self._specials.values(), marker, edges=edges) for text in texts]
             ids = await self.tokenize(marked)
-            if await self._is_data(ids, marked):
+            if all(await self._are_data(ids, marked)):
                 return ids, marked
             await self._learn_specials({i for one in ids for i in one})
         return None
 
-    async def _is_data(self, ids: list[list[int]], texts: list[str]) -> bool:
-        """Whether no id is a tag or special."""
-        if self.tags and not set(self.tags).isdisjoint(i for one in ids for i in one):
-            return False
+    async def _are_data(self, ids: list[list[int]], texts: list[str]) -> list[bool]:
+        """For each text whether none of its ids is a tag or special."""
         bare = await self.detokenize_all(ids, skip_special=True)
         # The texts differ without a special token where a tokenizer normalizes them.
-        return bare == texts or bare == await self.detokenize_all(ids)
+        full = texts if bare == texts else await self.detokenize_all(ids)
+        tags = frozenset(self.tags or ())
+        return [
+            tags.isdisjoint(one) and plain in (text, whole)
+            for one, plain, text, whole in zip(ids, bare, texts, full, strict=True)
+        ]
 
     async def _learn_specials(self, ids: set[int]) -> None:
         unknown = [[i] for i in sorted(ids - self._specials.keys())]

@@ -7,12 +7,14 @@ import re
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import anyio
 import httpx
+from pydantic import BaseModel
 
 from pasta_async.backends.guard import replace_texts
+from pasta_async.backends.sglang.replies import read
 from pasta_async.errors import (
     BackendConnectError,
     BackendError,
@@ -23,6 +25,8 @@ from pasta_async.errors import (
     InvalidRequestError,
     PastaError,
 )
+
+_Form = TypeVar("_Form", bound=BaseModel)
 
 DEFAULT_TIMEOUT = httpx.Timeout(10.0, read=300.0, write=60.0, pool=None)
 """Seconds to connect, between two tokens (a busy server queues), to send, and for a free connection."""
@@ -141,6 +145,11 @@ class Server:
     async def post(self, path: str, body: Any) -> Any:
         """Post JSON; the JSON that comes back (None for an empty body)."""
         return await self._answer(self._request("POST", path, body, short=True))
+
+    async def ask(self, form: type[_Form], path: str, body: Any = None) -> _Form:
+        """What a path says, to a body if there is one, in the form that it must have."""
+        said = await (self.get(path) if body is None else self.post(path, body))
+        return read(form, said, f"{self.url}{path}: a reply")
 
     async def decode(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
         """The same, with further headers, where the server decodes an answer, which may take long."""

@@ -21,7 +21,9 @@ class PullOptions(CommandSettings):
 
     model: str = Field(description="pasta-smol, or the folder of an adapter with a base.json")
     base: Path | None = Field(
-        default=None, description="a GGUF file or a Hugging Face folder with the base that you have already"
+        default=None,
+        description="a GGUF file or a Hugging Face folder with the base that you have already; one from the "
+        'hub is --base "$(hf download HuggingFaceTB/SmolLM2-135M-Instruct)"',
     )
 
 

@@ -27,7 +27,7 @@ from pasta_async.interpreter.ahead import AheadSender
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import Part
 from pasta_async.interpreter.retry import retry_delay, with_retries
-from pasta_async.interpreter.width import PrioritySemaphore, Share
+from pasta_async.interpreter.width import Share
 from pasta_async.lang import PROMISE_OPEN
 from pasta_async.lang.document import TAG_REST
 from pasta_async.observers import AnswerObserver, observed_request
@@ -56,8 +56,7 @@ class Runner:
         backend: Where tokens come from; connected.
         machine: What decides.
         prompt: Token ids of the prompt.
-        slots: Shared with the other answers of the client.
-        share: What it holds of the engine's room.
+        share: What it holds of the client's slots and the engine's room.
         clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
@@ -72,7 +71,6 @@ class Runner:
         machine: Machine,
         *,
         prompt: Sequence[int],
-        slots: PrioritySemaphore,
         share: Share,
         clock: Clock,
         began: float,
@@ -84,7 +82,7 @@ class Runner:
         self.machine = machine
         self._backend, self._prompt = backend, tuple(prompt)
         self._start, self._limits = machine.start, machine.start.limits
-        self._slots, self._share = slots, share
+        self._share = share
         self._clock, self._began, self._deadline = clock, began, deadline
         self._emit, self._observer, self._spent = emit, observer, spent
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
@@ -211,16 +209,13 @@ class Runner:
 
     @asynccontextmanager
     async def _turn(self, number: int) -> AsyncGenerator[None]:
-        """Hold a slot of the answer, room on the engine, and a slot of the client.
-
-        New answers come after those that have begun.
-        """
-        begun = self.machine.main.started is not None
+        """Hold a slot of the answer, and one of the client and room on the engine."""
         self._observer.turn(number, "waiting")
         try:
-            async with self._turns, self._share.thread() as waited, self._slots.slot(0 if begun else 1):
-                if waited:
-                    self.machine.answer.width = "limited"
+            async with self._turns, self._share.thread() as waited:
+                if waited and (answer := self.machine.answer).width == "full":
+                    answer.width = "limited"
+                    answer.notes += (f"threads waited for room: {waited}",)
                 self._observer.turn(number, "decoding")
                 yield
         finally:

@@ -1,23 +1,23 @@
 """How parallel the answers of a client may be: full width while there is room, less as the engine fills.
 
-A thread that decodes holds a slot of its client (`PrioritySemaphore`) and a share of its engine's room,
-which `pasta_async.load` says. Here answers and threads are counted, and wait. An answer may always decode one
-thread, whatever the load: main, or while main waits the first chunk that waits. So no answer starves, and no
-main waits for chunks that wait for room. What there is room for beyond that goes to whoever asked first,
-which is document order within an answer.
+A thread that decodes holds a slot of its client and a share of its engine's room, which `pasta_async.load`
+says. Here answers and threads are counted, and wait. Each answer may decode one thread whatever the load:
+main, or while main waits the first chunk that waits. So no main waits for chunks that wait for room. Threads
+beside that one take only slots that no answer needs, so a new answer waits for a chunk at most; and where the
+load limits their answer, only what its engine has room for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from itertools import count
+from math import inf
 
+from pasta_async.clock import Clock
 from pasta_async.errors import BackendError
-from pasta_async.load import EngineLoad, Payoff, Room, room
+from pasta_async.load import ALWAYS_ANSWERS, MOST_ANSWERS, EngineLoad, Payoff, Room, room
 from pasta_async.protocol import Backend, LoadReporting
 from pasta_async.results import Generation
 
@@ -31,6 +31,16 @@ with two, 4 answers of pasta-tiny at once come 0.94 times as soon as in sequence
 _LEAST_GAIN = 0.02
 """Share of the answer's time that has to be gained: less is within the error of what is reckoned."""
 
+_KEEP_SECONDS = 5.0
+"""How long a reading serves on while none can be taken; no more is known of the engine then."""
+
+_AGAIN_SECONDS = 0.5
+"""While threads wait for room the load is read this often, once for all of them."""
+
+_ENDLESS = Room(inf, inf)
+_EXPECTED = Payoff()
+"""What is expected of answers before any is known."""
+
 
 class WidthControl:
     """Shares what an engine has room for among the answers of a client.
@@ -38,13 +48,19 @@ class WidthControl:
     Args:
         backend: Says how busy its engine is, if it is a `LoadReporting`.
         slots: Threads that the client decodes at once, at most.
+        clock: What readings grow old on.
     """
 
-    def __init__(self, backend: Backend, slots: int) -> None:
+    def __init__(self, backend: Backend, slots: int, clock: Clock) -> None:
         self._reporting = backend if isinstance(backend, LoadReporting) else None
+        self._clock = clock
         self._engines: dict[str, _Engine] = {}
         self._payoff = Payoff()
-        self._slots = room(EngineLoad(slots), self._payoff)
+        self._slots = Room(max(ALWAYS_ANSWERS, MOST_ANSWERS * slots), slots)
+        self.queue: dict[_Turn, Share] = {}
+        """Threads that wait, in order."""
+        self._watched = 0
+        self._watch: asyncio.Task[None] | None = None
 
     @contextmanager
     def answering(self, answer: str, *, limited: bool) -> Generator[Share]:
@@ -58,30 +74,58 @@ class WidthControl:
         try:
             yield share
         finally:
-            share.engine.leave(share)
-            share.engine.admit()
+            share.engine.count(share, -1)
+            self.admit()
 
     async def read(self, share: Share) -> None:
-        """Have the latest load of an answer's engine; what fails is noted, and the load before it serves on.
+        """Have the latest load of an answer's engine.
 
-        Cancelling it is safe.
+        What fails is noted, and the load before it serves on for a while. Cancelling it is safe.
         """
+        engine = await self._latest(share)
+        if engine is not share.engine:
+            share.engine.count(share, -1)
+            share.engine = engine
+            engine.count(share, 1)
+
+    async def _latest(self, share: Share) -> _Engine:
+        """Read the load of an answer's engine; gives which that is."""
+        before, held = share.engine, share.engine.held
         if self._reporting is None:
-            return
-        before = share.engine.held
+            return before
         try:
             load = await self._reporting.load(share.answer)
         except BackendError as error:
             share.trouble = f"the engine's load is not known: {error}"
-            return
+            return share.engine
         if load is None:
-            return
+            share.trouble = "the engine does not tell its load"
+            before.forget()
+            return share.engine
         engine = self._engine(load.engine)
-        if engine is not share.engine:
-            share.engine.leave(share)
-            share.engine, before = engine, 0
-            engine.take(share)
-        engine.learn(load, before)
+        engine.learn(load, held if engine is before else 0, self._clock.time() + _KEEP_SECONDS)
+        return engine
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        """Have the load read again from time to time, by one task for all who are in such a block."""
+        self._watched += 1
+        watch = self._watch = self._watch or asyncio.create_task(self._read_again(), name="pasta load")
+        try:
+            yield
+        finally:
+            self._watched -= 1
+            if not self._watched:
+                self._watch = None
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    async def _read_again(self) -> None:
+        while True:
+            await self._clock.sleep(_AGAIN_SECONDS)
+            for share in {share.engine: share for share in self.queue.values() if share.limited}.values():
+                await self._latest(share)
+            self.admit()
 
     def learn(self, generation: Generation) -> None:
         """Count what an answer that was decoded in parallel saved and added."""
@@ -102,10 +146,69 @@ class WidthControl:
                 context=(1 - _LEAST_GAIN) * _attended(requests[0].prompt_tokens, text) - attended,
             )
 
+    def refuse(self, engine: _Engine) -> str | None:
+        """Why a new answer is to have no tags; None if it is to have them, for a trial perhaps."""
+        crowd = self.crowd(engine, self._payoff)
+        tried = crowd and not self.crowd(engine, _EXPECTED) and not self._payoff.refuse()
+        return None if tried else crowd
+
+    def crowd(self, engine: _Engine, payoff: Payoff | None = None) -> str | None:
+        """Why one more answer is not worth decoding in parallel on an engine; None if it is."""
+        for has, at_once in ((self._slots, self._answers), self._room(engine, payoff or self._payoff)):
+            if not has.takes(at_once):
+                return f"{at_once} answers at once, and parallel decoding pays up to {has.answers:.0f} here"
+        return None
+
+    def is_full(self, engine: _Engine) -> bool:
+        """Whether an engine has no room for a thread beside the first of each answer."""
+        has, at_once = self._room(engine, self._payoff)
+        return engine.extra + 1 > has.extra(at_once)
+
+    def shortage(self, engine: _Engine) -> str:
+        """Why threads of an answer that the load limits wait for room."""
+        slots = self._slots, self._answers
+        has, at_once = self._room(engine, self._payoff) if self.is_full(engine) else slots
+        return f"{at_once} answers at once, and there is room for {has.threads:.0f} threads here"
+
+    def admit(self) -> None:
+        """Let threads decode, as many as there are slots and room for."""
+        engines = self._engines.values()
+        while sum(engine.held for engine in engines) < self._slots.threads and (share := self._next()):
+            turn = share.waiting.popleft()
+            del self.queue[turn]
+            if not turn.done():  # else it was cancelled meanwhile
+                turn.set_result(None)
+                share.hold(1)
+
+    def _next(self) -> Share | None:
+        """Whose thread decodes next: that of an answer that stands still, of a new one, or one beside others.
+
+        Among equals, of who asked first, which within an answer is document order.
+        """
+        waiting = dict.fromkeys(self.queue.values())
+        idle = [share for share in waiting if not share.held]
+        if idle:
+            return next((share for share in idle if share.begun), idle[0])
+        engines = self._engines.values()
+        if sum(engine.extra for engine in engines) + 1 > self._slots.extra(self._answers):
+            return None
+        full = {engine for engine in engines if self.is_full(engine)}
+        return next((share for share in waiting if not (share.limited and share.engine in full)), None)
+
+    @property
+    def _answers(self) -> int:
+        return sum(engine.answers for engine in self._engines.values())
+
+    def _room(self, engine: _Engine, payoff: Payoff) -> tuple[Room, int]:
+        """What an engine has room for, and how many answers share it, requests of others among them."""
+        if self._reporting is None:
+            return _ENDLESS, 0
+        if self._clock.time() > engine.until:
+            engine.forget()
+        return room(engine.load, payoff), engine.answers + engine.foreign
+
     def _engine(self, name: str) -> _Engine:
-        if name not in self._engines:
-            self._engines[name] = _Engine(self._slots, self._payoff)
-        return self._engines[name]
+        return self._engines.setdefault(name, _Engine())
 
 
 def _attended(prompt: int, tokens: int) -> float:
@@ -128,13 +231,15 @@ class Share:
         self.engine: _Engine = engine
         self.answer: str = answer
         self.limited: bool = limited
+        self.begun: bool = False
+        """Whether a thread of it has decoded."""
         self.held: int = 0
         """Threads that decode."""
         self.waiting: deque[_Turn] = deque()
         """Those that wait, in document order."""
         self.trouble: str | None = None
         """Why the engine's load is not known, if that was asked for in vain."""
-        engine.take(self)
+        engine.count(self, 1)
 
     async def crowded(self) -> str | None:
         """Why the answer is not worth decoding in parallel; None if it is. Cancelling it is safe."""
@@ -142,162 +247,84 @@ class Share:
             return None
         await self._control.read(self)
         await asyncio.sleep(0)  # what begins in the same moment counts too
-        for has, at_once in self.engine.rooms:
-            if not has.takes(at_once):
-                return f"{at_once} answers at once, and parallel decoding pays up to {has.answers:.0f} here"
-        return None
+        return self._control.refuse(self.engine)
 
     async def spare(self) -> bool:
         """Whether the engine has room for what nobody waits for. Cancelling it is safe."""
         await self._control.read(self)
-        engine = self.engine
-        return not engine.queue and all(has.takes(at_once) for has, at_once in engine.rooms)
+        return not (self._control.crowd(self.engine) or self._control.is_full(self.engine))
 
     @asynccontextmanager
-    async def thread(self) -> AsyncGenerator[bool]:
-        """Decode a thread; gives whether it had to wait. Cancelling it gives up its place."""
+    async def thread(self) -> AsyncGenerator[str | None]:
+        """Decode a thread; gives why it had to wait for room, if so. Cancelling it gives up its place."""
         waited = await self._acquire()
         try:
             yield waited
         finally:
             self._release()
 
-    async def _acquire(self) -> bool:
-        if not self.limited:
-            self.engine.grant(self)
-            return False
-        turn: _Turn = asyncio.get_running_loop().create_future()
+    async def _acquire(self) -> str | None:
+        control, turn = self._control, asyncio.get_running_loop().create_future()
         self.waiting.append(turn)
-        self.engine.queue[turn] = self
+        control.queue[turn] = self
         try:
-            if self.held:  # else there is nothing to decide
-                await self._control.read(self)
-            self.engine.admit(self)
-            waited = not turn.done()
+            if self.limited and self.held:  # else there is nothing to decide
+                await control.read(self)
+            control.admit()
+            waited = None
+            if self.limited and self.held and not turn.done():
+                waited = control.shortage(self.engine)
+                async with control.watched():
+                    await turn
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():  # it was granted in the same moment
                 self._release()
             elif turn in self.waiting:
                 self.waiting.remove(turn)
-                del self.engine.queue[turn]
+                del control.queue[turn]
             raise
         return waited
 
     def _release(self) -> None:
-        engine = self.engine
-        engine.held -= 1
-        engine.extra -= self.held > 1
-        self.held -= 1
-        engine.admit(self)
+        self.hold(-1)
+        self._control.admit()
+
+    def hold(self, change: int) -> None:
+        """Count threads that begin to decode, or, negative, that ended."""
+        self.begun = True
+        self.engine.count(self, -1)
+        self.held += change
+        self.engine.count(self, 1)
 
 
 class _Engine:
-    """The answers of a client on one engine."""
+    """What a client has on an engine, and what others have."""
 
-    def __init__(self, slots: Room, payoff: Payoff) -> None:
-        self._slots, self._payoff = slots, payoff
-        self._load: EngineLoad | None = None
-        self._foreign = 0
-        self._answers = 0
+    def __init__(self) -> None:
+        self.load: EngineLoad | None = None
+        self.until: float = 0.0
+        """The clock's time until which that serves."""
+        self.foreign: int = 0
+        """Requests of others."""
+        self.answers: int = 0
         self.held: int = 0
         """Threads of theirs that decode."""
         self.extra: int = 0
         """Those beside the first of each answer."""
-        self.queue: dict[_Turn, Share] = {}
-        """What waits, in order."""
 
-    @property
-    def rooms(self) -> list[tuple[Room, int]]:
-        """What the client's slots and the engine have room for, and how many answers share it.
+    def count(self, share: Share, sign: int) -> None:
+        """Add an answer, or take one away."""
+        self.answers += sign
+        self.held += sign * share.held
+        self.extra += sign * max(0, share.held - 1)
 
-        On the engine each request of others counts as an answer.
-        """
-        found = [(self._slots, self._answers)]
-        if self._load:
-            found.append((room(self._load, self._payoff), self._answers + self._foreign))
-        return found
+    def learn(self, load: EngineLoad, before: int, until: float) -> None:
+        """Take a reading, how many threads decoded when it was asked for, and until when it serves."""
+        if load != self.load:  # what is not ours is somebody else's
+            self.foreign = max(0, load.running + load.queued - max(before, self.held))
+        self.load, self.until = load, until
 
-    def learn(self, load: EngineLoad, before: int) -> None:
-        """Take a reading, and how many threads decoded when it was asked for."""
-        if load != self._load:  # what is not ours is somebody else's
-            self._foreign = max(0, load.running + load.queued - max(before, self.held))
-            self._load = load
-
-    def take(self, share: Share) -> None:
-        self._answers += 1
-        self.held += share.held
-        self.extra += max(0, share.held - 1)
-        self.queue |= dict.fromkeys(share.waiting, share)
-
-    def leave(self, share: Share) -> None:
-        self._answers -= 1
-        self.held -= share.held
-        self.extra -= max(0, share.held - 1)
-        for turn in share.waiting:
-            del self.queue[turn]
-
-    def admit(self, share: Share | None = None) -> None:
-        """Let threads decode: of this answer one in any case, of all answers as many as there is room for."""
-        while share and share.waiting and not share.held:
-            self.grant(share)
-        if self.queue:
-            extra = min(room.extra(at_once) for room, at_once in self.rooms)
-            while self.queue and self.extra + 1 <= extra:
-                self.grant(next(iter(self.queue.values())))
-
-    def grant(self, share: Share) -> None:
-        """Count one more thread of an answer, the first that waits if one does."""
-        if share.waiting:
-            turn = share.waiting.popleft()
-            del self.queue[turn]
-            if turn.done():  # cancelled
-                return
-            turn.set_result(None)
-        self.held += 1
-        self.extra += share.held > 0
-        share.held += 1
-
-
-class PrioritySemaphore:
-    """A semaphore whose waiters are served by priority, then by arrival.
-
-    Threads of answers that have begun go before new answers: else mains that hold every slot and wait for
-    their chunks would starve them. Cancelling a waiter takes it out of the queue.
-    """
-
-    def __init__(self, total: int) -> None:
-        self._free = total
-        self._order = count()
-        self._waiting: list[tuple[int, int, _Turn]] = []
-
-    @asynccontextmanager
-    async def slot(self, priority: int = 0) -> AsyncGenerator[None]:
-        """Hold a slot; the lowest `priority` goes first."""
-        await self._acquire(priority)
-        try:
-            yield
-        finally:
-            self._release()
-
-    async def _acquire(self, priority: int) -> None:
-        if self._free:
-            self._free -= 1
-            return
-        turn: _Turn = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (priority, next(self._order), turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was handed a slot in the same moment
-                self._release()
-            turn.cancel()
-            raise
-
-    def _release(self) -> None:
-        while self._waiting:
-            _, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+    def forget(self) -> None:
+        """Nothing is known of its load any more."""
+        self.load, self.foreign = None, 0

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from pasta_async.backends.local.cache import PAGE
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.linear import choose_dtype, linear
-from pasta_async.backends.local.quantised import Basis
+from pasta_async.backends.local.quantised import VNNI, Basis
 from pasta_async.backends.local.sampler import TokenSampler, sample
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.errors import InvalidRequestError
@@ -162,6 +162,10 @@ def test_half_precision_can_be_asked_for(made: Any, folder: Path, dtype: Any) ->
     assert [len(decoded(task)) for task in tasks] == [5, 5]
 
 
+ROUNDING = 1 if VNNI else 2
+"""torch keeps 7 bits of activations instead of 8 without AVX512-VNNI, so errors are twice as large."""
+
+
 def distance(seen: torch.Tensor, expected: torch.Tensor) -> float:
     """Of vectors, relative to the length of the second."""
     return ((seen - expected).square().sum() / expected.square().sum()).sqrt().item()
@@ -176,7 +180,7 @@ def test_int8_is_close_to_float32(variant: str, tmp_path: Path) -> None:
     assert (exact.dtype, rounded.dtype) == ("float32", "int8")
     for ids in (prompt(40), prompt(1)):
         expected, seen = logits_of(exact, ids), logits_of(rounded, ids)
-        assert distance(seen, expected) < 0.3  # of unrelated logits: 1.4
+        assert distance(seen, expected) < 0.3 * ROUNDING  # of unrelated logits: 1.4
 
 
 @pytest.mark.parametrize("hidden", [64, 72, 576, 15])
@@ -200,8 +204,8 @@ def test_int8_rows_do_not_disturb_each_other() -> None:
     x[0] *= 1000
     apart = torch.cat([product(row[None]) for row in x])
     for row, alone, exact in zip(product(x), apart, x @ weight.T, strict=True):
-        assert distance(row, alone) < 0.02
-        assert distance(alone, exact) < 0.02
+        assert distance(row, alone) < 0.02 * ROUNDING
+        assert distance(alone, exact) < 0.02 * ROUNDING
 
 
 def test_int8_without_products_for_it_is_float32_and_said(

@@ -51,6 +51,22 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path
     return damage
 
 
+def _header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -> Callable[[Path], None]:
+    """Another header of the weights, or one that says it is so long."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        raw = path.read_bytes()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:end])
+        change(header["model.embed_tokens.weight"])
+        written = json.dumps(header).encode()
+        size = len(written) if length is None else length
+        path.write_bytes(size.to_bytes(8, "little") + written + raw[end:])
+
+    return damage
+
+
 def _generation(**values: Any) -> Callable[[Path], Any]:
     return lambda folder: (folder / "generation_config.json").write_text(json.dumps(values))
 
@@ -123,6 +139,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
         "save the checkpoint as safetensors",
     ),
+    "layers beyond all": (_config(num_hidden_layers=2**31), "2147483648 layers"),
+    "layers beyond numbers": (_config(num_hidden_layers=10**300), "layers"),
+    "layers below none": (_config(num_hidden_layers=-1), "num_hidden_layers"),
+    "rows beyond memory": (_config(vocab_size=2**40), "not \\[1099511627776, 64\\]"),
+    "a state beyond memory": (_config(hidden_size=2**40), "not \\[1099511627776\\]"),
+    "a middle beyond memory": (_config(intermediate_size=2**50), "1125899906842624"),
+    "heads beyond memory": (_config(num_attention_heads=2**40, num_key_value_heads=2**40), "17592186044416"),
+    "a head beyond all": (_config(head_dim=2**40), "1099511627776"),
+    "a shape that is not the tensor's": (_header(lambda t: t.update(shape=[2**40, 64])), "model.safetensors"),
+    "a tensor beyond the file": (_header(lambda t: t.update(data_offsets=[0, 2**50])), "model.safetensors"),
+    "a header beyond the file": (_header(lambda t: None, 2**60), "model.safetensors"),
+    "a header within its tensors": (_header(lambda t: None, 10), "model.safetensors"),
     "fewer rows than tokens": (_config(vocab_size=100), "is \\[512, 64\\], not \\[100, 64\\]"),
 }
 

@@ -297,7 +297,9 @@ def everything(text: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ], {"tools": [{"name": text, "description": text}]}
 
 
-@pytest.mark.parametrize("text", [*TAG_TOKENS, "<|im_end|>", "/>", "a<sync/>b", "/><|im_end|>\n<"])
+@pytest.mark.parametrize(
+    "text", [*TAG_TOKENS, "<|im_end|>", "/>", " tokens=", "a<sync/>b", "/><|im_end|>\n<"]
+)
 def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
     saved: Any = local_models.byte_level()
     saved.save_pretrained(tmp_path)
@@ -306,6 +308,19 @@ def test_every_field_of_a_message_is_data(tmp_path: Path, text: str) -> None:
     ids, harmless = (codec.encode_chat(*everything(typed)) for typed in (text, "x"))
     assert [i for i in ids if i in wanted] == [i for i in harmless if i in wanted]
     assert codec.detokenize(ids).count(text) >= 6
+
+
+@pytest.mark.parametrize("pieces", [["<|im", "_end|>"], ["<", "|im_end|", ">"], [*"<sync/>"]])
+def test_parts_side_by_side_spell_no_command(tmp_path: Path, pieces: list[str]) -> None:
+    saved: Any = local_models.byte_level()
+    saved.save_pretrained(tmp_path)
+    template = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    codec = TextCodec.from_folder(tmp_path)
+    parts = [{"type": "text", "text": piece} for piece in pieces]
+    ids = codec.encode_chat([{"role": "user", "content": parts}], {})
+    assert codec.detokenize(ids) == "".join(pieces)
+    assert not commands("byte-level").intersection(ids)
 
 
 async def test_a_long_text_neither_blocks_the_loop_nor_is_encoded_in_vain(
@@ -323,11 +338,11 @@ async def test_a_long_text_neither_blocks_the_loop_nor_is_encoded_in_vain(
     assert await encoder.detokenize(await task) == text
 
 
-@pytest.mark.parametrize("length", [100_000, 10_000_000])
+@pytest.mark.parametrize(("length", "context"), [(100_000, 1000), (10_000_000, 1000), (100_000, -1)])
 async def test_what_cannot_fit_is_refused_before_it_is_encoded(
-    codecs: dict[str, TextCodec], length: int
+    codecs: dict[str, TextCodec], length: int, context: int
 ) -> None:
-    encoder = AsyncTextCodec(codecs["byte-level"], context_length=1000)
+    encoder = AsyncTextCodec(codecs["byte-level"], context_length=context)
     text = ("The causes of wars. " * (length // 20 + 1))[:length]
     for work in (encoder.encode(text), encoder.encode_chat([{"role": "user", "content": text}], {})):
         with pytest.raises(PromptTooLongError):

@@ -22,8 +22,8 @@ InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece 
 PromptTooLongError RealClock RequestRecord Sampling Span SyncJoined SyncWaiting TagIds TextDelta ThreadDelta
 ThreadDone ThreadFailedError ThreadFailed ThreadRecord ThreadStarted TrainingError UnsupportedModelError
 Parallel Usage Width __version__ ErrorInfo ReasoningDelta ThreadReplaced
-ClosedBy Code Diagnostic Document EngineLoad LoadReporting Turn
 generate stream
+ClosedBy Code Diagnostic Document EngineLoad LoadReporting StepTimes Turn
 """
 
 TYPES = {

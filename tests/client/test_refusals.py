@@ -169,6 +169,8 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("http://host:30000", {"device": "cpu"}),
         ("http://host:30000", {"temperature": 1.0}),
         ("http://host:30000", {"api_key": 5}),
+        ("http://host:30000", {"api_key": "from a file\n"}),
+        ("http://host:30000", {"api_key": "k\u00fc"}),
         ("http://host:30000", {"timeout": "x"}),
         ("http://host:30000", {"max_connections": 0}),
         ("http://host:30000", {"vocab_size": "x"}),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
 
 from pasta_async import Client, GenerationTimeoutError, Limits, Sampling
+from pasta_async.clock import REAL_CLOCK
 from pasta_async.interpreter.runner import thread_seed
-from pasta_async.interpreter.width import PrioritySemaphore
+from pasta_async.interpreter.width import WidthControl
 from pasta_async.lang import parse
 from pasta_async.testing import Fault, ScriptedBackend
 from tests.interpreter.support import RICH, answer, promise
@@ -71,46 +71,30 @@ async def test_chunks_of_started_answers_go_before_new_answers() -> None:
         assert earlier == [0, 1, 2]
 
 
-async def check_free(slots: PrioritySemaphore, count: int) -> None:
-    """Exactly so many slots are free."""
-    async with AsyncExitStack() as held:
-        for _ in range(count):
-            await held.enter_async_context(slots.slot())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0), slots.slot():
-                pass
+async def test_threads_that_are_cancelled_in_the_queue_or_with_a_slot_in_hand_take_none_away() -> None:
+    control, decoding = WidthControl(ScriptedBackend(""), 2, REAL_CLOCK), set[int]()
 
+    async def decode(number: int) -> None:
+        async with share.thread():
+            decoding.add(number)
+            for _ in range(2):
+                await asyncio.sleep(0)
+            decoding.remove(number)
 
-async def test_slots_go_to_the_lowest_priority_then_to_who_came_first() -> None:
-    slots, order = PrioritySemaphore(1), list[str]()
-
-    async def work(name: str, priority: int) -> None:
-        async with slots.slot(priority):
-            order.append(name)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(work(f"{p}{n}", p) for n in range(3) for p in (2, 1, 0)))
-    assert order == ["20", "00", "01", "02", "10", "11", "12", "21", "22"]
-    await check_free(slots, 1)
-
-
-async def test_who_is_cancelled_in_the_queue_or_with_a_slot_in_hand_takes_none_away() -> None:
     for turns in range(5):
-        slots = PrioritySemaphore(2)
-
-        async def work(slots: PrioritySemaphore = slots) -> None:
-            async with slots.slot():
-                for _ in range(2):
-                    await asyncio.sleep(0)
-
-        tasks = [asyncio.create_task(work()) for _ in range(8)]
-        for _ in range(turns):
+        with control.answering("a", limited=True) as share:
+            tasks = [asyncio.create_task(decode(number)) for number in range(8)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert not any(task.cancelled() for task in tasks[1::2])
+            decoding.clear()
+            tasks = [asyncio.create_task(decode(number)) for number in range(3)]
             await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        await asyncio.wait(tasks)
-        await check_free(slots, 2)
-        assert not any(task.cancelled() for task in tasks[1::2])
+            assert decoding == {0, 1}
+            await asyncio.wait(tasks)
 
 
 async def test_the_chunk_cap_can_be_set() -> None:

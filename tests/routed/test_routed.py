@@ -158,7 +158,7 @@ async def test_an_answer_starts_again_no_oftener_than_retries_say() -> None:
         await asyncio.wait([killer])
     assert sum(member.alive for member in members) == 1
     assert caught.value.partial is not None
-    assert len(caught.value.partial.notes) == 2
+    assert sum("started again elsewhere" in note for note in caught.value.partial.notes) == 2
     await routed.aclose()
 
 

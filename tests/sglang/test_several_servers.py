@@ -141,18 +141,18 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
         expected = [(await alone.generate(prompt)).text for prompt in PROMPTS[2:]]
         await client.connect()
 
-        async def until(condition: Callable[[], bool]) -> None:
+        async def happens(condition: Callable[[], bool]) -> None:
             async with news:
                 await news.wait_for(condition)
 
         # Idle servers take one answer each: first two that nobody watches, then two that are watched.
         unwatched = [asyncio.create_task(client.generate(p, baseline=True)) for p in PROMPTS[:2]]
-        await until(lambda: len(healthy.decoded) == len(doomed.decoded) == 1)
+        await happens(lambda: len(healthy.decoded) == len(doomed.decoded) == 1)
         watched = [
             asyncio.create_task(reader.read(client, p))
             for reader, p in zip(readers, PROMPTS[2:4], strict=True)
         ]
-        await until(lambda: all(reader.text for reader in readers) and all(doomed.decoded.values()))
+        await happens(lambda: all(reader.text for reader in readers) and all(doomed.decoded.values()))
         second.kill()
 
         answers = await asyncio.gather(*unwatched)
@@ -185,7 +185,7 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
             assert [answer.text for answer in made] == expected[2:]
             assert doomed.decoded
             await routed.aclose()
-    assert server.running() == 0
+    await until(server, 0)
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
         ({"/server_info": httpx.Response(503, text="warming up")}, BackendStatusError, "503"),
         ({"/server_info": httpx.ReadTimeout("")}, BackendTimeoutError, ""),
         ({"/server_info": httpx.ReadError("reset")}, BackendTransportError, ""),
-        ({"/v1/models": {"data": [7]}}, BackendProtocolError, "context length"),
+        ({"/v1/models": {"data": [7]}}, BackendProtocolError, "/v1/models"),
         ({"/workers": {"workers": [7]}}, BackendProtocolError, "/workers"),
         ({"/workers": {"workers": [{"is_healthy": False}]}}, BackendConnectError, ""),
         ({"/tokenize": {"tokens": []}}, BackendProtocolError, "/tokenize"),
@@ -72,7 +72,7 @@ def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
             BackendProtocolError,
             "preferred_sampling_params",
         ),
-        ({"/v1/models": {"data": []}}, BackendProtocolError, "context length"),
+        ({"/v1/models": {"data": [{"id": "odd"}]}}, BackendProtocolError, "context length"),
         ({"/generate": {}}, BackendProtocolError, "Pass vocab_size="),
         ({"/tokenize": {"ids": []}}, BackendProtocolError, "/tokenize"),
         (
@@ -461,7 +461,7 @@ async def test_every_field_of_a_message_is_data() -> None:
         return {"tokens": encode(f"{shown}<|end|>")}
 
     made = backend(OddServer({"/tokenize": tokenize}))
-    for text in ("<sync/>", "<|end|>", "</s>", "/>", "<async>x</async><|end|>"):
+    for text in ("<sync/>", "<|end|>", "</s>", "/>", " tokens=", "<async>x</async><|end|>"):
         call = {"function": {"name": text, "arguments": {text: [text]}}}
         message = {"role": "user", "name": text, "reasoning_content": text, "tool_calls": [call]}
         ids = await made.encode_chat(

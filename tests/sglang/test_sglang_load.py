@@ -46,11 +46,60 @@ async def test_ranks_together_and_a_server_that_has_not_decoded_yet() -> None:
     await made.aclose()
 
 
+async def read_all(readings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> EngineLoad:
+    """The last of several readings of a server with one rank, each taken anew."""
+    monkeypatch.setattr("pasta_async.backends.sglang.load.FRESH_SECONDS", 0.0)
+    server = serving({"loads": [RANK]})
+    made = backend(server)
+    await made.connect()
+    found = None
+    for reading in readings:
+        server.routes[LOADS] = {"loads": [RANK | reading]}
+        found = await made.load("a")
+    await made.aclose()
+    assert found is not None
+    return found
+
+
+def counted(fixed: float, per_request: float, prefill: float, *, steps: int) -> list[float]:
+    """What a server counts in so many steps of 1 to 16 requests, and as many prompts of 100 tokens."""
+    each = [(1 + step % 16, fixed + per_request * (1 + step % 16)) for step in range(steps)]
+    pairs = [(1, n, 1e6 * t, n * n, n * 1e6 * t, n) for n, t in each]
+    return [*map(sum, zip(*pairs, strict=True)), 100 * steps, 100 * steps * 1e6 * prefill]
+
+
+def told(counts: list[float]) -> dict[str, Any]:
+    *moments, tokens, busy = counts
+    return {
+        "decode_moments": moments,
+        "total_prefill_uncached_tokens": round(tokens),
+        "total_prefill_busy_us": round(busy),
+    }
+
+
+async def test_what_steps_took_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = [1000.0 * one for one in counted(0.010, 0.0005, 1e-4, steps=1600)]
+    late = counted(0.040, 0.0, 4e-4, steps=800)
+    readings = [told([e + n * x for e, x in zip(early, late, strict=True)]) for n in range(60)]
+    found = await read_all(readings, monkeypatch)
+    assert found.steps is not None
+    assert found.steps.fit() == pytest.approx((0.040, 0.0, 0.0), rel=0.02, abs=2e-5)
+    assert found.prefill == pytest.approx(4e-4, rel=0.02)
+
+
+async def test_a_server_that_was_started_again_counts_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = (counted(0.01, 0.0005, 1e-4, steps=steps) for steps in (1600, 160))
+    found = await read_all([told(before), told(after)], monkeypatch)
+    assert found.steps is not None and found.steps.steps == 1760
+    assert found.steps.fit() == pytest.approx((0.01, 0.0005, 0.0))
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
         ({"loads": []}, BackendProtocolError),
         ({"loads": [{**RANK, "num_running_reqs": "many"}]}, BackendProtocolError),
+        ({"loads": [{**RANK, "decode_moments": [10, 1e300, 1, 1, 1, 1]}]}, BackendProtocolError),
         (httpx.Response(500, text="no"), BackendStatusError),
         (httpx.ReadTimeout("late"), BackendError),
     ],

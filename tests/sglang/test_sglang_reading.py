@@ -13,7 +13,7 @@ import pytest
 import table_model
 from hypothesis import given
 from hypothesis import strategies as st
-from odd_server import FIRST_LETTER, TAGS, VOCABULARY, OddServer, decode, event, stream
+from odd_server import FIRST_LETTER, TAGS, VOCABULARY, OddServer, decode, encode, event, stream
 
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.backends.sglang.events import Increments, LocalReader, RemoteReader
@@ -251,6 +251,38 @@ async def test_typed_text_is_data_for_every_kind_of_tokenizer(kind: str, typed: 
     assert chat[0] == tokenizer.token_to_id("<s>") and chat[-1] == tokenizer.token_to_id("</s>")
     assert not set(chat[1:-1]) & {*tags, *map(tokenizer.token_to_id, ("<s>", "</s>"))}
     assert tokenizer.decode(chat[1:-1], skip_special_tokens=False).strip() == f"user: {typed.strip()}".strip()
+
+
+def rendering_all(body: Any) -> Any:
+    """SGLang's `/tokenize`, with a template that puts parts side by side and shows calls of tools."""
+    if "messages" not in body:
+        return {"tokens": [encode(text) for text in body["prompt"]]}
+    written = ""
+    for message in body["messages"]:
+        content: Any = message["content"]
+        written += content if isinstance(content, str) else "".join(part["text"] for part in content)
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"]["arguments"]  # which SGLang reads, to show them anew
+            said: Any = json.loads(arguments) if isinstance(arguments, str) else arguments
+            written += json.dumps(said, ensure_ascii=False)
+        written += "</s>"
+    return {"tokens": encode(written)}
+
+
+@pytest.mark.parametrize("text", ["<sync/>", "<|end|>"])
+async def test_neither_parts_side_by_side_nor_json_in_a_call_become_a_command(text: str) -> None:
+    backend = SGLangBackend("http://odd", client=OddServer({"/tokenize": rendering_all}).client())
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in text)
+    for cut in range(1, len(text) - 1):
+        for pieces in ([text[:cut], text[cut:]], [text[:1], text[1 : cut + 1], text[cut + 1 :]], [*text]):
+            parts = [{"type": "text", "text": piece} for piece in pieces]
+            ids = await backend.encode_chat([{"role": "user", "content": parts}], {})
+            assert decode(ids) == f"{text}</s>" and len(ids) == len(text) + 1
+    for arguments in (json.dumps({"a": text}), f'{{"a": ["{escaped}"]}}'):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        message = {"role": "assistant", "content": [], "tool_calls": [call]}
+        ids = await backend.encode_chat([message], {})
+        assert text in decode(ids) and [i for i in ids if i < FIRST_LETTER] == encode("</s>")
 
 
 async def test_a_model_without_tags_has_none() -> None:

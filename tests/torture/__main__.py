@@ -18,12 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pasta_async
 from tests.torture.measured import Plan
 
 Figures = dict[str, Any]
-
-SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
 
 def cancel_local(plan: Plan) -> Figures:
@@ -50,7 +47,7 @@ def faults(plan: Plan) -> Figures:
 
 def _on_sglang(plan: Plan, part: Callable[[Plan, Any], Coroutine[Any, Any, Figures]]) -> Figures:
     from tests.sglang.real_server import running_server
-    from tests.torture.engines import ServerEngine
+    from tests.torture.engines import SHIPPED, ServerEngine
 
     with tempfile.TemporaryDirectory() as folder, running_server(SHIPPED, Path(folder) / "log") as place:
         plan = replace(plan, began=time.monotonic())  # the start of the server does not count
@@ -66,7 +63,8 @@ def kill_server(plan: Plan) -> Figures:
 
 def inputs(plan: Plan) -> Figures:
     """Generated inputs for the parser, `check`, the guard of typed text and the API's schema."""
-    from tests.torture.inputs import generate, scaling
+    from tests.torture.inputs import generate
+    from tests.torture.lengths import scaling
 
     return scaling() | generate(plan)
 
@@ -112,11 +110,16 @@ def main() -> None:
     parser.add_argument(
         "--hours", type=float, default=0.1, help="for all parts together (default: %(default)s)"
     )
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="NAME", help="kill-commands: those of these names"
+    )
     options = parser.parse_args()
     logging.getLogger("pasta_async").setLevel(logging.CRITICAL)
     parts = options.part or [*PARTS]
     for name in parts:
-        plan = Plan(options.seed, options.count, options.hours * 3600 / len(parts), options.first)
+        plan = Plan(
+            options.seed, options.count, options.hours * 3600 / len(parts), options.first, (*options.only,)
+        )
         print(
             json.dumps({"part": name, "seed": plan.seed, "first": plan.first} | PARTS[name](plan)), flush=True
         )

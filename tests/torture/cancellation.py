@@ -18,12 +18,15 @@ from pasta_async.server import ServerSettings, create_app
 from pasta_async.training.synthetic import FAMILIES, sample
 from tests.server.live_server import http_request, serving_in_loop
 from tests.torture.engines import Engine
-from tests.torture.measured import Plan, resident, slope
+from tests.torture.measured import Plan, check_flat, resident, slope
 
 BATCH = 200
 """Answers, after which everything must be as it was before them."""
 
 AT_ONCE = 16
+
+SETTLES = 1.0
+"""Seconds after the last answer of a batch, in which everything must be so."""
 
 
 @dataclass
@@ -54,13 +57,23 @@ class Campaign:
         self.span = await self._usual_seconds()
         numbers = self.plan.numbers()
         while batch := [number for number, _ in zip(numbers, range(BATCH), strict=False)]:
-            queue = iter(batch)
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.at_once):
-                    group.create_task(self._worker(queue))
-            self.slowest = max(self.slowest, await self.engine.settled(own))
+            if (seconds := await self._break_off(batch, own)) > SETTLES:
+                # The machine may have stood still; what needs so long does so again.
+                seconds = await self._break_off(batch, own)
+                assert seconds <= SETTLES, f"something was left for {seconds:.2f} s"
+            self.slowest = max(self.slowest, seconds)
             self.memory.append((self.found.total(), resident()))
             self.engine_memory.append((self.found.total(), self.engine.memory()))
+            check_flat(self.memory)
+            check_flat(self.engine_memory)
+
+    async def _break_off(self, batch: list[int], own: set[asyncio.Task[Any]]) -> float:
+        """Seconds after the last of these answers until nothing is left of them."""
+        queue = iter(batch)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.at_once):
+                group.create_task(self._worker(queue))
+        return await self.engine.settled(own)
 
     async def _usual_seconds(self) -> float:
         began = time.monotonic()

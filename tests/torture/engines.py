@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+import pasta_async
 from pasta_async import Backend
 from pasta_async.backends.local import LocalBackend
 from pasta_async.backends.sglang import SGLangBackend
 from tests.backends.cache_checks import check_scheduler
 from tests.torture.measured import group_resident
+
+SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
 PATIENCE = 30.0
 """Seconds until what is left counts as lost."""

@@ -15,11 +15,12 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pasta_async
 from pasta_async import Client
 from pasta_async.backends.guard import free_marker, mark, texts_in
+from pasta_async.backends.local.bases import default_model
+from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import MAX_TAG, TAG_TOKENS, Document, Parser, check, parse
@@ -35,7 +36,7 @@ from pasta_async.server.requests import (
 from pasta_async.server.service import Admission, Service
 from pasta_async.testing import ScriptedBackend
 from tests.lang.language_texts import PIECES, closing, outcome, outcome_of_tokens, without_tags
-from tests.lang.test_hostile_texts import ENDLESS, REPEATED, hostile
+from tests.torture.engines import SHIPPED
 from tests.torture.measured import Plan
 
 HANGS = 60.0
@@ -47,7 +48,7 @@ BLOCK = 1000
 SHORT = [piece for piece in PIECES if len(piece) < MAX_TAG / 2]
 LONG = [piece for piece in PIECES if len(piece) >= MAX_TAG / 2]
 SPELLED = (
-    *("<|end|>", "<|system|>", "<|assistant|>"),
+    *("<|end|>", "<|system|>", "<|assistant|>", "<|im_start|>", "<repo_name>"),
     *("<|im_end|>", "</s>", "<0x0A>", "\ue000", "\u2581", "e\u0301"),
 )
 LETTERS = "<>/\\ \n=\"'psync\u4e16\U0001f30d\u00e9"
@@ -63,47 +64,61 @@ def soup(drawn: random.Random, pieces: list[str]) -> str:
     return "".join(parts)
 
 
-def read_text(drawn: random.Random) -> int:
-    """The parser and `check`: the same for any cut, and no character is lost. Returns the input's size."""
+def draw_text(drawn: random.Random) -> Any:
+    """A text, two places to cut it, and whether it stands inside a chunk."""
     text = soup(drawn, SHORT)
+    cut = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
+    return {"text": text, "cut": cut, "inside": drawn.random() < 0.3}
+
+
+def read_text(case: Any) -> int:
+    """The parser and `check`: the same for any cut, and no character is lost. Returns the input's size."""
+    text, cut = case["text"], case["cut"]
     document = parse(text)
     assert document.format() == text + closing(document)
     assert document.text == without_tags(text)
     assert check(text) == list(document.diagnostics)
-    cut = sorted((drawn.randrange(len(text) + 1), drawn.randrange(len(text) + 1)))
     pieces = [text[: cut[0]], text[cut[0] : cut[1]], text[cut[1] :]]
-    inside = drawn.random() < 0.3
-    whole = outcome(Parser("chunk" if inside else "document"), [text])
-    assert outcome(Parser("chunk" if inside else "document"), pieces) == whole
+    kind = "chunk" if case["inside"] else "document"
+    assert outcome(Parser(kind), pieces) == outcome(Parser(kind), [text])
     return len(text)
 
 
-def read_tokens(drawn: random.Random) -> int:
-    """What a trained model writes, tags that come as ids among it: what was read is read back."""
+def draw_tokens(drawn: random.Random) -> Any:
+    """What a trained model writes, in pieces: text, and tags that come as ids (True)."""
     pieces: list[tuple[str, bool]] = []
     for _ in range(drawn.randrange(1, 9)):
         tag = drawn.random() < 0.6
         pieces.append((drawn.choice(TAG_TOKENS), True) if tag else (soup(drawn, SHORT), False))
-    *_, document = outcome_of_tokens(pieces)
+    return pieces
+
+
+def read_tokens(case: Any) -> int:
+    """What was read of a trained model's stream is read back from its written form."""
+    *_, document = outcome_of_tokens(case)
     assert isinstance(document, Document)
     assert parse(document.format()) == document
-    return sum(len(piece) for piece, _ in pieces)
+    return sum(len(piece) for piece, _ in case)
 
 
 @cache
-def _codec() -> tuple[TextCodec, list[str], set[int]]:
-    """The tokenizer of pasta-tiny, and what it must never read out of somebody's text."""
-    folder = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
-    added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
-    commands = {token["content"]: token["id"] for token in added}
-    assert {*TAG_TOKENS, *SPELLED[:3]} <= commands.keys()
-    return TextCodec.from_folder(folder), [*commands], {*commands.values()}
+def tokenizer(folder: Path) -> tuple[TextCodec, list[str], set[int]]:
+    """A model's tokenizer, and what it must never read out of somebody's text."""
+    files = open_checkpoint(folder).tokenizer()
+    commands = {entry["content"]: entry["id"] for entry in files.tokenizer["added_tokens"]}
+    assert {*TAG_TOKENS} < commands.keys()
+    return files.codec(folder), [*commands], {*commands.values()}
 
 
-def guard_text(drawn: random.Random) -> int:
+def draw_typed(drawn: random.Random) -> Any:
+    """A text that somebody types, and whether it is tried as a message, too."""
+    return {"text": soup(drawn, [*SHORT, *SPELLED]), "chat": drawn.random() < 0.05}
+
+
+def guard_text(case: Any, folder: Path = SHIPPED) -> int:
     """Typed text is data: it comes back as it was, without a tag or a special token among its ids."""
-    codec, commands, forbidden = _codec()
-    text = soup(drawn, [*SHORT, *SPELLED])
+    codec, commands, forbidden = tokenizer(folder)
+    text = case["text"]
     marker = free_marker(texts_in([text]))
     marked = mark(text, commands, marker)
     assert marked.replace(marker, "") == text
@@ -111,12 +126,17 @@ def guard_text(drawn: random.Random) -> int:
     ids = codec.encode(text)
     assert forbidden.isdisjoint(ids)
     assert codec.detokenize(ids) == text
-    if drawn.random() < 0.05:
+    if case["chat"]:
         ids = codec.encode_chat([{"role": "user", "content": text}], {"tools": [{"x": text}]})
         empty = codec.encode_chat([{"role": "user", "content": "x"}], {})
         assert Counter(i for i in ids if i in forbidden) == Counter(i for i in empty if i in forbidden)
         assert text in codec.detokenize(ids)
     return len(text)
+
+
+def guard_text_of_smol(case: Any) -> int:
+    """The same with the tokenizer of pasta-smol."""
+    return guard_text(case, default_model()[0])
 
 
 CHAT: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "Why?"}]}
@@ -158,11 +178,17 @@ def _service() -> Service:
     return Service(client, asyncio.run(client.connect()), settings, Admission(settings))
 
 
-def ask(drawn: random.Random) -> int:
-    """A body for the API: taken, or refused with an error that can be sent and blames whoever asked."""
+def draw_body(drawn: random.Random) -> Any:
+    """A body, and whether it is of a chat."""
     raw = _body(drawn)
+    return {"body": raw.decode("latin-1"), "chat": drawn.random() < 0.7}
+
+
+def ask(case: Any) -> int:
+    """A body for the API: taken, or refused with an error that can be sent and blames whoever asked."""
+    raw = case["body"].encode("latin-1")
     try:
-        body = parse_body(raw, ChatRequest if drawn.random() < 0.7 else CompletionRequest)
+        body = parse_body(raw, ChatRequest if case["chat"] else CompletionRequest)
         check_request(body, _service())
         assert len(generate_kwargs(body, _service())) == body.choices
         assert body.prompts
@@ -173,26 +199,48 @@ def ask(drawn: random.Random) -> int:
     return len(raw)
 
 
-KINDS = {"text": read_text, "tokens": read_tokens, "guard": guard_text, "schema": ask}
+class Kind(NamedTuple):
+    """How inputs of a kind are drawn, as JSON, and what must hold of each; that returns its size."""
+
+    draw: Callable[[random.Random], Any]
+    check: Callable[[Any], int]
 
 
-def generate(plan: Plan, kinds: tuple[str, ...] = (*KINDS,)) -> dict[str, Any]:
+KINDS = {
+    "text": Kind(draw_text, read_text),
+    "tokens": Kind(draw_tokens, read_tokens),
+    "guard": Kind(draw_typed, guard_text),
+    "guard of pasta-smol": Kind(draw_typed, guard_text_of_smol),
+    "schema": Kind(draw_body, ask),
+}
+
+
+def possible() -> tuple[str, ...]:
+    """The kinds that can be tried here: pasta-smol's tokenizer comes with its base."""
+    return tuple(kind for kind in KINDS if kind != "guard of pasta-smol" or default_model()[1] is None)
+
+
+def generate(plan: Plan) -> dict[str, Any]:
     """Try inputs of each kind in turn, a thousand at a time, for as long as is planned; the figures.
 
     Fails with the first that is not as it should be, and ends the process at one that takes `HANGS` seconds.
     """
-    tried, size = Counter[str](), Counter[str]()
+    tried, size, kinds = Counter[str](), Counter[str](), possible()
     slowest: dict[str, float] = dict.fromkeys(kinds, 0.0)
+    for kind in kinds:  # the first of them loads a tokenizer
+        KINDS[kind].check(KINDS[kind].draw(random.Random(0)))
     for number in plan.numbers():
         for kind in kinds:
             drawn = plan.random(kind, number)
             faulthandler.dump_traceback_later(HANGS, exit=True)
             for _ in range(BLOCK):
+                case = KINDS[kind].draw(drawn)
                 began = time.process_time()
                 try:
-                    size[kind] += KINDS[kind](drawn)
+                    size[kind] += KINDS[kind].check(case)
                 except Exception as error:
                     error.add_note(f"of the kind {kind}: --seed {plan.seed} --first {number} --count 1")
+                    error.add_note(f"for corpus.jsonl: {json.dumps({'kind': kind, 'case': case})}")
                     raise
                 slowest[kind] = max(slowest[kind], time.process_time() - began)
                 tried[kind] += 1
@@ -204,24 +252,3 @@ def generate(plan: Plan, kinds: tuple[str, ...] = (*KINDS,)) -> dict[str, Any]:
         "seconds": round(plan.elapsed),
         "milliseconds of the slowest": {kind: round(1000 * value, 1) for kind, value in slowest.items()},
     }
-
-
-def scaling(sizes: tuple[int, int] = (20_000, 200_000)) -> dict[str, Any]:
-    """How much more a character costs in a long hostile text than in a short one: the worst kind of text."""
-    works: dict[str, Callable[[str], object]] = {"parse": parse, "encode": _codec()[0].encode}
-    ratios = {
-        name: max(_ratio(work, kind, sizes) for kind in (*REPEATED, *ENDLESS)) for name, work in works.items()
-    }
-    return {"times as much for a character of a text ten times as long": ratios}
-
-
-def _ratio(work: Callable[[str], object], kind: str, sizes: tuple[int, int]) -> float:
-    costs: list[float] = []
-    for size in sizes:
-        text, times = hostile(kind, size), list[float]()
-        for _ in range(2):
-            began = time.process_time()
-            work(text)
-            times.append(time.process_time() - began)
-        costs.append(min(times) / len(text))
-    return round(costs[1] / costs[0], 2)

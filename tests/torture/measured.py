@@ -12,6 +12,12 @@ from pathlib import Path
 
 MIB = 2**20
 
+LEAK = 4.0
+"""MiB in a thousand answers, above which memory counts as lost: 4 KiB of each."""
+
+LONG_ENOUGH = 2000.0
+"""Answers from which on that can be told: in fewer, a page more here and there is as much."""
+
 
 @dataclass
 class Plan:
@@ -22,12 +28,14 @@ class Plan:
         count: Items to try; None: as many as there is time for.
         seconds: Time to try them in.
         first: The number of the first item, to go on where another run ended.
+        only: Names of what is tried, where it has names; none: all.
     """
 
     seed: int = 0
     count: int | None = None
     seconds: float = 60.0
     first: int = 0
+    only: tuple[str, ...] = ()
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -86,3 +94,10 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+def check_flat(points: Sequence[tuple[float, float]]) -> None:
+    """Fail if memory (answers so far, MiB) grows by more than `LEAK` over their second half."""
+    if points and points[-1][0] - points[0][0] >= LONG_ENOUGH:
+        more = 1000 * slope(points)
+        assert more < LEAK, f"{more:.1f} MiB more in a thousand answers: {points}"

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async import Client
 from pasta_async.backends.local import LocalBackend
+from pasta_async.backends.local import export as exporting
 from pasta_async.backends.local.checkpoint import expected_shapes
 from pasta_async.backends.local.export import export_folder
 from pasta_async.backends.local.opening import open_checkpoint
@@ -84,10 +85,13 @@ def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> N
 # Export ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file_bytes", [10**9, 20_000])
-def test_transformers_loads_an_export(made: AdapterRun, file_bytes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_bytes", [exporting.FILE_BYTES, 20_000])
+def test_transformers_loads_an_export(
+    made: AdapterRun, file_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "FILE_BYTES", file_bytes)
     adapted, out = open_checkpoint(bare(made, tmp_path)), tmp_path / "out"
-    export_folder(adapted, out, file_bytes=file_bytes)
+    export_folder(adapted, out)
     found: Any = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     merged: Any = AutoModelForCausalLM.from_pretrained(made.model, dtype=torch.float32)
     tokenizer: Any = AutoTokenizer.from_pretrained(out)

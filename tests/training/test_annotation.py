@@ -213,6 +213,16 @@ def test_replies_of_another_model_are_not_mixed_in(annotator: Annotator, tmp_pat
         annotate(settings(annotator, tmp_path, "one", model="another"))
 
 
+def test_the_summary_tells_how_long_answers_are(tmp_path: Path) -> None:
+    data, words = tmp_path / "data.jsonl", [10, 20, 60]
+    write_records(
+        data, [plain_record([{"role": "user", "content": f"{n}"}], "word " * n + "end") for n in words]
+    )
+    lengths = annotate(AnnotateSettings(data=str(data), out=tmp_path / "out", heuristic=True))["lengths"]
+    assert (lengths["sum"], lengths["mean"]) == (93, 31)
+    assert [lengths["quantiles"][name] for name in ("p25", "p50", "p75")] == [16, 21, 41]
+
+
 def test_the_command_line_refuses_what_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

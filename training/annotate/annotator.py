@@ -81,6 +81,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
         **{field: totals[field] for field in fields},
         "seconds": round(time.monotonic() - started, 3),
         "left_out": dict(left_out),
+        "lengths": _lengths([count(record.document.text) for record in accepted]),
         "parallelism": _parallelism(accepted),
     }
     write_records(settings.out / "annotated.jsonl", accepted)
@@ -103,7 +104,6 @@ def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
     if not speedups:
         return None
     parallel = [speedup for speedup, promises in measured if promises and speedup > 0]
-    percentiles = statistics.quantiles(speedups, n=100, method="inclusive") if speedups[1:] else speedups * 99
     return {
         "answers": len(measured),
         "any_share": len(parallel) / len(measured),
@@ -111,8 +111,20 @@ def _parallelism(records: Sequence[Record]) -> dict[str, Any] | None:
         "mean_speedup": statistics.mean(speedups),
         "geometric_mean_speedup": statistics.geometric_mean(speedups),
         "geometric_mean_any": statistics.geometric_mean(parallel) if parallel else 1.0,
-        "quantiles": {f"p{share}": percentiles[share - 1] for share in (10, 25, 50, 75, 90, 99)},
+        "quantiles": _quantiles(speedups),
     }
+
+
+def _lengths(tokens: Sequence[int]) -> dict[str, Any] | None:
+    """Tokens of answers without their tags; None without an answer."""
+    if not tokens:
+        return None
+    return {"sum": sum(tokens), "mean": statistics.mean(tokens), "quantiles": _quantiles(tokens)}
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive") if values[1:] else [*values] * 99
+    return {f"p{share}": cuts[share - 1] for share in (10, 25, 50, 75, 90, 99)}
 
 
 def _locally(

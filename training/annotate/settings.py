@@ -16,7 +16,8 @@ from pasta_async.training.endpoint import EndpointSettings
 class AnnotateSettings(SourceSettings, EndpointSettings):
     """How to annotate.
 
-    pasta-smol learned from answers that were annotated with the thresholds that are the default here.
+    The first answers that pasta-smol learned from were annotated with the thresholds that are the default
+    here; the recipe `pasta-smol` has others (docs/pasta-smol.md shows what they do).
     """
 
     out: Path = Field(description="folder of the run")
