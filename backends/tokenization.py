@@ -268,7 +268,12 @@ class TextCodec:
 
 
 class AsyncTextCodec:
-    """A codec for event loops: what is long is encoded in a worker thread, what cannot fit is refused."""
+    """A codec for event loops: what is long is encoded in a worker thread.
+
+    Both ways to encode may be cancelled at any point. They raise `InvalidRequestError` for text that is no
+    valid Unicode and for messages that are malformed, or refused by the template, and `PromptTooLongError`
+    where there are far more tokens than the model takes.
+    """
 
     def __init__(self, codec: TextCodec, context_length: int) -> None:
         self.codec = codec
@@ -277,22 +282,11 @@ class AsyncTextCodec:
         self._workers = anyio.CapacityLimiter(LONG_TEXTS_AT_ONCE)
 
     async def encode(self, text: str) -> list[int]:
-        """Encode text as data. It may be cancelled at any point.
-
-        Raises:
-            InvalidRequestError: The text is no valid Unicode.
-            PromptTooLongError: It has far more tokens than the model takes.
-        """
+        """Encode text as data."""
         return await self._run(len(text), lambda: self.codec.encode(text, self._limit))
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Encode messages by the chat template. It may be cancelled at any point.
-
-        Raises:
-            InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
-                are more than one user message.
-            PromptTooLongError: They have far more tokens than the model takes.
-        """
+        """Encode messages by the chat template."""
         size = sum(map(len, texts_in(messages, template_kwargs)))
         return await self._run(size, lambda: self.codec.encode_chat(messages, template_kwargs, self._limit))
 
