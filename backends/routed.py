@@ -143,12 +143,11 @@ class RoutedBackend:
         self._closed = False
 
     async def connect(self) -> ModelInfo:
-        """Reach the members, once. At least one must answer; the others have ten seconds, and may join later.
+        """Reach the members, once. One at least must be usable; others have ten seconds, and may join later.
 
         Raises:
-            BackendConnectError: None answers.
+            BackendConnectError: None can be used, and why.
             UnsupportedModelError: They do not serve the same model.
-            BackendError: One of them can never be used, for want of a key perhaps.
 
         Cancelling it leaves nothing behind.
         """
@@ -184,11 +183,15 @@ class RoutedBackend:
                 member.error = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
             except BackendError as error:
                 member.error = error
-                if not (error.retryable or isinstance(error, BackendTimeoutError)):
-                    raise
         if not models:
-            raise self._none_usable()
-        return _common(models)
+            unusable = self._none_usable()
+            unusable.retryable = any(member.error and member.error.retryable for member in self.members)
+            raise unusable
+        common = _common(models)
+        for member in self.members:
+            if member.error:
+                _LOG.warning("%s is left out: %s", member.name, _loggable(member.error))
+        return common
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data, on any member. May be cancelled at any point."""

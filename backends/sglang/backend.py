@@ -183,10 +183,9 @@ class SGLangBackend:
             try:
                 return await work((await self._connected()).tokenizer)
             except BackendConnectError:
-                if self._engines == [self._server]:
-                    raise
-            await self.check()  # a router's worker has gone: it knows others
-            return await work((await self._connected()).tokenizer)
+                if self._engines != [self._server]:
+                    self._model = None  # a router's worker has gone: whoever comes next asks for the others
+                raise
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.

@@ -227,12 +227,16 @@ async def _about(server: Server) -> _About:
     except (BackendStatusError, BackendProtocolError) as error:
         if isinstance(error, BackendStatusError) and error.status not in (404, 405):
             raise
-        raise _unusable(f"{server.url} is not an SGLang server: {error}. Is the URL right?") from error
+        unusable = BackendConnectError(f"{server.url} is not an SGLang server: {error}. Is the URL right?")
+        unusable.retryable = error.retryable  # a malformed reply may be the only one, a 404 is not
+        raise unusable from error
     if _parts(about.version) < _parts(MINIMUM_VERSION):
-        raise _unusable(
+        old = BackendConnectError(
             f"{server.url} runs SGLang {about.version}; pasta_async needs {MINIMUM_VERSION} or newer "
             "(pip install -U sglang)"
         )
+        old.retryable = False
+        raise old
     return about
 
 
@@ -240,12 +244,6 @@ def _plugin_state(about: _About) -> str | None:
     """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
     states: list[str | None] = [one.get(STATE) for one in about.internal_states or [{}]]
     return next((state for state in states if state != ON), ON)
-
-
-def _unusable(why: str) -> BackendConnectError:
-    error = BackendConnectError(why)
-    error.retryable = False
-    return error
 
 
 def _parts(version: str) -> tuple[int, ...]:

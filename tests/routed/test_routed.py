@@ -264,15 +264,25 @@ async def test_what_they_serve_is_compared(other: dict[str, object]) -> None:
     await routed.aclose()
 
 
-async def test_a_member_that_can_never_be_used_is_an_error_at_once() -> None:
-    class Locked(ScriptedBackend):
-        async def connect(self) -> ModelInfo:
-            raise BackendStatusError("http://b answered 401 (pass api_key=)", status=401)
+class Locked(ScriptedBackend):
+    async def connect(self) -> ModelInfo:
+        raise BackendStatusError("http://b answered 401 (pass api_key=)", status=401)
 
+
+async def test_a_member_that_refuses_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     routed = RoutedBackend({"a": ScriptedBackend("An answer."), "b": Locked("An answer.")})
-    with pytest.raises(BackendStatusError) as caught:
+    async with Client(routed) as client:
+        assert (await client.generate("Question?")).text == "An answer."
+        assert [member.live for member in routed.members] == [True, False]
+    await routed.aclose()
+    assert any("401" in record.getMessage() for record in caplog.records)
+
+
+async def test_members_that_all_refuse_are_told_of_and_not_asked_again() -> None:
+    routed = RoutedBackend({"a": Locked("An answer."), "b": Locked("An answer.")})
+    with pytest.raises(BackendConnectError) as caught:
         await routed.connect()
-    assert caught.value.status == 401
+    assert str(caught.value).count("401") == 2 and not caught.value.retryable
     await routed.aclose()
 
 

@@ -123,6 +123,43 @@ async def test_a_cancelled_connect_can_be_repeated() -> None:
     assert first.cancelled() and (await made.connect()).tags == TAGS
 
 
+async def test_one_malformed_reply_at_the_start_ends_no_answer() -> None:
+    replies = iter([HTML, {"version": "0.5.23", "incremental_streaming_output": True}])
+
+    def about(_body: Any) -> Any:
+        return next(replies)
+
+    server = OddServer({"/server_info": about})
+    server.decoding = [stream([sse([event([*letters("Hi"), END], 3, finish_reason=STOP)])])]
+    async with Client(backend(server)) as client:
+        assert (await client.generate("Greet me.")).text == "Hi"
+    assert len(server.sent("/server_info")) == 2
+
+
+async def test_a_worker_that_has_gone_is_not_asked_again() -> None:
+    class Router(OddServer):
+        """A router whose first worker is gone once `gone` is set."""
+
+        gone = False
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            name = "second" if self.gone else "first"
+            self.routes["/workers"] = {"workers": [{"url": f"http://{name}", "is_healthy": True}]}
+            if self.gone and request.url.host == "first":
+                self.log.append(("refused", None))
+                raise httpx.ConnectError("refused")
+            return await super().handle_async_request(request)
+
+    router = Router()
+    made = backend(router)
+    await made.connect()
+    router.gone = True
+    with pytest.raises(BackendConnectError):  # one call sends one request: the client sends it again
+        await made.encode("a")
+    assert await made.encode("a") == letters("a")
+    assert len(router.sent("refused")) == 1
+
+
 async def test_a_path_and_a_key_go_with_every_request() -> None:
     server = OddServer()
     server.routes = {f"/llm/v1{path}": answer for path, answer in server.routes.items()}
