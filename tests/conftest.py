@@ -35,6 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n 2 --dist loadgroup`, a file's tests share a process, and all of `sglang/`: they share a server."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("sglang" if item.path.parent.name == "sglang" else str(item.path)))
+
+
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """Plain asyncio, and for tests marked `loop_matrix` every other kind as well."""
     if item.get_closest_marker("loop_matrix") is None:

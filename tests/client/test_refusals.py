@@ -188,7 +188,7 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
         ("local:", {"clock": 5}),
         ("local:", {"observers": 5}),
         ("local:", {"observers": [5]}),
-        ("local:", {"observers": Logs()}),
+        pytest.param("local:", {"observers": Logs()}, id="observers no list"),
         ("local:", {"observers": "metrics"}),
         (["local:", "local:/other"], {"tokenizer": "x"}),
     ],

@@ -1,6 +1,6 @@
 """What the library itself costs: CPU time for a streamed token, memory and CPU time of an open thread.
 
-    python tests/interpreter/measure_costs.py [--answers 32] [--rounds 5] [--crowd 100000] [--telemetry]
+    python tests/interpreter/measure_costs.py [--crowd 100000] [--collector off] [--telemetry]
 
 On a scripted backend that takes no time.
 """
@@ -34,6 +34,9 @@ def _script(chunks: int, tokens: int) -> str:
 
 
 _CHUNKS, _TOKENS = 8, 200
+_COLLECTORS = {"off": (0,), "rare": (100_000, 50, 100)}
+"""Thresholds of the garbage collector, beside the usual ones."""
+
 _WRITTEN = 20
 """Tokens that each open thread has put out when its memory is measured."""
 
@@ -88,23 +91,22 @@ async def _stream_answers(
         return process_time() - began, tokens, events
 
 
-def _crowd(answers: int) -> Row:
-    """Memory and CPU time of a process with so many threads open: what they take of it, and to get there.
-
-    The garbage collector is off meanwhile: its passes would take longer than all else.
-    """
+def _crowd(answers: int, collector: str) -> Row:
+    """Memory and CPU time of a process with so many threads open: what they take of it, and to get there."""
     asyncio.run(_hold_open(1))  # loads what is loaded late
     gc.collect()
     before, began = memory_of(os.getpid(), "VmRSS"), process_time()
-    gc.disable()
+    usual = gc.get_threshold()
+    gc.set_threshold(*_COLLECTORS.get(collector, usual))
     try:
         held, opened = asyncio.run(_hold_open(answers))
     finally:
-        gc.enable()
+        gc.set_threshold(*usual)
     threads = answers * _CHUNKS
     return {
         "open threads": threads,
         "answers": answers,
+        "garbage collector": collector,
         "process MiB": held / 2**20,
         "KB a thread": (held - before) / threads / 1000,
         "CPU s to open them": opened - began,
@@ -150,10 +152,12 @@ if __name__ == "__main__":
     parser.add_argument("--answers", type=int, default=32, help="answers in a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, after one that warms up")
     parser.add_argument("--crowd", type=int, default=100_000, help="threads open at once")
+    parser.add_argument(
+        "--collector", default="off", choices=["usual", *_COLLECTORS], help="the garbage collector meanwhile"
+    )
     parser.add_argument("--telemetry", action="store_true", help="with metrics, traces and logs")
     settings = parser.parse_args()
     observers = _telemetry() if settings.telemetry else []
     costs = [_token_cost(settings, together, observers) for together in (1, 16)]
-    print(
-        environment(), markdown_table(costs), markdown_table([_crowd(settings.crowd // _CHUNKS)]), sep="\n\n"
-    )
+    crowd = _crowd(settings.crowd // _CHUNKS, settings.collector)
+    print(environment(), markdown_table(costs), markdown_table([crowd]), sep="\n\n")
