@@ -6,15 +6,19 @@ import json
 import os
 import platform
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pasta_async.jobs import Journal
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
+
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def environment() -> dict[str, Any]:
@@ -36,6 +40,14 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     head = list(rows[0])
     lines = [head, ["---"] * len(head), *([cell(row[key]) for key in head] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows of each kind, in their order; kinds as they come first."""
+    groups = defaultdict[Key, list[Row]](list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(groups)
 
 
 def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
