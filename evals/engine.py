@@ -47,7 +47,7 @@ class EngineSettings(CommandSettings):
     prefix: Count = Field(default=256, description="tokens that they share")
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="how often everything is measured")
-    cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
+    cpus: Count | None = Field(default=None, description="CPU threads of an engine; default: all")
     gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
     out: Path | None = Field(default=None, description="file for the raw figures")
 

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
@@ -62,6 +63,18 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**result, "environment": environment()}, indent=1)
     (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Read a file that holds `what`.
+
+    Raises:
+        InvalidRequestError: It cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{path} does not hold {what}: {error}") from error
 
 
 @contextmanager

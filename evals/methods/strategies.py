@@ -56,7 +56,7 @@ def llama_cpp(peer: RemoteEngine) -> Method:
 
         async def work(track: Track) -> int:
             await asyncio.to_thread(peer.call, "write", ids, text)
-            track.count(tokens=len(text), cached=0, prefilled=len(ids))
+            track.count(len(text), 0, len(ids))
             return len(text)
 
         return work
@@ -234,8 +234,10 @@ def _count(track: Track, reply: httpx.Response) -> None:
     if (details := usage.get("prompt_tokens_details")) is None:
         raise BackendError(f"{reply.url} does not tell what was cached: start it with --enable-cache-report")
     cached: int = details["cached_tokens"]
-    track.count(tokens=usage["completion_tokens"], cached=cached, prefilled=usage["prompt_tokens"] - cached)
+    track.count(usage["completion_tokens"], cached, usage["prompt_tokens"] - cached)
 
+
+_served = partial(Method, needs_server=True)
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -250,29 +252,21 @@ METHODS: dict[str, Method] = {
             "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
             _plan_then_fork,
         ),
-        Method(
+        _served(
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: a plan, then each part, all unstreamed",
             by_hand,
-            needs_server=True,
         ),
-        Method(
+        _served(
             "split by hand",
             "the same where someone has split the prompt: no plan",
             partial(by_hand, how="split"),
-            needs_server=True,
         ),
-        Method(
-            "sequential, whole",
-            "one such reply, unstreamed",
-            partial(by_hand, how="whole"),
-            needs_server=True,
-        ),
-        Method(
+        _served("sequential, whole", "one such reply, unstreamed", partial(by_hand, how="whole")),
+        _served(
             "pasta, whole chunks",
             "as `pasta`, each chunk unstreamed (`whole_chunks=True`)",
             partial(_pasta, whole_chunks=True),
-            needs_server=True,
         ),
     )
 }
