@@ -307,8 +307,11 @@ def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "basel
     ]
 
 
-def describe_speedup(found: Sequence[Comparison]) -> dict[str, Any]:
-    """Columns of a table: how many prompts, and the geometric means over them, with a 95% interval."""
+def describe_speedup(
+    rows: Iterable[Answer], method: str = "parallel", base: str = "baseline"
+) -> dict[str, Any]:
+    """What `compare` finds as columns: how many prompts, geometric means over them, a 95% interval."""
+    found = compare(rows, method, base)
     if not found:
         return {"prompts": 0, "speed-up": None, "theoretical": None, "realised": None}
     return {
@@ -339,7 +342,7 @@ class AnswerSettings(CommandSettings):
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     original: str = Field(default="", description="another backend, which answers plainly too")
     prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
-    sample: Count | None = Field(default=None, description="so many of them, of every source and length")
+    sample: int | None = Field(default=None, ge=1, description="so many of them, of every source and length")
     out: Path = Field(description="file of answers; a run that was interrupted goes on from what it has")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")

@@ -62,8 +62,8 @@ class AskedSettings(CommandSettings):
     prompts: Path | None = Field(
         default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
     )
-    sample: Count | None = Field(
-        default=None, description="so many of a file's prompts, of every source and length"
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of a file's prompts, of every source and length"
     )
 
     def asked(self, first_seed: int = 0) -> list[Prompt]:
@@ -168,8 +168,8 @@ class ForcedSettings(CommandSettings):
     """Settings of a command that has given answers written on an engine, timed."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
-    sample: Count | None = Field(
-        default=None, description="so many of them, of every theoretical speed-up and every length"
+    sample: int | None = Field(
+        default=None, ge=1, description="so many of them, of every theoretical speed-up and every length"
     )
     backend: str = Field(
         description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:step=0.01"

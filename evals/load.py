@@ -33,7 +33,7 @@ from pasta_async.evals.documents import ForcedSettings, documents_digest, read_d
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, Engine, Method, cases_of, open_engine, time_work, warm_up
-from pasta_async.evals.records import markdown_table, measurements, opened_journal
+from pasta_async.evals.records import grouped, markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import estimate, format_estimate
@@ -188,12 +188,12 @@ def _speedups(answers: Sequence[Answer], base: Sequence[Answer]) -> list[float]:
 
 def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list[Block]]]:
     """Blocks by load and method, loads in order, methods as they came first, rounds in order."""
-    found = dict[tuple[Mode, float], dict[str, list[Block]]]()
+    ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
     names = dict.fromkeys(block.method for block in blocks)
-    for block in sorted(blocks, key=lambda block: (block.mode, block.level, block.round)):
-        own = found.setdefault((block.mode, block.level), {name: [] for name in names})
-        own[block.method].append(block)
-    return found
+    return {
+        load: {name: [block for block in own if block.method == name] for name in names}
+        for load, own in grouped(ordered, lambda block: (block.mode, block.level)).items()
+    }
 
 
 def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:

@@ -41,7 +41,6 @@ from pasta_async.evals.answers import (
     Answer,
     Answering,
     ask,
-    compare,
     describe_costs,
     describe_speedup,
     of_form,
@@ -165,7 +164,7 @@ def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
     plain, parallel = (of_form(rows, form) for form in FORMS)
     return {
         "family": name,
-        **describe_speedup(compare(rows)),
+        **describe_speedup(rows),
         "baseline s": fmean(row.seconds for row in plain),
         "baseline, first token ms": 1000 * fmean(row.first_token for row in plain),
         "baseline tokens": fmean(row.tokens for row in plain),

@@ -86,7 +86,7 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     return [
         {
             "method": name,
-            **describe_speedup(compare(rows, name, "sequential")),
+            **describe_speedup(rows, name, "sequential"),
             **{f"against {base}": _ratio(rows, name, base) for base in bases},
             **describe_costs(of_form(rows, name)),
         }

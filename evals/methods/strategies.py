@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING, encode_segments
 from pasta_async.evals.methods.track import Case, Engine, Ids, Method, Track, Work, outline, rounds, stretches
 from pasta_async.evals.peers import RemoteEngine
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
-    ids = await engine.ask_library(case, plain="baseline" in options)
+    ids = await engine.forced.prepare(case.prompt, case.question, plain="baseline" in options)
     options = {"parallel": "always", **options}
 
     async def work(track: Track) -> int:
@@ -39,7 +39,7 @@ _sequential = partial(_pasta, baseline=True)
 async def _auto(engine: Engine, case: Case) -> Work:
     """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
     for plain in (False, True):
-        await engine.ask_library(case, plain=plain)
+        await engine.forced.prepare(case.prompt, case.question, plain=plain)
 
     async def work(track: Track) -> int:
         return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
@@ -153,7 +153,7 @@ async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     planned: list[list[tuple[Ids, Ids]]] = []
     for nodes in stretches(case.document.nodes):
         bare = [(Segment(n.text),) if isinstance(n, Text) else segments(n.source) for n in nodes]
-        plan = await engine.segments([part for parts in bare for part in parts])
+        plan = await encode_segments(engine.backend, engine.tags, [part for parts in bare for part in parts])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
         behind = (*context, *plan)
         end = () if nodes and isinstance(nodes[-1], Sync) else engine.end

@@ -17,9 +17,9 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.clock import Clock
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
-from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
+from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, force, tags_of
 from pasta_async.evals.simulator import clock_of
-from pasta_async.lang import Document, Node, Promise, Segment, Sync
+from pasta_async.lang import Document, Node, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 from pasta_async.tag_tokens import TagIds
 from pasta_async.training.synthetic import sample
@@ -132,20 +132,10 @@ class Engine:
         """A text as data."""
         return tuple(await self.backend.encode(text))
 
-    async def segments(self, segments: Sequence[Segment]) -> Ids:
-        """Segments, a tag as its one id."""
-        return await encode_segments(self.backend, self.tags, segments)
-
     async def ask(self, prompt: str, *, plain: bool = True) -> Ids:
         """A user's message by the chat template; a plain one asks for an answer without tags."""
         form = {"pasta": False} if plain else {}
         return tuple(await self.backend.encode_chat([{"role": "user", "content": prompt}], form))
-
-    async def ask_library(self, case: Case, *, plain: bool) -> list[int]:
-        """The same for an answer by the library, which is then forced."""
-        ids = await self.ask(case.prompt, plain=plain)
-        self.forced.learn(ids, case.question, asked=case.prompt, plain=plain)
-        return [*ids]
 
 
 @asynccontextmanager
