@@ -34,11 +34,10 @@ from typing import Any, TextIO
 
 from pydantic import Field
 
-from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.answers import FORMS, Answer, theoretical
-from pasta_async.evals.instruments import read_forms
-from pasta_async.evals.records import markdown_table, write_result, write_rows
+from pasta_async.evals.instruments import Forms, InstrumentSettings, instrument
+from pasta_async.evals.records import grouped, markdown_table, write_rows
 from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
 from pasta_async.training.statistics import Estimate, estimate, format_estimate
@@ -55,11 +54,9 @@ class JudgeFailedError(PastaError):
     """Not every pair was judged. What was judged is kept, and the next run goes on from there."""
 
 
-class AlpacaSettings(EndpointSettings):
+class AlpacaSettings(InstrumentSettings, EndpointSettings):
     """What is judged, by whom, and how."""
 
-    answers: Path = Field(description="file of answers in both forms, by pasta_async.evals.answers")
-    out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     judge: str = Field(description="base URL of an OpenAI-compatible server")
     judge_model: str = Field(default="gpt-4-1106-preview", description="the model that judges")
     allow_missing: int = Field(default=0, ge=0, description="pairs that may stay without a judgement")
@@ -211,44 +208,38 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
     return {"length_controlled_win_rate": controlled, "alpaca_eval": {**rates, **fitted}}
 
 
-def _measure(settings: AlpacaSettings) -> str:
+def _measure(settings: AlpacaSettings, forms: Forms) -> dict[str, Any]:
+    """Judge the first pass, and write `judged.jsonl`."""
     if find_spec("alpaca_eval") is None:
         raise InvalidRequestError("judging needs alpaca-eval: pip install 'pasta_async[evals]'")
-    identity, forms = read_forms(settings.answers, FORMS)
-    plain, parallel = ([one for one in forms[form] if not one.number] for form in FORMS)  # the first pass
+    plain, parallel = ([one for one in forms[form] if not one.number] for form in FORMS)
     text, count = Counter(one.question for one in plain).most_common(1)[0]
     if count > 1:  # AlpacaEval tells prompts apart by their text
         raise InvalidRequestError(f"{settings.answers}: a prompt stands there {count} times: {text!r}")
     judged = judge(parallel, plain, settings)
-    result = {
-        "benchmark": "alpaca",
-        "answers": identity,
+    preferences = zip(plain, judged["preferences"], strict=True)
+    rows = ({"instruction": one.question, "preference": preference} for one, preference in preferences)
+    write_rows(settings.out / "judged.jsonl", rows)
+    return {
         "judge": {"url": settings.judge, "model": settings.judge_model, "config": judged["judge_config"]},
         "length_control": _LENGTH_MODEL,
         "seeds": {"alpaca_eval": settings.seed, "bootstrap": _BOOTSTRAP_SEED},
         "versions": judged["versions"],
         **_outcome(parallel, plain, judged),
     }
-    write_result(settings.out, result)
-    preferences = zip(plain, judged["preferences"], strict=True)
-    rows = [{"instruction": one.question, "preference": preference} for one, preference in preferences]
-    write_rows(settings.out / "judged.jsonl", rows)
-    return "\n\n".join(map(markdown_table, tables(result)))
 
 
 def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
     """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up."""
     preferences: list[float | None] = judged["preferences"]
-    sources: dict[str, list[float | None]] = {}
-    for answer, preference in zip(plain, preferences, strict=True):
-        sources.setdefault(answer.family, []).append(preference)
+    sources = grouped(zip(plain, preferences, strict=True), lambda one: one[0].family)
     forms = {"baseline": plain, "parallel": parallel}
     return {
         "prompts": len(plain),
         "win_rate": _win_rate(preferences),
         **{name: judged[name] for name in ("length_controlled_win_rate", "alpaca_eval", "missing")},
         "by_dataset": [
-            {"dataset": name, "prompts": len(found), "win_rate": _win_rate(found)}
+            {"dataset": name, "prompts": len(found), "win_rate": _win_rate([own for _, own in found])}
             for name, found in sources.items()
         ],
         "mean_length": {form: fmean(len(one.text) for one in found) for form, found in forms.items()},
@@ -266,8 +257,8 @@ def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
     return estimate(known, "arithmetic") if known else None
 
 
-def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The result as rows of two tables: all prompts, and by source."""
+def tables(result: dict[str, Any]) -> str:
+    """The result as two tables: all prompts, and by source."""
     controlled = result["length_controlled_win_rate"]
     whole = {
         "prompts": result["prompts"],
@@ -283,10 +274,10 @@ def tables(result: dict[str, Any]) -> list[list[dict[str, Any]]]:
         {"source": row["dataset"], "prompts": row["prompts"], "win rate %": format_estimate(row["win_rate"])}
         for row in result["by_dataset"]
     ]
-    return [[whole], sources]
+    return "\n\n".join(map(markdown_table, ([whole], sources)))
 
 
-main: Command = command(AlpacaSettings, _measure, "alpaca", __doc__, positional=("answers",), resumes=True)
+main = instrument(AlpacaSettings, _measure, "alpaca", __doc__, needed=FORMS, tables=tables, resumes=True)
 
 if __name__ == "__main__":
     main()

@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field
 
-from pasta_async import Client, Generation, Limits, Sampling
+from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.evals.documents import Prompt, digest, read_prompts
-from pasta_async.evals.records import markdown_table, measurements
+from pasta_async.evals.records import grouped, markdown_table, measurements
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.sample import answer_seed
@@ -35,8 +35,6 @@ from pasta_async.training.statistics import Estimate, estimate, format_estimate,
 Form = Literal["original", "baseline", "parallel"]
 """Another model's plain answer, the model's own without tags, or one in PASTA-LANG."""
 FORMS: tuple[Form, Form] = ("baseline", "parallel")
-
-Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,38 +84,42 @@ class Answer:
         """Whether a limit ended it: how long it would have taken is not known, so no speed-up counts it."""
         return self.finish_reason == "length"
 
-    @classmethod
-    def of(
-        cls, generation: Generation, prompt: int, method: str, number: int = 0, family: str = ""
-    ) -> Answer:
-        """What the library answered."""
-        usage = generation.usage
-        return cls(
-            prompt=prompt,
-            method=method,
-            number=number,
-            seconds=generation.elapsed,
-            first_token=generation.threads[0].first_token or generation.elapsed,
-            tokens=usage.completion_tokens,
-            critical_path=generation.critical_path,
-            requests=usage.requests,
-            cached_tokens=usage.cached_tokens,
-            prefilled_tokens=usage.prefilled_tokens,
-            family=family,
-            text=generation.text,
-            written=generation.document.format(),
-            text_tokens=generation.text_tokens,
-            promises=len(generation.threads) - 1,
-            well_formed=generation.well_formed,
-            cut=[one.thread for one in generation.threads if one.was_cut],
-            finish_reason=generation.finish_reason,
-            complaints=dict(Counter(str(one.code) for one in generation.diagnostics)),
-        )
 
-    @classmethod
-    def too_long(cls, prompt: int, method: str, number: int = 0, family: str = "") -> Answer:
-        """The empty answer to a prompt that the model's context cannot hold."""
-        return cls(prompt, method, number, family=family, well_formed=False, finish_reason="length")
+async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answer:
+    """Have a prompt answered, in parallel or plainly as the row's method says.
+
+    Args:
+        client: What answers.
+        prompt: What is asked.
+        row: What is known of the answer beforehand.
+        options: Of `Client.generate`, which says what is raised and what cancelling it does.
+
+    Returns:
+        The row with what the answer took; the empty answer if the model's context cannot hold the prompt.
+    """
+    try:
+        found = await client.generate(prompt, baseline=row.method != "parallel", parallel="always", **options)
+    except PromptTooLongError:
+        return replace(row, well_formed=False, finish_reason="length")
+    usage = found.usage
+    return replace(
+        row,
+        seconds=found.elapsed,
+        first_token=found.threads[0].first_token or found.elapsed,
+        tokens=usage.completion_tokens,
+        critical_path=found.critical_path,
+        requests=usage.requests,
+        cached_tokens=usage.cached_tokens,
+        prefilled_tokens=usage.prefilled_tokens,
+        text=found.text,
+        written=found.document.format(),
+        text_tokens=found.text_tokens,
+        promises=len(found.threads) - 1,
+        well_formed=found.well_formed,
+        cut=[one.thread for one in found.threads if one.was_cut],
+        finish_reason=found.finish_reason,
+        complaints=dict(Counter(str(one.code) for one in found.diagnostics)),
+    )
 
 
 async def answer_all(
@@ -130,9 +132,7 @@ async def answer_all(
     forms: Sequence[Form] = FORMS,
     passes: int = 1,
 ) -> list[Answer]:
-    """Every prompt in each form; see `take_turns`.
-
-    A prompt that the model's context cannot hold has an empty answer in all of them.
+    """Every prompt in each form; see `take_turns` and `ask`.
 
     Args:
         client: What answers.
@@ -147,25 +147,15 @@ async def answer_all(
     """
     seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
-    async def ask(index: int, form: Form, number: int) -> Answer:
+    async def answer(index: int, form: str, number: int) -> Answer:
         prompt = prompts[index]
         seed = answer_seed(sampling.seed or 0, prompt.text, number) if seeded else None
-        known: dict[str, Any] = {"prompt": index, "method": form, "number": number, "family": prompt.family}
-        try:
-            generation = await client.generate(
-                prompt.text,
-                sampling=sampling.model_copy(update={"seed": seed}),
-                baseline=form != "parallel",
-                parallel="always",
-                whole_chunks=True,  # nothing is streamed
-            )
-            answer = Answer.of(generation, **known)
-        except PromptTooLongError:
-            answer = Answer.too_long(**known)
-        return replace(answer, question=prompt.text)
+        row = Answer(index, form, number, family=prompt.family, question=prompt.text)
+        drawn = sampling.model_copy(update={"seed": seed})
+        return await ask(client, prompt.text, row, sampling=drawn, whole_chunks=True)  # nothing is streamed
 
     return await take_turns(
-        lambda: nullcontext(ask), len(prompts), forms, passes=passes, together=together, journal=journal
+        lambda: nullcontext(answer), len(prompts), forms, passes=passes, together=together, journal=journal
     )
 
 
@@ -191,8 +181,16 @@ def prompts_of(answers: Sequence[Answer]) -> list[int]:
     return [one.prompt for one in answers]
 
 
-def of_form(answers: Sequence[Answer], form: Form) -> list[Answer]:
-    """The answers in one form, in order of the prompts."""
+def by_prompt(answers: Iterable[Answer], value: Callable[[Answer], float]) -> dict[int, float]:
+    """A value of each prompt: the geometric mean over its answers."""
+    return {
+        prompt: geometric_mean(map(value, own))
+        for prompt, own in grouped(answers, lambda one: one.prompt).items()
+    }
+
+
+def of_form(answers: Sequence[Answer], form: str) -> list[Answer]:
+    """The answers in one form, or by one method, in their order."""
     return [answer for answer in answers if answer.method == form]
 
 
@@ -216,12 +214,16 @@ def read_answers(path: Path | str) -> tuple[dict[str, Any], list[Answer]]:
     return identity, sorted(answers, key=lambda one: (one.number, one.prompt))
 
 
+Answering = Callable[[int, str, int], Awaitable[Answer]]
+"""Has an answer written and timed: of a prompt by its place, by a method, in a pass."""
+
+
 async def take_turns(
-    opened: Callable[[], AbstractAsyncContextManager[Callable[[int, Name, int], Awaitable[Answer]]]],
+    opened: Callable[[], AbstractAsyncContextManager[Answering]],
     prompts: int,
-    methods: Sequence[Name],
+    methods: Sequence[str],
     *,
-    last: Sequence[Name] = (),
+    last: Sequence[str] = (),
     passes: int = 1,
     together: int = 1,
     journal: Journal | None = None,
@@ -232,8 +234,7 @@ async def take_turns(
 
     Args:
         opened: Opens what answers, with a cold prefix cache and warmed up; called for each pass that is not
-            in the journal. It gives a function that has an answer written and timed: of a prompt by its
-            place, by a method, in a pass.
+            in the journal.
         prompts: How many there are.
         methods: Their names.
         last: Methods that come last at each prompt, since they write what another one wrote.
@@ -259,7 +260,7 @@ async def take_turns(
                 continue
             async with opened() as answer:
 
-                async def work(one: tuple[int, int, Name], answer: Any = answer) -> None:
+                async def work(one: tuple[int, int, str], answer: Any = answer) -> None:
                     found[one] = await answer(one[1], one[2], one[0])
                     if journal:
                         journal.append(asdict(found[one]))
@@ -306,8 +307,11 @@ def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "basel
     ]
 
 
-def describe_speedup(found: Sequence[Comparison]) -> dict[str, Any]:
-    """Columns of a table: how many prompts, and the geometric means over them, with a 95% interval."""
+def describe_speedup(
+    rows: Iterable[Answer], method: str = "parallel", base: str = "baseline"
+) -> dict[str, Any]:
+    """What `compare` finds as columns: how many prompts, geometric means over them, a 95% interval."""
+    found = compare(rows, method, base)
     if not found:
         return {"prompts": 0, "speed-up": None, "theoretical": None, "realised": None}
     return {
@@ -338,7 +342,7 @@ class AnswerSettings(CommandSettings):
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     original: str = Field(default="", description="another backend, which answers plainly too")
     prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
-    sample: Count | None = Field(default=None, description="so many of them, of every source and length")
+    sample: int | None = Field(default=None, ge=1, description="so many of them, of every source and length")
     out: Path = Field(description="file of answers; a run that was interrupted goes on from what it has")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
@@ -395,7 +399,7 @@ def summarise(answers: Sequence[Answer]) -> list[dict[str, Any]]:
     plain = of_form(answers, "baseline")
     rows: list[dict[str, Any]] = []
     for form in dict.fromkeys(answer.method for answer in answers):
-        own = [answer for answer in answers if answer.method == form]
+        own = of_form(answers, form)
         here = [one.promises > 0 for one in own]
         promised, beside = [*compress(own, here)], [*compress(plain, here)]
         rows.append(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from pasta_async.cli.command import CommandSettings
+from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document
 from pasta_async.training.corpus import read_lines, read_records
@@ -57,7 +57,7 @@ def held_out(families: Sequence[str], count: int, *, first_seed: int = 0) -> lis
 class AskedSettings(CommandSettings):
     """Settings of a command that asks held-out prompts of the synthetic task, or those of a file."""
 
-    n: int = Field(default=20, ge=1, description="held-out prompts of each family of the synthetic task")
+    n: Count = Field(default=20, description="held-out prompts of each family of the synthetic task")
     families: tuple[str, ...] = Field(default=FAMILIES, description="of the synthetic task")
     prompts: Path | None = Field(
         default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
@@ -164,18 +164,13 @@ def documents_digest(documents: Mapping[str, Document]) -> str:
     return digest(part for prompt, written in documents.items() for part in (prompt, written.format()))
 
 
-class DocumentSettings(CommandSettings):
-    """Settings of a command that has given answers written."""
+class ForcedSettings(CommandSettings):
+    """Settings of a command that has given answers written on an engine, timed."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
     sample: int | None = Field(
         default=None, ge=1, description="so many of them, of every theoretical speed-up and every length"
     )
-
-
-class ForcedSettings(DocumentSettings):
-    """Settings of a command that has them written on an engine, timed."""
-
     backend: str = Field(
         description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:step=0.01"
     )

@@ -27,7 +27,7 @@ from pydantic import Field
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.llama_cpp import llama_cpp_files
 from pasta_async.evals.peers import Peer, RemoteEngine, open_engine_process
-from pasta_async.evals.records import environment, markdown_table, opened_journal
+from pasta_async.evals.records import environment, grouped, markdown_table, opened_journal
 from pasta_async.jobs import progress
 from pasta_async.training.statistics import estimate, format_estimate
 
@@ -87,11 +87,11 @@ def _measure(settings: EngineSettings, engines: Mapping[str, RemoteEngine]) -> G
 
 def _tables(rows: Sequence[Row], threads: Sequence[int]) -> list[list[Row]]:
     """What each engine takes, and how many times as fast as each other one the first is, round by round."""
-    found: dict[tuple[str, str | int], list[float]] = {}
-    for row in rows:
-        found.setdefault((row["engine"], row["what"]), []).append(
-            row["bytes"] if row["what"] == "memory" else row["seconds"]
-        )
+    groups = grouped(rows, lambda row: (row["engine"], row["what"]))
+    found = {
+        (engine, what): [float(row["bytes" if what == "memory" else "seconds"]) for row in own]
+        for (engine, what), own in groups.items()
+    }
     first, *others = dict.fromkeys(name for name, _ in found)
     whats: dict[str | int, str] = {"first token": "first token", **{n: f"{n} threads" for n in threads}}
     speed = [

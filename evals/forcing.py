@@ -129,7 +129,7 @@ class ForcedBackend(WrappingBackend):
         self._documents = documents
         self._encoded: dict[str, _EncodedViews] = {}  # by prompt, as text
         self._prompts: dict[Ids, _EncodedViews] = {}
-        self._asked: dict[tuple[str, bool], list[int]] = {}  # prompts that are encoded, plain or not
+        self._chats: dict[tuple[str, bool], list[int]] = {}  # prompts that are encoded, plain or not
         self._answers: dict[str, Ids] = {}  # the prompt of each answer
         self._sync = -1  # the id of `<sync/>`
 
@@ -155,30 +155,26 @@ class ForcedBackend(WrappingBackend):
             InvalidRequestError: There is no document for this prompt.
         """
         prompt = messages[-1]["content"]
-        if ids := self._asked.pop((prompt, template_kwargs.get("pasta") is False), None):
+        if ids := self._chats.pop((prompt, template_kwargs.get("pasta") is False), None):
             return ids
         ids = await self.inner.encode_chat(messages, template_kwargs)
-        if prompt != USER_PROBE:  # by which a client looks into the chat template
-            self.learn(ids, prompt)
-        return ids
-
-    def learn(self, ids: Sequence[int], prompt: str, *, asked: str = "", plain: bool = False) -> None:
-        """Have answers to these ids be the document of a prompt.
-
-        Args:
-            ids: A prompt.
-            prompt: What the document is known by.
-            asked: What these ids say, if that is to be encoded without asking the inner backend again.
-            plain: Whether they ask for an answer without tags.
-
-        Raises:
-            InvalidRequestError: There is no document for this prompt.
-        """
+        if prompt == USER_PROBE:  # by which a client looks into the chat template
+            return ids
         if prompt not in self._encoded:
             raise InvalidRequestError(f"there is no document to force for the prompt {prompt!r:.80}")
         self._prompts[tuple(ids)] = self._encoded[prompt]
-        if asked:
-            self._asked[asked, plain] = [*ids]
+        return ids
+
+    async def prepare(self, prompt: str, known: str, *, plain: bool) -> list[int]:
+        """Encode a prompt before it is asked, with or without tags; its answer is a known prompt's document.
+
+        Cancelling it is safe.
+        """
+        self._encoded[prompt] = self._encoded[known]
+        form = {"pasta": False} if plain else {}
+        ids = await self.encode_chat([{"role": "user", "content": prompt}], form)
+        self._chats[prompt, plain] = ids
+        return ids
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode what the document says here; closing it early aborts the request, as in the inner backend.

@@ -12,8 +12,7 @@ are parallel. `pasta_async.training.run` gives the last two; `pasta_async.evals.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -23,13 +22,13 @@ from typing import Any, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from pasta_async import Sampling
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import FORMS, Answer, Form, answer_all, of_form, read_answers, theoretical
 from pasta_async.evals.documents import AskedSettings, Prompt, digest
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.judge import JOURNAL, grade_answers
-from pasta_async.evals.records import markdown_table, write_result
+from pasta_async.evals.records import grouped, markdown_table, read_json, write_result
 from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
 from pasta_async.training.identity import backend_digest
@@ -50,14 +49,14 @@ class FrontierSettings(AskedSettings, JudgeSettings):
         default=False, description="the model writes no tags: others are compared with it"
     )
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
-    n: int = Field(default=50, ge=1, description="held-out prompts of each family of the synthetic task")
+    n: Count = Field(default=50, description="held-out prompts of each family of the synthetic task")
     seed: int = Field(default=0, ge=0, description="the first seed of the held-out prompts; of the sampler")
-    max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
+    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
     repetition_penalty: float | None = Field(
         default=None, gt=0, le=2, description="of all answers; default: the model's own"
     )
-    together: int = Field(default=32, ge=1, description="answers at the same time")
+    together: Count = Field(default=32, description="answers at the same time")
 
     @model_validator(mode="after")
     def _checked_prompts(self) -> Self:
@@ -128,10 +127,7 @@ def _read_baseline(folder: Path, asked: dict[str, Any]) -> list[Answer]:
     Raises:
         InvalidRequestError: The folder has no result of such a model, or one for other prompts.
     """
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{folder} is no result of a sequential model: {error!r}") from error
+    result = read_json(folder / "result.json", "the result of a sequential model")
     _, answers = read_answers(folder / "answers.jsonl")
     wanted = {"benchmark": "frontier", "forms": ["baseline"], **asked}
     if differ := [name for name, value in wanted.items() if result.get(name) != value]:
@@ -167,21 +163,13 @@ def outcome(
         baseline: Sequential answers and their grades; None: these are sequential themselves.
     """
     rows = [_Graded(*one) for one in zip(prompts, answers, grades, *(baseline or ()), strict=True)]
-    splits = _grouped(rows, lambda one: one.prompt.example and f"unseen {one.prompt.example.split}")
-    return {**_families(rows), "by_split": {name: _families(own) for name, own in splits.items()}}
+    splits = grouped(rows, lambda one: one.prompt.example and f"unseen {one.prompt.example.split}")
+    return {**_families(rows), "by_split": {name: _families(own) for name, own in splits.items() if name}}
 
 
 def _families(rows: Sequence[_Graded]) -> dict[str, Any]:
-    families = _grouped(rows, lambda one: one.prompt.family)
+    families = grouped(rows, lambda one: one.prompt.family)
     return {"all": _compared(rows), "by_family": {name: _compared(own) for name, own in families.items()}}
-
-
-def _grouped(rows: Sequence[_Graded], key: Callable[[_Graded], str | None]) -> dict[str, list[_Graded]]:
-    groups: dict[str, list[_Graded]] = {}
-    for row in rows:
-        if name := key(row):
-            groups.setdefault(name, []).append(row)
-    return groups
 
 
 def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:

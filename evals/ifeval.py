@@ -24,13 +24,11 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
-from pasta_async.evals.records import write_result, write_rows
+from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
+from pasta_async.evals.records import write_rows
 from pasta_async.training.corpus import read_lines
 
-_MODES = ("strict", "loose")
 _PACKAGES = ("if_verifiable", "nltk", "punkt", "langdetect")
 
 
@@ -139,21 +137,19 @@ def accuracy(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[st
     See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
     """
     each = fmean(len(one.strict) for one in next(iter(verdicts.values())))  # instructions of a prompt
-    figures: Figures = {}
-    for mode in _MODES:
-        found = {form: [getattr(one, mode) for one in own] for form, own in verdicts.items()}
-        figures[f"{mode}, % of prompts"] = {
-            form: [100.0 * all(one) for one in own] for form, own in found.items()
-        }
-        figures[f"{mode}, % of instructions"] = {
-            form: [100 * sum(one) / each for one in own] for form, own in found.items()
-        }
-    return compared(forms, figures)
+    return compared(forms, {form: [_figures(one, each) for one in own] for form, own in verdicts.items()})
 
 
-def _run(settings: IFEvalSettings) -> str:
-    """Check the answers and write `result.json` and `checked.jsonl`."""
-    identity, forms = read_forms(settings.answers)
+def _figures(verdict: Verdict, each: float) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for mode, followed in verdict._asdict().items():
+        figures[f"{mode}, % of prompts"] = 100.0 * all(followed)
+        figures[f"{mode}, % of instructions"] = 100 * sum(followed) / each
+    return figures
+
+
+def _measure(settings: IFEvalSettings, forms: Forms) -> dict[str, Any]:
+    """Check the answers, and write `checked.jsonl`."""
     questions = {question.prompt: question for question in read_questions(settings.prompts)}
     if unknown := [one.question for own in forms.values() for one in own if one.question not in questions]:
         raise InvalidRequestError(
@@ -162,8 +158,6 @@ def _run(settings: IFEvalSettings) -> str:
     verdicts = {
         form: [check(questions[one.question], one.text) for one in own] for form, own in forms.items()
     }
-    found = accuracy(forms, verdicts)
-    write_result(settings.out, {"benchmark": "ifeval", "answers": identity, **found})
     rows = (
         {"prompt": one.prompt, "method": form, "instructions": questions[one.question].instruction_id_list}
         | verdict._asdict()
@@ -171,10 +165,10 @@ def _run(settings: IFEvalSettings) -> str:
         for one, verdict in zip(own, verdicts[form], strict=True)
     )
     write_rows(settings.out / "checked.jsonl", rows)
-    return table(found)
+    return accuracy(forms, verdicts)
 
 
-main: Command = command(IFEvalSettings, _run, "ifeval", __doc__, positional=("answers",))
+main = instrument(IFEvalSettings, _measure, "ifeval", __doc__)
 
 if __name__ == "__main__":
     main()

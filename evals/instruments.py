@@ -7,17 +7,17 @@ one-sided bound beside its interval: with 95% confidence it is not less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
-from pasta_async.cli.command import CommandSettings
+from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, prompts_of, read_answers
-from pasta_async.evals.records import markdown_table
+from pasta_async.evals.records import grouped, markdown_table, write_result
 from pasta_async.training.statistics import (
     Estimate,
     estimate,
@@ -28,10 +28,11 @@ from pasta_async.training.statistics import (
     share,
 )
 
+S = TypeVar("S", bound="InstrumentSettings")
 Forms = dict[str, list[Answer]]
 """The answers by form, each in the same order of passes and prompts."""
-Figures = dict[str, dict[str, list[float | None]]]
-"""By name and form: a value for each answer, or None where it has none."""
+Figures = Mapping[str, Sequence[Mapping[str, float | None]]]
+"""By form: the values of each answer by name, None where it has none."""
 
 _ORDER = ("parallel", "baseline", "original")
 
@@ -53,9 +54,7 @@ def read_forms(path: Path, needed: Sequence[str] = ()) -> tuple[dict[str, Any], 
             answered in every form.
     """
     identity, answers = read_answers(path)
-    forms: Forms = {}
-    for one in answers:
-        forms.setdefault(one.method, []).append(one)
+    forms = grouped(answers, lambda one: one.method)
     places = {tuple((one.prompt, one.number) for one in own) for own in forms.values()}
     known = next(iter(places))
     prompts, passes = ({*one} for one in zip(*known, strict=True))
@@ -80,9 +79,11 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     known = [form for form in _ORDER if form in forms]
     prompts = prompts_of(next(iter(forms.values())))
     promised = [one.promises > 0 for one in forms.get("parallel", ())]
+    names = [*next(iter(figures.values()))[0]]
+    values = {form: {name: [one[name] for one in own] for name in names} for form, own in figures.items()}
     differences: dict[str, Any] = {}
     for one, other in combinations(known, 2):
-        pairs = {name: _paired(own[one], own[other]) for name, own in figures.items()}
+        pairs = {name: _paired(values[one][name], values[other][name]) for name in names}
         differences[f"{one} - {other}"] = {
             name: of_known(gain, gains, prompts) for name, gains in pairs.items()
         }
@@ -94,7 +95,7 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     return {
         "methods": {
             form: {"prompts": len(own)}
-            | {name: of_known(_level, values[form], prompts) for name, values in figures.items()}
+            | {name: of_known(_level, values[form][name], prompts) for name in names}
             for form, own in forms.items()
         },
         "differences": differences,
@@ -128,3 +129,34 @@ def table(found: dict[str, Any], form: str = ".1f", head: str = "") -> str:
         for label, own in found["differences"].items()
     ]
     return markdown_table(rows)
+
+
+def instrument(
+    settings: type[S],
+    measure: Callable[[S, Forms], dict[str, Any]],
+    program: str,
+    description: str | None,
+    *,
+    needed: Sequence[str] = (),
+    tables: Callable[[dict[str, Any]], str] = table,
+    resumes: bool = False,
+) -> Command:
+    """The `main` of an instrument: it reads the answers, measures, writes `result.json`, prints tables.
+
+    Args:
+        settings: As for `command`, as `description` and `resumes`.
+        measure: Gives the result.
+        program: Name of the command, and of the result's `benchmark`.
+        description: What the command does.
+        needed: Forms that have to be there.
+        tables: Writes what is printed of the result.
+        resumes: Whether the same command goes on after Ctrl-C.
+    """
+
+    def run(given: S) -> str:
+        identity, forms = read_forms(given.answers, needed)
+        result = {"benchmark": program, "answers": identity, **measure(given, forms)}
+        write_result(given.out, result)
+        return tables(result)
+
+    return command(settings, run, program, description, positional=("answers",), resumes=resumes)

@@ -8,16 +8,15 @@ The judge is one that scores samples for stage 2 (`pasta_async.training.score`).
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from pasta_async.cli.command import Command, command
 from pasta_async.errors import BackendError
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.instruments import Figures, InstrumentSettings, compared, read_forms, table
-from pasta_async.evals.records import write_result
+from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
 from pasta_async.training.endpoint import collect
 from pasta_async.training.judging import Judge
 from pasta_async.training.preference import Plain, SampledPrompt
@@ -75,28 +74,33 @@ async def grade_answers(
     return [grades.get(place) for place in range(len(answers))]
 
 
-async def _run(settings: JudgedSettings) -> str:
-    identity, forms = read_forms(settings.answers, ("baseline",))
-    plain = forms["baseline"]
+async def _measure(settings: JudgedSettings, forms: Forms) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         judge = await open_judge(settings, settings.out / JOURNAL, stack)
         grades = {
-            form: await grade_answers(judge, own, plain, in_flight=settings.in_flight)
+            form: await grade_answers(judge, own, forms["baseline"], in_flight=settings.in_flight)
             for form, own in forms.items()
         }
-    figures: Figures = {
-        "quality %": {
-            form: [None if grade is None else 100 * grade for grade in own] for form, own in grades.items()
-        }
+    figures = {
+        form: [{"quality %": None if grade is None else 100 * grade} for grade in own]
+        for form, own in grades.items()
     }
-    found: dict[str, Any] = compared(forms, figures)
-    result = {"benchmark": "judge", "judge": settings.judge, "judge_model": settings.judge_model}
-    unjudged = {form: own.count(None) for form, own in grades.items()}
-    write_result(settings.out, {**result, "answers": identity, "unjudged": unjudged, **found})
-    return table(found)
+    return {
+        "judge": settings.judge,
+        "judge_model": settings.judge_model,
+        "unjudged": {form: own.count(None) for form, own in grades.items()},
+        **compared(forms, figures),
+    }
 
 
-main: Command = command(JudgedSettings, _run, "judge", __doc__, positional=("answers",), resumes=True)
+main = instrument(
+    JudgedSettings,
+    lambda settings, forms: asyncio.run(_measure(settings, forms)),
+    "judge",
+    __doc__,
+    needed=("baseline",),
+    resumes=True,
+)
 
 if __name__ == "__main__":
     main()

@@ -8,15 +8,14 @@ has not seen.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from pasta_async.cli.command import Command, command
 from pasta_async.evals.answers import Answer
-from pasta_async.evals.instruments import Figures, Forms, InstrumentSettings, compared, read_forms, table
-from pasta_async.evals.records import write_result
+from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument, table
 from pasta_async.jobs import Journal, progress
 from pasta_async.protocol import Message
 from pasta_async.training.corpus import digest
@@ -44,9 +43,7 @@ def measure(settings: LikelihoodSettings, forms: Forms) -> dict[str, Any]:
     with Journal(settings.out / "bits.jsonl", identity) as journal:
         _compute(settings, asked, journal)
         bits = {row["key"]: row["bits"] for row in journal.rows}
-    figures: Figures = {
-        "bits a token": {form: [bits[_key(one)] for one in own] for form, own in forms.items()}
-    }
+    figures = {form: [{"bits a token": bits[_key(one)]} for one in own] for form, own in forms.items()}
     return {**identity, **compared(forms, figures)}
 
 
@@ -75,15 +72,8 @@ def _compute(settings: LikelihoodSettings, asked: dict[str, Answer], journal: Jo
             advance(len(keys))
 
 
-def _run(settings: LikelihoodSettings) -> str:
-    identity, forms = read_forms(settings.answers)
-    found = measure(settings, forms)
-    write_result(settings.out, {**found, "answers": identity})
-    return table(found, ".3f")
-
-
-main: Command = command(
-    LikelihoodSettings, _run, "likelihood", __doc__, positional=("answers",), resumes=True
+main = instrument(
+    LikelihoodSettings, measure, "likelihood", __doc__, tables=partial(table, form=".3f"), resumes=True
 )
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,24 +91,21 @@ class LlamaCpp:
         return [self._api.llama_sampler_sample(self._greedy, self._context, i) for i in last]
 
 
-def _quiet_llama_cpp() -> Any:
-    """The module, told not to print hundreds of lines."""
-    global _keep
-    try:
-        api: Any = importlib.import_module("llama_cpp")
-    except ImportError as error:
-        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
-    _keep = api.llama_log_callback(_ignore)
-    api.llama_log_set(_keep, None)
-    api.llama_backend_init()
-    return api
-
-
 def _ignore(*_: Any) -> None:
     pass
 
 
-_keep: Any = None  # C calls it as long as the process lives
+@cache
+def _quiet_llama_cpp() -> Any:
+    """The module, told not to print hundreds of lines."""
+    try:
+        api: Any = importlib.import_module("llama_cpp")
+    except ImportError as error:
+        raise PastaError("llama-cpp-python is missing: pip install 'pasta_async[peers]'") from error
+    api.pasta_async_log = api.llama_log_callback(_ignore)  # C calls it as long as the process lives
+    api.llama_log_set(api.pasta_async_log, None)
+    api.llama_backend_init()
+    return api
 
 
 def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:

@@ -15,13 +15,10 @@ makes of that.
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, cycle, islice, product
-from math import inf
 from statistics import geometric_mean, median
 from typing import Any, Literal
 
@@ -31,12 +28,12 @@ from pydantic.dataclasses import dataclass
 
 from pasta_async.cli.command import Command, Count, Positive, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer
+from pasta_async.evals.answers import Answer, by_prompt
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, Engine, Method, cases_of, open_engine, time_work, warm_up
-from pasta_async.evals.records import markdown_table, measurements, opened_journal
+from pasta_async.evals.records import grouped, markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import estimate, format_estimate
@@ -126,36 +123,51 @@ async def drive(
     return Block(mode, level, MIXED.join(how.name for how in methods), seconds, arrived, timed, number)
 
 
+class LoadSettings(ForcedSettings):
+    """Which loads, by which methods."""
+
+    methods: tuple[str, ...] = Field(
+        default=(BASE, "pasta", "auto"), description="what is compared; two with a plus between share a load"
+    )
+    at_once: tuple[Count, ...] = Field(
+        default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
+    )
+    rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
+    answers: Count = Field(default=32, description="for each load, method and round, at least")
+    rounds: Count = Field(default=10, description="how often all of it is done, the methods in turns")
+    target: float | None = Field(
+        default=None, gt=0, description="in seconds; default: twice the unloaded median"
+    )
+
+    @property
+    def loads(self) -> list[tuple[Mode, float]]:
+        """Mode and level of each load."""
+        at_once = self.at_once or (() if self.rates else (1, 4, 16, 64))
+        return [*(("closed", count) for count in at_once), *(("open", rate) for rate in self.rates)]
+
+
 async def measure(
-    engine: Engine,
-    cases: Sequence[Case],
-    methods: Sequence[str],
-    loads: Sequence[tuple[Mode, float]],
-    *,
-    answers: int,
-    rounds: int = 10,
-    journal: Journal | None = None,
+    engine: Engine, cases: Sequence[Case], settings: LoadSettings, journal: Journal | None = None
 ) -> list[Block]:
     """Write so many answers by each method under each load, in each round.
 
     Args:
         engine: What writes.
         cases: Taken in turn.
-        methods: What is compared: names of methods, or of two with a plus between.
-        loads: Mode and level; see `drive`.
-        answers: For each load, method and round; at least twice as many as are at once.
-        rounds: How often all of it is done. The methods take turns, in an order that goes round.
+        settings: Methods and loads, and how often; of a closed loop at least twice as many answers as are at
+            once. The methods take turns, in an order that goes round.
         journal: Keeps every block as it comes; those that it has already are not taken again.
 
     Cancelling it aborts all answers under way.
     """
     blocks = [Block(**row) for row in measurements(journal)]
     known = {(block.round, block.mode, block.level, block.method) for block in blocks}
+    methods, loads, rounds = settings.methods, settings.loads, settings.rounds
     with progress(rounds * len(loads) * len(methods), "loads") as done:
         names = dict.fromkeys(part for method in methods for part in method.split(MIXED))
         await warm_up(engine, [METHODS[name] for name in names])
         for number, (place, (mode, level)) in product(range(rounds), enumerate(loads)):
-            count = max(answers, 2 * int(level)) if mode == "closed" else answers
+            count = max(settings.answers, 2 * int(level)) if mode == "closed" else settings.answers
             asked = [*islice(cycle(cases), number * count, (number + 1) * count)]
             first = (number + place) % len(methods)
             for method in (*methods[first:], *methods[:first]):
@@ -170,25 +182,18 @@ async def measure(
 
 def _speedups(answers: Sequence[Answer], base: Sequence[Answer]) -> list[float]:
     """Of each prompt that both have: how much sooner its answer came, over all rounds."""
-    ours, theirs = _by_prompt(answers), _by_prompt(base)
+    ours, theirs = (by_prompt(one, lambda answer: answer.seconds) for one in (answers, base))
     return [theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs]
-
-
-def _by_prompt(answers: Sequence[Answer]) -> dict[int, float]:
-    latencies = defaultdict[int, list[float]](list)
-    for answer in answers:
-        latencies[answer.prompt].append(answer.seconds)
-    return {prompt: geometric_mean(values) for prompt, values in latencies.items()}
 
 
 def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list[Block]]]:
     """Blocks by load and method, loads in order, methods as they came first, rounds in order."""
-    found = dict[tuple[Mode, float], dict[str, list[Block]]]()
+    ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
     names = dict.fromkeys(block.method for block in blocks)
-    for block in sorted(blocks, key=lambda block: (block.mode, block.level, block.round)):
-        own = found.setdefault((block.mode, block.level), {name: [] for name in names})
-        own[block.method].append(block)
-    return found
+    return {
+        load: {name: [block for block in own if block.method == name] for name in names}
+        for load, own in grouped(ordered, lambda block: (block.mode, block.level)).items()
+    }
 
 
 def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
@@ -209,20 +214,33 @@ def _row(blocks: Sequence[Block], bases: Sequence[Block], target: float) -> dict
     """That of a method's blocks beside the blocks in sequence."""
     first = blocks[0]
     found = [block.part(first.method) for block in blocks]
-    answers = [answer for block in found for answer in block.answers]
-    seconds = sum(block.seconds for block in found)
-    latencies = [answer.seconds for answer in answers]
-    base = [answer for block in bases for answer in block.part(first.method).answers]
+    base = [block.part(first.method) for block in bases]
     return {
         "load": f"{first.level:g} {UNITS[first.mode]}",
         "method": first.method,
-        "answers": len(answers),
-        **dict(zip(("p50", "p90", "p99"), quantile(latencies, (0.5, 0.9, 0.99)).tolist(), strict=True)),
+        "answers": len(_answers(found)),
+        **_figures(found, target),
+        "speedup": geometric_mean(_speedups(_answers(found), _answers(base))) if base else None,
+    }
+
+
+def _answers(blocks: Sequence[Block]) -> list[Answer]:
+    return [answer for block in blocks for answer in block.answers]
+
+
+def _figures(blocks: Sequence[Block], target: float) -> dict[str, float]:
+    """Those of all answers in some blocks."""
+    answers, seconds = _answers(blocks), sum(block.seconds for block in blocks)
+    latencies = [answer.seconds for answer in answers]
+    p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
+    return {
+        "p50": p50,
+        "p90": p90,
+        "p99": p99,
         "first token": median(answer.first_token for answer in answers),
         "throughput": len(answers) / seconds,
         "goodput": sum(latency <= target for latency in latencies) / seconds,
         "tokens": sum(answer.tokens for answer in answers) / seconds,
-        "speedup": geometric_mean(_speedups(answers, base)) if base else None,
     }
 
 
@@ -241,35 +259,26 @@ def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, An
             found = [(one.part(name), other.part(name)) for one, other in rounds]
             if found:
                 head = {"load": f"{level:g} {UNITS[mode]}", "method": f"{name} / {base}"}
-                rows.append({**head, **_sooner(found), **_ratios(found, target)})
+                rows.append({**head, **_ratios(found, target)})
     return rows
 
 
-def _sooner(rounds: Sequence[tuple[Block, Block]]) -> dict[str, Any]:
-    ours, theirs = ([answer for both in rounds for answer in both[k].answers] for k in (0, 1))
-    found = _speedups(ours, theirs)
-    return {"prompts": len(found), "sooner": format_estimate(estimate(found), ".2f")}
-
-
-def _ratios(rounds: Sequence[tuple[Block, Block]], target: float) -> dict[str, str]:
+def _ratios(rounds: Sequence[tuple[Block, Block]], target: float) -> dict[str, Any]:
     """By how much the first of two blocks is better than the second."""
-    good = [(_rate(one, target), _rate(other, target)) for one, other in rounds]
+    ours, theirs = zip(*rounds, strict=True)
+    sooner = _speedups(_answers(ours), _answers(theirs))
+    figures = [(_figures([one], target), _figures([other], target)) for one, other in rounds]
     found = {
-        "median latency": [median(other.latencies) / median(one.latencies) for one, other in rounds],
-        "p99": [_p99(other) / _p99(one) for one, other in rounds],
-        "throughput": [_rate(one) / _rate(other) for one, other in rounds],
-        "goodput": [ours / theirs for ours, theirs in good if ours and theirs],
+        "sooner": sooner,
+        "median latency": [other["p50"] / one["p50"] for one, other in figures],
+        "p99": [other["p99"] / one["p99"] for one, other in figures],
+        "throughput": [one["throughput"] / other["throughput"] for one, other in figures],
+        "goodput": [
+            one["goodput"] / other["goodput"] for one, other in figures if one["goodput"] and other["goodput"]
+        ],
     }
-    return {name: format_estimate(estimate(each) if each else None, ".2f") for name, each in found.items()}
-
-
-def _p99(block: Block) -> float:
-    return float(quantile(block.latencies, 0.99))
-
-
-def _rate(block: Block, target: float = inf) -> float:
-    """Answers a second whose latency met a target."""
-    return sum(latency <= target for latency in block.latencies) / block.seconds
+    shown = {name: format_estimate(estimate(own) if own else None, ".2f") for name, own in found.items()}
+    return {"prompts": len(sooner), **shown}
 
 
 def default_target(blocks: Sequence[Block]) -> float:
@@ -279,30 +288,7 @@ def default_target(blocks: Sequence[Block]) -> float:
     return 2 * median(lowest.latencies)
 
 
-class LoadSettings(ForcedSettings):
-    """Which loads, by which methods."""
-
-    methods: tuple[str, ...] = Field(
-        default=(BASE, "pasta", "auto"), description="what is compared; two with a plus between share a load"
-    )
-    at_once: tuple[Count, ...] = Field(
-        default=(), description="closed loops: answers at once; without --rates too, 1, 4, 16 and 64"
-    )
-    rates: tuple[Positive, ...] = Field(default=(), description="open loops: arrivals a second")
-    answers: int = Field(default=32, ge=1, description="for each load, method and round, at least")
-    rounds: int = Field(default=10, ge=1, description="how often all of it is done, the methods in turns")
-    target: float | None = Field(
-        default=None, gt=0, description="in seconds; default: twice the unloaded median"
-    )
-
-    @property
-    def loads(self) -> list[tuple[Mode, float]]:
-        """Mode and level of each load."""
-        at_once = self.at_once or (() if self.rates else (1, 4, 16, 64))
-        return [*(("closed", count) for count in at_once), *(("open", rate) for rate in self.rates)]
-
-
-async def _measure(settings: LoadSettings) -> list[Block]:
+async def _run(settings: LoadSettings) -> str:
     documents = read_documents(settings.documents, settings.sample)
     known = [name in METHODS for method in settings.methods for name in method.split(MIXED)]
     if not all(known) or any(MIXED in name and BASE not in name.split(MIXED) for name in settings.methods):
@@ -319,30 +305,15 @@ async def _measure(settings: LoadSettings) -> list[Block]:
     }
     with opened_journal(settings.out, measured) as journal:
         async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
-            return await measure(
-                engine,
-                cases_of(documents),
-                settings.methods,
-                settings.loads,
-                answers=settings.answers,
-                rounds=settings.rounds,
-                journal=journal,
-            )
-
-
-def _run(settings: LoadSettings) -> str:
-    blocks = asyncio.run(_measure(settings))
+            blocks = await measure(engine, cases_of(documents), settings, journal)
     target = settings.target or default_target(blocks)
-    head = f"seconds, rates a second; latency target {target:.3g} s"
-    ratios = (
-        "above 1: the first is better (geometric means, 95%: `sooner` over prompts, the rest over rounds)"
-    )
-    tables = (
+    parts = [
+        f"seconds, rates a second; latency target {target:.3g} s",
         markdown_table(summarise(blocks, target)),
-        ratios,
+        "above 1: the first is better (geometric means, 95%: `sooner` over prompts, the rest over rounds)",
         markdown_table(compare_methods(blocks, target)),
-    )
-    return "\n\n".join([head, *tables])
+    ]
+    return "\n\n".join(parts)
 
 
 main: Command = command(LoadSettings, _run, "load", __doc__, resumes=True)

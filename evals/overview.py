@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from statistics import geometric_mean
 from typing import Any, TypedDict
 
-from pasta_async.evals.answers import FORMS, Answer, compare, prompts_of
+from pasta_async.evals.answers import FORMS, Answer, by_prompt, compare, of_form, prompts_of
 from pasta_async.lang import STYLE_CODES, Code, parse
 from pasta_async.training.faults import count_faults
 from pasta_async.training.statistics import Estimate, estimate, format_estimate, share
@@ -61,7 +59,7 @@ def _cell(mean: Mean | None) -> str:
 
 
 def _overview(rows: Sequence[Answer]) -> Overview:
-    plain, parallel = ([row for row in rows if row.method == form] for form in FORMS)
+    plain, parallel = (of_form(rows, form) for form in FORMS)
     others = [name for name in dict.fromkeys(row.method for row in rows) if name not in FORMS]
     return {
         "means": {**_means(rows, plain, parallel), **_beside(rows, others)},
@@ -100,8 +98,7 @@ def _beside(rows: Sequence[Answer], others: Sequence[str]) -> dict[str, Mean]:
     for name in others:
         for form, label in zip(FORMS, ("plain", "parallel"), strict=True):
             found[f"{name} s / {label} s"] = _mean(one.speedup for one in compare(rows, form, name))
-        own = [row for row in rows if row.method == name]
-        found[f"ms a token, {name}"] = _mean_by_prompt(own, _token_ms)
+        found[f"ms a token, {name}"] = _mean_by_prompt(of_form(rows, name), _token_ms)
     return found
 
 
@@ -150,11 +147,4 @@ def _mean(values: Iterable[float]) -> Mean:
 
 def _mean_by_prompt(rows: Sequence[Answer], value: Callable[[Answer], float]) -> Mean:
     """Over all prompts, each with the mean of its passes."""
-    return _mean(map(geometric_mean, _by_prompt([row for row in rows if row.critical_path], value)))
-
-
-def _by_prompt(rows: Sequence[Answer], value: Callable[[Answer], float]) -> list[list[float]]:
-    found = defaultdict[int, list[float]](list)
-    for row in rows:
-        found[row.prompt].append(value(row))
-    return [*found.values()]
+    return _mean(by_prompt([row for row in rows if row.critical_path], value).values())

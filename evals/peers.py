@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from pasta_async.backends import BackendOptions
-from pasta_async.cli.command import CommandSettings, Count
+from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import PastaError
 from pasta_async.evals.llama_cpp import LlamaCpp, llama_cpp_files
 from pasta_async.evals.records import memory_of
@@ -182,7 +182,7 @@ class LlamaCppSettings(CommandSettings):
         default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
     )
     llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
-    threads: Count | None = Field(default=None, description="local: and llama.cpp: CPU threads")
+    threads: int | None = Field(default=None, ge=1, description="local: and llama.cpp: CPU threads")
 
     def options_of(self, backend: str) -> BackendOptions:
         """Of that backend, named as for `open_backend`: its threads, if it takes any."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pasta_async.cli.command import Command, CommandSettings, command
+from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
@@ -106,8 +106,8 @@ class ModelSettings(CommandSettings):
     shape: Literal["tiny", "small", "medium", "135m", "1b", "8b"] = Field(
         default="small", description="its size"
     )
-    vocabulary: int = Field(default=8192, ge=1, description="tokens, at most")
-    context: int = Field(default=8192, ge=1, description="positions")
+    vocabulary: Count = Field(default=8192, description="tokens, at most")
+    context: Count = Field(default=8192, description="positions")
     weights: bool = Field(
         default=True, description="whether to write weights; else config and tokenizer alone"
     )

@@ -6,15 +6,20 @@ import json
 import os
 import platform
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
+
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def environment() -> dict[str, Any]:
@@ -38,6 +43,14 @@ def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows of each kind, in their order; kinds as they come first."""
+    groups = defaultdict[Key, list[Row]](list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return dict(groups)
+
+
 def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as JSON lines, over what was there; missing folders are made."""
     path = Path(path)
@@ -50,6 +63,18 @@ def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**result, "environment": environment()}, indent=1)
     (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Read a file that holds `what`.
+
+    Raises:
+        InvalidRequestError: It cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{path} does not hold {what}: {error}") from error
 
 
 @contextmanager

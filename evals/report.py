@@ -9,7 +9,6 @@ Writes `report.md` and `frontier.png`. Every other command prints its own tables
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
-from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.frontier import row
-from pasta_async.evals.records import markdown_table
+from pasta_async.evals.records import markdown_table, read_json
 from pasta_async.training.statistics import Estimate, format_estimate, format_gain
 
 if TYPE_CHECKING:
@@ -116,13 +114,10 @@ def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
     Raises:
         InvalidRequestError: The folder is not that of a run.
     """
-    try:
-        plan = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{run} is not the folder of a run: {error}") from error
-    states = {name: _read(run / "steps" / f"{name}.json") for name in plan["steps"]}
+    plan = read_json(run / "run.json", "what a run consists of")
+    states = {name: _state(run / "steps" / f"{name}.json") for name in plan["steps"]}
     models = [
-        _model(name, _read(run / "evaluation" / name / "result.json"), plan["start"])
+        _model(name, read_json(run / "evaluation" / name / "result.json", "a result"), plan["start"])
         for name in (model["name"] for model in plan["models"])
         if states[f"evaluation/{name}"].get("finished")
     ]
@@ -135,8 +130,8 @@ def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _state(path: Path) -> dict[str, Any]:
+    return read_json(path, "the state of a step") if path.exists() else {}
 
 
 def _model(name: str, result: dict[str, Any], start: str) -> Model:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,44 +35,72 @@ from pydantic import Field
 
 from pasta_async import Client, Sampling
 from pasta_async.backends import BackendOptions
-from pasta_async.cli.command import Command, command
-from pasta_async.errors import PromptTooLongError
-from pasta_async.evals.answers import FORMS, Answer, compare, describe_costs, describe_speedup, take_turns
+from pasta_async.cli.command import Command, Count, command
+from pasta_async.evals.answers import (
+    FORMS,
+    Answer,
+    Answering,
+    ask,
+    describe_costs,
+    describe_speedup,
+    of_form,
+    take_turns,
+)
 from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, digest, held_out
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.peers import LlamaCppSettings, RemoteEngine, open_llama_cpp
-from pasta_async.evals.records import environment, markdown_table, measurements, opened_journal
+from pasta_async.evals.records import environment, grouped, markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import format_share
 
-GREEDY = Sampling(max_tokens=1024)
 BRIEF = "brief"
+
+
+class SpeedSettings(AskedSettings, LlamaCppSettings):
+    """What is timed."""
+
+    backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
+    passes: Count = Field(default=2, description="how often all of it is done")
+    temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
+    seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
+    max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
+    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
+    brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
+    out: Path | None = Field(
+        default=None, description="file for the raw figures; one that was broken off is gone on with"
+    )
+
+    @property
+    def options(self) -> BackendOptions:
+        """Of the backend: those that are set."""
+        given = self.options_of(self.backend)
+        if self.dtype:
+            given["dtype"] = self.dtype
+        return given
+
+    def sampling(self, number: int) -> Sampling:
+        """Of the answers in a pass."""
+        return Sampling(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed + number)
 
 
 async def measure(
     opened: Callable[[], AbstractAsyncContextManager[Client]],
     prompts: Sequence[Prompt],
+    settings: SpeedSettings,
     *,
     warm: Sequence[Prompt] = (),
-    passes: int = 2,
-    sampling: Sampling = GREEDY,
-    brief: bool = False,
     peer: RemoteEngine | None = None,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Time every prompt in both forms; see `take_turns`.
-
-    A prompt that the model's context cannot hold has an empty answer, which is in no speed-up.
+    """Time every prompt in both forms, and what else the settings ask for; see `take_turns` and `ask`.
 
     Args:
         opened: Gives a client whose backend has a cold prefix cache.
         prompts: What is asked.
+        settings: How; each pass has the next seed.
         warm: Prompts that are answered first, and not counted.
-        passes: How often all of it is done.
-        sampling: How tokens are chosen; each pass has the next seed.
-        brief: Whether the baseline also answers prompts that ask for a short answer (`BRIEF`).
         peer: Writes each plain answer again, with the same weights.
         journal: Keeps every row as it comes.
 
@@ -82,36 +110,27 @@ async def measure(
     plain = {(row.prompt, row.number): row for row in rows if row.method == "baseline"}
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
+    async def warmed_up() -> AsyncGenerator[Answering]:
         async with opened() as client:
 
-            async def ask(prompt: Prompt, method: str, index: int, number: int) -> Answer:
-                try:
-                    found = await client.generate(
-                        f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text,
-                        sampling=sampling,
-                        seed=None if sampling.seed is None else sampling.seed + number,
-                        baseline=method != "parallel",
-                        parallel="always",
-                    )
-                except PromptTooLongError:
-                    return Answer.too_long(index, method, number, prompt.family)
-                return Answer.of(found, index, method, number, prompt.family)
-
             async def answer(index: int, method: str, number: int) -> Answer:
+                prompt = prompts[index]
                 if peer and method == peer.name:
-                    return await _write_again(peer, client, prompts[index], plain[index, number])
-                row = await ask(prompts[index], method, index, number)
+                    return await _write_again(peer, client, prompt, plain[index, number])
+                text = f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text
+                row = Answer(index, method, number, family=prompt.family)
+                row = await ask(client, text, row, sampling=settings.sampling(number))
                 if method == "baseline":
                     plain[index, number] = row
                 return row
 
             for prompt in warm:
                 for form in FORMS:
-                    await ask(prompt, form, 0, 0)
+                    await ask(client, prompt.text, Answer(0, form), sampling=settings.sampling(0))
             yield answer
 
-    methods, last = [*FORMS, *([BRIEF] if brief else [])], [peer.name] if peer else []
+    methods, last = [*FORMS, *([BRIEF] if settings.brief else [])], [peer.name] if peer else []
+    passes = settings.passes
     return await take_turns(warmed_up, len(prompts), methods, last=last, passes=passes, journal=journal)
 
 
@@ -137,45 +156,21 @@ async def _write_again(peer: RemoteEngine, client: Client, prompt: Prompt, plain
 
 def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     """A row of figures for each family, and one over all; intervals are 95%, over prompts."""
-    families = list(dict.fromkeys(row.family for row in rows))
-    table = [_row(family, [row for row in rows if row.family == family]) for family in families]
-    return table if len(families) == 1 else [*table, _row("all", rows)]
+    table = [_row(name, own) for name, own in grouped(rows, lambda row: row.family).items()]
+    return table if len(table) == 1 else [*table, _row("all", rows)]
 
 
 def _row(name: str, rows: Sequence[Answer]) -> dict[str, Any]:
-    plain, parallel = ([row for row in rows if row.method == form] for form in FORMS)
+    plain, parallel = (of_form(rows, form) for form in FORMS)
     return {
         "family": name,
-        **describe_speedup(compare(rows)),
+        **describe_speedup(rows),
         "baseline s": fmean(row.seconds for row in plain),
         "baseline, first token ms": 1000 * fmean(row.first_token for row in plain),
         "baseline tokens": fmean(row.tokens for row in plain),
         **describe_costs(parallel),
         "malformed": format_share(sum(not row.well_formed for row in parallel), len(parallel)),
     }
-
-
-class SpeedSettings(AskedSettings, LlamaCppSettings):
-    """What is timed."""
-
-    backend: str = Field(default="local:pasta-tiny", description="as for pasta_async.generate")
-    passes: int = Field(default=2, ge=1, description="how often all of it is done")
-    temperature: float = Field(default=0.0, ge=0, description="0 is greedy")
-    seed: int = Field(default=0, ge=0, description="of the first pass; each further one has the next")
-    max_tokens: int = Field(default=1024, ge=1, description="of an answer, tags counted")
-    dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
-    brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
-    )
-
-    @property
-    def options(self) -> BackendOptions:
-        """Of the backend: those that are set."""
-        given = self.options_of(self.backend)
-        if self.dtype:
-            given["dtype"] = self.dtype
-        return given
 
 
 def _run(settings: SpeedSettings) -> str:
@@ -189,15 +184,12 @@ def _run(settings: SpeedSettings) -> str:
         "llama_cpp": settings.llama_cpp is not None,
         **({"brief": True} if settings.brief else {}),
     }
-    sampling = {"temperature", "seed", "max_tokens"}
     with opened_journal(settings.out, measured) as journal, open_llama_cpp(settings) as peer:
         work = measure(
             partial(cold_client, settings.backend, **settings.options),
             prompts,
+            settings,
             warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
-            passes=settings.passes,
-            sampling=Sampling(**settings.model_dump(include=sampling)),
-            brief=settings.brief,
             peer=peer,
             journal=journal,
         )

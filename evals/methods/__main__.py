@@ -15,7 +15,7 @@ This compares speed; it does not say which method a model could follow, or how g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
@@ -23,9 +23,17 @@ from typing import Any
 from pydantic import Field
 
 from pasta_async import Backend
-from pasta_async.cli.command import Command, command
+from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import Answer, compare, describe_costs, describe_speedup, take_turns
+from pasta_async.evals.answers import (
+    Answer,
+    Answering,
+    compare,
+    describe_costs,
+    describe_speedup,
+    of_form,
+    take_turns,
+)
 from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS, llama_cpp
@@ -60,7 +68,7 @@ async def measure(
     cases, by_name = cases_of(documents), {method.name: method for method in methods}
 
     @asynccontextmanager
-    async def warmed_up() -> AsyncGenerator[Callable[[int, str, int], Awaitable[Answer]]]:
+    async def warmed_up() -> AsyncGenerator[Answering]:
         async with opened() as backend, open_engine(backend, documents) as engine:
             await warm_up(engine, methods)
             yield lambda index, name, number: play(engine, by_name[name], cases[index], number)
@@ -78,9 +86,9 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
     return [
         {
             "method": name,
-            **describe_speedup(compare(rows, name, "sequential")),
+            **describe_speedup(rows, name, "sequential"),
             **{f"against {base}": _ratio(rows, name, base) for base in bases},
-            **describe_costs([row for row in rows if row.method == name]),
+            **describe_costs(of_form(rows, name)),
         }
         for name in names
     ]
@@ -108,7 +116,7 @@ class MethodSettings(ForcedSettings, LlamaCppSettings):
     """What is compared, and where."""
 
     methods: tuple[str, ...] = Field(default=(), description="default: all that can run there, but `auto`")
-    passes: int = Field(default=3, ge=1, description="how often all of it is done")
+    passes: Count = Field(default=3, description="how often all of it is done")
 
 
 def _run(settings: MethodSettings) -> str:

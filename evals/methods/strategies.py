@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.errors import BackendError
-from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING
+from pasta_async.evals.forcing import FORCE, FORCED_SAMPLING, encode_segments
 from pasta_async.evals.methods.track import Case, Engine, Ids, Method, Track, Work, outline, rounds, stretches
 from pasta_async.evals.peers import RemoteEngine
 from pasta_async.lang import Promise, Segment, Sync, Text, segments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 async def _pasta(engine: Engine, case: Case, **options: Any) -> Work:
     """The library itself: main goes on while its promises are kept, and sees the chunks behind a sync."""
-    ids = await engine.ask_library(case, plain="baseline" in options)
+    ids = await engine.forced.prepare(case.prompt, case.question, plain="baseline" in options)
     options = {"parallel": "always", **options}
 
     async def work(track: Track) -> int:
@@ -39,7 +39,7 @@ _sequential = partial(_pasta, baseline=True)
 async def _auto(engine: Engine, case: Case) -> Work:
     """The library as it is by default: it decides by the load, and so has to encode the prompt itself."""
     for plain in (False, True):
-        await engine.ask_library(case, plain=plain)
+        await engine.forced.prepare(case.prompt, case.question, plain=plain)
 
     async def work(track: Track) -> int:
         return track.take(await engine.client.generate(case.prompt, sampling=FORCED_SAMPLING))
@@ -56,7 +56,7 @@ def llama_cpp(peer: RemoteEngine) -> Method:
 
         async def work(track: Track) -> int:
             await asyncio.to_thread(peer.call, "write", ids, text)
-            track.count(tokens=len(text), cached=0, prefilled=len(ids))
+            track.count(len(text), 0, len(ids))
             return len(text)
 
         return work
@@ -153,7 +153,7 @@ async def _plan_then_fork(engine: Engine, case: Case) -> Work:
     planned: list[list[tuple[Ids, Ids]]] = []
     for nodes in stretches(case.document.nodes):
         bare = [(Segment(n.text),) if isinstance(n, Text) else segments(n.source) for n in nodes]
-        plan = await engine.segments([part for parts in bare for part in parts])
+        plan = await encode_segments(engine.backend, engine.tags, [part for parts in bare for part in parts])
         threads = [await _thread(engine, node) for node in nodes if isinstance(node, Promise)]
         behind = (*context, *plan)
         end = () if nodes and isinstance(nodes[-1], Sync) else engine.end
@@ -234,8 +234,10 @@ def _count(track: Track, reply: httpx.Response) -> None:
     if (details := usage.get("prompt_tokens_details")) is None:
         raise BackendError(f"{reply.url} does not tell what was cached: start it with --enable-cache-report")
     cached: int = details["cached_tokens"]
-    track.count(tokens=usage["completion_tokens"], cached=cached, prefilled=usage["prompt_tokens"] - cached)
+    track.count(usage["completion_tokens"], cached, usage["prompt_tokens"] - cached)
 
+
+_served = partial(Method, needs_server=True)
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -250,29 +252,21 @@ METHODS: dict[str, Method] = {
             "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
             _plan_then_fork,
         ),
-        Method(
+        _served(
             "by hand",
             "httpx and asyncio.gather over an OpenAI endpoint: a plan, then each part, all unstreamed",
             by_hand,
-            needs_server=True,
         ),
-        Method(
+        _served(
             "split by hand",
             "the same where someone has split the prompt: no plan",
             partial(by_hand, how="split"),
-            needs_server=True,
         ),
-        Method(
-            "sequential, whole",
-            "one such reply, unstreamed",
-            partial(by_hand, how="whole"),
-            needs_server=True,
-        ),
-        Method(
+        _served("sequential, whole", "one such reply, unstreamed", partial(by_hand, how="whole")),
+        _served(
             "pasta, whole chunks",
             "as `pasta`, each chunk unstreamed (`whole_chunks=True`)",
             partial(_pasta, whole_chunks=True),
-            needs_server=True,
         ),
     )
 }

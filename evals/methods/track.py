@@ -17,9 +17,9 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.clock import Clock
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
-from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, encode_segments, force, tags_of
+from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, force, tags_of
 from pasta_async.evals.simulator import clock_of
-from pasta_async.lang import Document, Node, Promise, Segment, Sync
+from pasta_async.lang import Document, Node, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 from pasta_async.tag_tokens import TagIds
 from pasta_async.training.synthetic import sample
@@ -132,20 +132,10 @@ class Engine:
         """A text as data."""
         return tuple(await self.backend.encode(text))
 
-    async def segments(self, segments: Sequence[Segment]) -> Ids:
-        """Segments, a tag as its one id."""
-        return await encode_segments(self.backend, self.tags, segments)
-
     async def ask(self, prompt: str, *, plain: bool = True) -> Ids:
         """A user's message by the chat template; a plain one asks for an answer without tags."""
         form = {"pasta": False} if plain else {}
         return tuple(await self.backend.encode_chat([{"role": "user", "content": prompt}], form))
-
-    async def ask_library(self, case: Case, *, plain: bool) -> list[int]:
-        """The same for an answer by the library, which is then forced."""
-        ids = await self.ask(case.prompt, plain=plain)
-        self.forced.learn(ids, case.question, asked=case.prompt, plain=plain)
-        return [*ids]
 
 
 @asynccontextmanager
@@ -174,7 +164,7 @@ class Track:
     """One answer under way: decodes, and counts.
 
     Attributes:
-        counts: `tokens` decoded, `requests`, context tokens that were `cached`, and `prefilled` ones.
+        counts: Of tokens and requests, by their names in an `Answer`.
         first_token: Seconds until the first token; None before.
     """
 
@@ -209,22 +199,21 @@ class Track:
                     if written in marks:
                         marks[written]()
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
-        self.count(tokens=written, cached=cached, prefilled=len(context) - cached)
+        self.count(written, cached, len(context) - cached)
 
     def note_token(self) -> None:
         """Note the time of the first token."""
         if self.first_token is None:
             self.first_token = self.engine.clock.time() - self.began
 
-    def count(self, *, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
-        """Count a request that is over."""
-        self.counts.update(tokens=tokens, cached=cached, prefilled=prefilled, requests=requests)
+    def count(self, tokens: int, cached: int, prefilled: int, requests: int = 1) -> None:
+        """Count a request that is over: tokens decoded, context tokens that the cache had, and had not."""
+        self.counts.update(tokens=tokens, cached_tokens=cached, prefilled_tokens=prefilled, requests=requests)
 
     def take(self, generation: Generation) -> int:
         """Count an answer of the library; its critical path."""
         usage, self.first_token = generation.usage, generation.threads[0].first_token
-        tokens, cached, prefilled = usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens
-        self.count(tokens=tokens, cached=cached, prefilled=prefilled, requests=usage.requests)
+        self.count(usage.completion_tokens, usage.cached_tokens, usage.prefilled_tokens, usage.requests)
         return generation.critical_path
 
 
@@ -255,17 +244,14 @@ async def time_work(engine: Engine, method: Method, case: Case, work: Work, numb
     """Do what a method has prepared. Cancelling it aborts what is under way."""
     track = Track(engine)
     path = await work(track)
-    seconds, counts = engine.clock.time() - track.began, track.counts
-    return Answer(
+    seconds = engine.clock.time() - track.began
+    answer = Answer(
         prompt=case.index,
         method=method.name,
         number=number,
         seconds=seconds,
         first_token=seconds if track.first_token is None else track.first_token,
-        tokens=counts["tokens"],
         critical_path=path,
-        requests=counts["requests"],
-        cached_tokens=counts["cached"],
-        prefilled_tokens=counts["prefilled"],
         family="parallel" if case.document.promises else "sequential",
     )
+    return replace(answer, **track.counts)

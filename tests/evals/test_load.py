@@ -5,7 +5,8 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands_run import run
@@ -14,6 +15,7 @@ from recorder import Recorder
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.load import (
     Block,
+    LoadSettings,
     compare_methods,
     default_target,
     drive,
@@ -28,8 +30,7 @@ from pasta_async.jobs import Journal
 from pasta_async.lang import parse
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-    from pathlib import Path
+    from collections.abc import AsyncGenerator, Sequence
 
     from pasta_async.evals.load import Mode
 
@@ -45,6 +46,10 @@ DOCUMENTS = {"many": parse(WRITTEN), "single": parse("Only one word after the ot
 CASES = [Case(index, prompt, document) for index, (prompt, document) in enumerate(DOCUMENTS.items())]
 NAMES = ["sequential", "pasta"]
 BOTH = [METHODS[name] for name in NAMES]
+
+
+def settings_of(methods: Sequence[str], **changed: Any) -> LoadSettings:
+    return LoadSettings(backend="simulated:", documents=Path("none"), methods=tuple(methods), **changed)
 
 
 @asynccontextmanager
@@ -86,10 +91,10 @@ async def test_an_open_loop_is_a_poisson_process_that_is_the_same_for_each_metho
 
 async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
     file = tmp_path / "load.jsonl"
-    loads: list[tuple[Mode, float]] = [("closed", 2), ("open", 5.0)]
+    settings = settings_of(NAMES, at_once=(2,), rates=(5.0,), answers=4, rounds=2)
     async with opened() as (engine, backend):
         with Journal(file, {"benchmark": "load"}) as journal:
-            blocks = await measure(engine, CASES, NAMES, loads, answers=4, rounds=2, journal=journal)
+            blocks = await measure(engine, CASES, settings, journal)
         assert [(block.round, block.mode, block.method) for block in blocks] == [
             (0, "closed", "sequential"),
             (0, "closed", "pasta"),
@@ -102,7 +107,7 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
         ]
         asked = len(backend.requests)
         with Journal(file, {"benchmark": "load"}) as journal:
-            assert await measure(engine, CASES, NAMES, loads, answers=4, rounds=2, journal=journal) == blocks
+            assert await measure(engine, CASES, settings, journal) == blocks
         warm_up = len({request.answer for request in backend.requests[asked:]})
     assert warm_up == len(BOTH)
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
@@ -115,10 +120,8 @@ async def test_blocks_are_kept_and_not_taken_again(tmp_path: Path):
 
 async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_places():
     async with opened() as (engine, _):
-        loads: list[tuple[Mode, float]] = [("open", 5.0)]
-        blocks = await measure(
-            engine, CASES[:1], ["sequential", "sequential + pasta"], loads, answers=10, rounds=1
-        )
+        methods = ["sequential", "sequential + pasta"]
+        blocks = await measure(engine, CASES[:1], settings_of(methods, rates=(5.0,), answers=10, rounds=1))
     plain, mixed = blocks
     assert [answer.method for answer in mixed.answers] == NAMES * 5
     assert mixed.arrived == pytest.approx(plain.arrived)
@@ -132,8 +135,8 @@ async def test_plain_answers_beside_others_are_compared_with_those_at_the_same_p
 async def test_by_the_load_answers_are_parallel_while_that_pays_and_plain_where_it_does_not():
     backend = SimulatedBackend(EngineModel(step=LATENCY, sequence=LATENCY))
     async with open_engine(backend, DOCUMENTS) as engine:
-        loads: list[tuple[Mode, float]] = [("closed", 1), ("closed", 32)]
-        blocks = await measure(engine, CASES[:1], [*NAMES, "auto"], loads, answers=40, rounds=1)
+        settings = settings_of([*NAMES, "auto"], at_once=(1, 32), answers=40, rounds=1)
+        blocks = await measure(engine, CASES[:1], settings)
     last = {(block.level, block.method): block.answers[-1].tokens for block in blocks}
     plain, tagged = last[1, "sequential"], last[1, "pasta"]
     assert plain < tagged == last[32, "pasta"]
@@ -146,8 +149,8 @@ async def test_rounds_go_on_with_the_next_documents_and_the_same_answers_are_com
     documents = {f"{n}": parse(WRITTEN) for n in range(10)}
     backend = SimulatedBackend(EngineModel(step=LATENCY))
     async with open_engine(backend, documents) as engine:
-        loads: list[tuple[Mode, float]] = [("closed", 1)]
-        blocks = await measure(engine, cases_of(documents), NAMES, loads, answers=5, rounds=3)
+        settings = settings_of(NAMES, at_once=(1,), answers=5, rounds=3)
+        blocks = await measure(engine, cases_of(documents), settings)
     first, again = ([[a.prompt for a in b.answers] for b in blocks if b.method == name] for name in NAMES)
     assert first == again == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
     (row,) = compare_methods(blocks, 1.0)

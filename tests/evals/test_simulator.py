@@ -67,7 +67,7 @@ async def test_a_fork_finds_what_has_ended_and_where_engines_share_what_runs():
     async def prefilled(*, embedded: bool) -> int:
         backend = SimulatedBackend(REAL.model_copy(update={"embedded": embedded}))
         async with open_engine(backend, DOCUMENTS) as engine:
-            ids = await engine.ask_library(CASES[0].fresh(), plain=False)
+            ids = await engine.forced.prepare("Once more", CASES[0].question, plain=False)
             return (
                 await engine.client.generate(ids, sampling=Sampling(max_tokens=10**9))
             ).usage.prefilled_tokens

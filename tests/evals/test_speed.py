@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from commands_run import run as run_command
 
-from pasta_async import Client, Limits, Sampling
+from pasta_async import Client, Limits
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import speed
 from pasta_async.evals.answers import Answer, Form, compare
 from pasta_async.evals.documents import Prompt, held_out, read_prompts, stratified
 from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.records import environment, markdown_table, write_rows
-from pasta_async.evals.speed import summarise
+from pasta_async.evals.speed import SpeedSettings, summarise
 from pasta_async.jobs import Journal
 from pasta_async.testing import ScriptedBackend, VirtualClock
 from pasta_async.training.synthetic import score
@@ -53,7 +53,7 @@ async def test_measured_speedups_are_the_theoretical_ones_where_only_tokens_take
     clock = VirtualClock()
     prompts = [Prompt("both", "parallel"), Prompt("one", "plain")]
     scripts = {"both": PARALLEL, "one": "Word" + " word" * 50}
-    runs = await speed.measure(scripted(scripts, clock), prompts, passes=2)
+    runs = await speed.measure(scripted(scripts, clock), prompts, SpeedSettings(passes=2))
 
     both, one = compare(runs)
     assert both.theoretical > 1.5
@@ -68,7 +68,7 @@ async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
     clock = VirtualClock()
     prompts = [Prompt(name, "plain") for name in "ab"]
     opened = scripted({"a": "A word.", "b": "A word.", "warm": "A word."}, clock)
-    runs = await speed.measure(opened, prompts, warm=[Prompt("warm", "plain")], passes=2)
+    runs = await speed.measure(opened, prompts, SpeedSettings(passes=2), warm=[Prompt("warm", "plain")])
 
     order = "".join(run.method[0] for run in runs)
     assert order == "bppb" + "pbbp"
@@ -78,7 +78,9 @@ async def test_the_forms_alternate_and_the_next_pass_goes_the_other_way_round():
 
 async def test_no_pass_finds_what_an_earlier_one_left_in_the_cache():
     clock = VirtualClock()
-    runs = await speed.measure(scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], passes=3)
+    runs = await speed.measure(
+        scripted({"both": PARALLEL}, clock), [Prompt("both", "x")], SpeedSettings(passes=3)
+    )
 
     first, again = ([r for r in runs if r.number == number] for number in (0, 2))  # in the same order
     assert [r.cached_tokens for r in first] == [r.cached_tokens for r in again]
@@ -90,7 +92,7 @@ async def test_the_summary_counts_what_is_malformed():
     good, bad = held_out(["describe"], 2)
     assert good.example is not None and bad.example is not None
     scripts = {good.text: good.example.document.format(), bad.text: "Well. <sync/> That is all."}
-    runs = await speed.measure(scripted(scripts, clock), [good, bad], passes=1)
+    runs = await speed.measure(scripted(scripts, clock), [good, bad], SpeedSettings(passes=1))
 
     (row,) = summarise(runs)
     assert row["family"] == "describe"
@@ -159,9 +161,8 @@ async def test_the_overview_tells_what_went_wrong():
     nested = f'One. <promise topic="a"/><async>Two<promise topic="b"/></async> {chunk("a", 5)}'
     scripts = {"both": PARALLEL, "nested": nested, "loop": "It goes round and round again. " * 9}
     prompts = [Prompt(name, "f") for name in scripts]
-    runs = await speed.measure(
-        scripted(scripts, clock), prompts, passes=2, sampling=Sampling(max_tokens=88, temperature=1, seed=3)
-    )
+    settings = SpeedSettings(passes=2, max_tokens=88, temperature=1, seed=3)
+    runs = await speed.measure(scripted(scripts, clock), prompts, settings)
     found = overview(runs)
     whole, promised = found["all prompts"], found["with promises"]
     assert whole["counts"]["answers"] == [6, 6]
@@ -184,7 +185,7 @@ async def test_the_overview_tells_what_went_wrong():
 async def test_the_baseline_is_asked_to_be_brief_too():
     clock, prompts = VirtualClock(), [Prompt("both", "f")]
     scripts = {"both": PARALLEL, "both\n\nBe brief.": "Word word word."}
-    runs = await speed.measure(scripted(scripts, clock), prompts, passes=3, brief=True)
+    runs = await speed.measure(scripted(scripts, clock), prompts, SpeedSettings(passes=3, brief=True))
     assert [one.method[:2] for one in runs] == ["ba", "pa", "br", "pa", "br", "ba", "br", "ba", "pa"]
     found = overview(runs)["all prompts"]["means"]["brief s / parallel s"]["estimate"]
     assert found and found["value"] < 1
@@ -206,7 +207,7 @@ async def test_another_engine_writes_the_plain_answers_after_both_forms(tmp_path
     async def go_on() -> list[Answer]:
         with Journal(tmp_path / "rows.jsonl", {"benchmark": "speed"}) as journal:
             peer = cast("Any", Peer())
-            return await speed.measure(opened, prompts, passes=1, peer=peer, journal=journal)
+            return await speed.measure(opened, prompts, SpeedSettings(passes=1), peer=peer, journal=journal)
 
     runs = await go_on()
     assert [one.method[0] for one in runs] == [*"bpl", *"pbl"]
@@ -241,7 +242,7 @@ async def test_a_prompt_that_is_too_long_has_an_empty_answer_in_every_form():
             yield client
 
     prompts = [Prompt("word " * 200, "f"), Prompt("Well?", "f")]
-    runs = await speed.measure(opened, prompts, passes=1, brief=True, peer=cast("Any", Peer()))
+    runs = await speed.measure(opened, prompts, SpeedSettings(passes=1, brief=True), peer=cast("Any", Peer()))
     empty = {one.method: one.finish_reason for one in runs if not one.tokens}
     assert empty == dict.fromkeys(("baseline", "parallel", "brief", Peer.name), "length")
     assert [(one.prompt, one.tokens > 0) for one in runs] == [(0, False)] * 4 + [(1, True)] * 4
@@ -311,7 +312,9 @@ async def test_a_run_that_broke_off_goes_on_where_it_stopped(tmp_path: Path):
     async def go_on() -> tuple[list[Answer], float]:
         clock = VirtualClock()
         with Journal(file, {"benchmark": "speed"}) as journal:
-            runs = await speed.measure(scripted(scripts, clock), prompts, passes=2, journal=journal)
+            runs = await speed.measure(
+                scripted(scripts, clock), prompts, SpeedSettings(passes=2), journal=journal
+            )
         return runs, clock.time()
 
     whole, took = await go_on()
