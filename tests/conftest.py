@@ -37,9 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n 2 --dist loadgroup`, a file's tests share a process, and all of `sglang/`: they share a server."""
+    """With `--dist loadgroup` the tests of a file share a process, and all of `sglang/`, which share a server."""
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("sglang" if item.path.parent.name == "sglang" else str(item.path)))
+        together = item.path.parent if item.path.parent.name == "sglang" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
