@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from pasta_async import Client
 from pasta_async.jobs import Journal
-from pasta_async.training.corpus import plain_record
+from pasta_async.testing import ScriptedBackend
+from pasta_async.training.corpus import Record, plain_record
+from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.sample import Drawing, Recording, SampleSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pasta_async.testing import ScriptedBackend
-    from pasta_async.training.corpus import Record
-    from pasta_async.training.preference import SampledPrompt
 
 WRITTEN = (
     'Both: <promise topic="causes" tokens="10"/><async>The causes were many.</async>'

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from pasta_async.lang.views import views
 from pasta_async.training.tokens import align, encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.vocabulary import MARK, ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHAT = [
     {"role": "system", "content": "Be kind."},

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -33,9 +34,6 @@ from pasta_async.training.judge.head import Head
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.likelihood import load_frozen
 from pasta_async.training.preference import SampledPrompt
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 REFUSAL = "a judge cannot read with it"
 
