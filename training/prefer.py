@@ -6,8 +6,6 @@ BoNBoN (arXiv 2406.00832), best-of-n learned from the best and the worst of n sa
 derives its target and compares the two.
 """
 
-# torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import hashlib

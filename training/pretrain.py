@@ -8,7 +8,7 @@ Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest
 """
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import random

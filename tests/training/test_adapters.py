@@ -1,7 +1,7 @@
 """Adapters that the trainer wrote: opened with their base, exported, shipped; and what is refused."""
 
 # torch, transformers and safetensors leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import json

@@ -1,7 +1,7 @@
 """Annotation by a language model's likelihood."""
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import json

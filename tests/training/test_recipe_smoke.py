@@ -1,7 +1,5 @@
 """Whole recipes, from nothing to the report: everything is connected."""
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import hashlib

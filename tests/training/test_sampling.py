@@ -1,7 +1,5 @@
 """Samples for stage 2: what is stored is what was decoded, and nothing is drawn twice."""
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import json

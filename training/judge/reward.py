@@ -4,7 +4,7 @@ It sees the mean of a language model's hidden states over the answer's tokens.
 """
 
 # torch, transformers and safetensors leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import hashlib

@@ -10,7 +10,7 @@ so a boolean one hides nothing, and Flash attention takes no such mask at all.
 """
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import math

@@ -1,7 +1,7 @@
 """A whole run: what is checked before the first update, training, and the export."""
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

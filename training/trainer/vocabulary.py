@@ -1,7 +1,5 @@
 """The tokenizer of a base model, with the six tag tokens added and a chat template that knows both forms."""
 
-# torch, transformers and tokenizers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import json
