@@ -1,7 +1,5 @@
 """Adapters with random values, written by the trainer beside the merged model, as a run writes them."""
 
-# torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from pathlib import Path
@@ -32,7 +30,7 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     codec = ModelCodec(folder / "tokenizer")
     base = BaseModel(run.base, codec.tag_ids, lora_rank=rank)
     model: Any = base.loaded()
-    torch.manual_seed(1)
+    torch.manual_seed(1)  # pyright: ignore[reportUnknownMemberType]
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)

@@ -187,7 +187,7 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
 
 def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path) -> None:
     backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    draw(backend, tmp_path / "j.jsonl", plain=plain, temperatures=(0.6, 0.5))
+    draw(backend, tmp_path / "j.jsonl", plain=plain, temperature=0.6, plain_temperature=0.5)
     assert {request.sampling.temperature for request in backend.requests} == {0.6}
     assert {request.sampling.temperature for request in plain.requests} == {0.5}
     assert len({request.seed for request in plain.requests} - {None}) == 3

@@ -3,8 +3,6 @@
 It sees the mean of a language model's hidden states over the answer's tokens.
 """
 
-# torch, transformers and safetensors leave some of their types open.
-# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import hashlib
@@ -20,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import AutoModel
 
 from pasta_async.backends.tokenization import TextCodec
