@@ -9,9 +9,9 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, Json
+from pydantic import Field
 
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
@@ -21,19 +21,16 @@ from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.tokens import align, recount
 from pasta_async.training.trainer.processes import only_run
 from pasta_async.training.trainer.run import train
-from pasta_async.training.trainer.settings import TrainerSettings
+from pasta_async.training.trainer.settings import StageSettings
 from pasta_async.training.trainer.task import Example, Task
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
 FORMS: dict[str, tuple[bool, ...]] = {"pasta": (True,), "plain": (False,), "both": (True, False)}
 
 
-class FinetuneSettings(TrainerSettings):
+class FinetuneSettings(StageSettings):
     """Settings of stage 1."""
 
-    model: Path = Field(
-        description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
-    )
     data: tuple[Path, ...] = Field(min_length=1, description="files of annotated answers, JSON lines")
     form: Literal["pasta", "plain", "both"] = Field(
         default="pasta",
@@ -46,9 +43,6 @@ class FinetuneSettings(TrainerSettings):
     )
     chat_template: Path | None = Field(
         default=None, description="file of a chat template, instead of the model's own"
-    )
-    template_kwargs: Json[dict[str, Any]] = Field(
-        default={}, description='further values for the chat template, as JSON: {"enable_thinking": false}'
     )
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,14 @@ from transformers import AutoModelForCausalLM
 from pasta_async.backends.local.checkpoint import CheckpointFolder
 from pasta_async.backends.local.linear import fast_bfloat16
 from pasta_async.backends.local.memory import keep_freed_memory
-from pasta_async.backends.tokenization import TextCodec
 from pasta_async.errors import InvalidRequestError
 from pasta_async.jobs import Journal
-from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Message
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.trainer.rows import deal_rows, pack_row, row_length, target_losses
+from pasta_async.training.trainer.vocabulary import Codec
 
 
 def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
@@ -40,7 +39,7 @@ def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
     return model.to(device, dtype).eval()
 
 
-class LanguageModel:
+class LanguageModel(Codec):
     """A model and its tokenizer, which say how likely tokens are.
 
     Args:
@@ -53,26 +52,10 @@ class LanguageModel:
 
     def __init__(self, folder: Path | str, row_tokens: int = 1024) -> None:
         self._model = load_frozen(AutoModelForCausalLM, folder, "likelihoods are not computed with it")
-        self._text = TextCodec.from_folder(folder)
-        self._known = self._text.tags is not None
-        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
-        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
+        super().__init__(folder)
         self.context: int = self._model.config.max_position_embeddings
         """Most tokens of a prompt and its answer."""
         self.row_tokens: int = row_tokens
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text as data."""
-        return self._text.encode(text)
-
-    def prompt(self, messages: Sequence[Message], pasta: bool = True) -> list[int]:
-        """Ids of messages, up to where the answer begins; without `pasta`, a plain one."""
-        return self._text.encode_chat(messages, {} if pasta else {"pasta": False})
-
-    def token_bytes(self, token: int) -> bytes:
-        """The UTF-8 of one token."""
-        return self._text.token_bytes(token)
 
     @torch.inference_mode()
     def bits(self, trees: Sequence[Trie]) -> list[list[float]]:

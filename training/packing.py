@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pasta_async.lang.document import Document
 from pasta_async.training.tokens import Encoder, encode_views
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(slots=True)

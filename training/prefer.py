@@ -6,18 +6,16 @@ BoNBoN (arXiv 2406.00832), best-of-n learned from the best and the worst of n sa
 derives its target and compares the two.
 """
 
-# torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field, Json
+from pydantic import Field
 
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.cli.command import Command, command
@@ -27,7 +25,7 @@ from pasta_async.training.packing import Trie, pack_plain
 from pasta_async.training.preference import Malformed, Pair, choose_pairs, read_samples, read_scores
 from pasta_async.training.trainer.processes import is_first, only_run
 from pasta_async.training.trainer.run import train
-from pasta_async.training.trainer.settings import TrainerSettings
+from pasta_async.training.trainer.settings import StageSettings
 from pasta_async.training.trainer.task import Example, Task
 from pasta_async.training.trainer.vocabulary import ModelCodec
 
@@ -35,12 +33,9 @@ _LOOKED_AT = 20
 """Prompts that are compared with what the ids of their samples say."""
 
 
-class PreferSettings(TrainerSettings):
+class PreferSettings(StageSettings):
     """Settings of stage 2."""
 
-    model: Path = Field(
-        description="checkpoint folder of the model that drew the samples, or its adapter, to train that on"
-    )
     samples: Path = Field(description="file of samples that the model has drawn (training.sample)")
     scores: Path = Field(description="file of their scores (training.score)")
     quality_weight: float = Field(
@@ -73,9 +68,6 @@ class PreferSettings(TrainerSettings):
         lt=1,
         description="share of the weights at the start in those that are written (0.5: the mean), which "
         "keeps more of what the model could do (WiSE-FT, arXiv 2109.01903)",
-    )
-    template_kwargs: Json[dict[str, Any]] = Field(
-        default={}, description="further values for the chat template, as JSON: those of the sampling"
     )
     lr: float = Field(default=0, ge=0, description="peak learning rate (0: 1e-5, for adapters 1e-4)")
 

@@ -7,8 +7,6 @@ goes on from its checkpoint exactly as if nothing had happened; behind `torchrun
 Muon (Jordan et al., 2024) trains the matrices inside the layers, AdamW the rest.
 """
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import random
@@ -127,7 +125,7 @@ def write_new_model(settings: PretrainSettings, folder: Path) -> None:
         tie_word_embeddings=True,
         **special,
     )
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
     model: Any = LlamaForCausalLM(shape)
     model.generation_config = GenerationConfig(**special)
     model.save_pretrained(folder)

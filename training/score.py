@@ -17,7 +17,7 @@ import math
 import pkgutil
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean, geometric_mean
@@ -118,27 +118,19 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     ]
     answers = {(p.id, s.text): p for p in judged for s in p.samples}
     async with AsyncExitStack() as stack:
-        journal = journal_beside(settings.out)
-        judge = await open_judge(settings, journal, stack)
-
-        def quality(answer: tuple[str, str]) -> Awaitable[float]:
-            return judge.verdict(answers[answer], answer[1])
-
-        qualities, failures = await collect(answers, quality, settings.in_flight)
-    take_off = settings.faults or not judge.sees_faults
-
-    def scored(prompt: SampledPrompt, sample: Sample) -> Score:
-        tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
-        factor = sound[prompt.id, sample.number] if take_off else 1.0
-        return Score(
+        judge = await open_judge(settings, journal_beside(settings.out), stack)
+        qualities, failures = await collect(
+            answers, lambda answer: judge.verdict(answers[answer], answer[1]), settings.in_flight
+        )
+    if not settings.faults and judge.sees_faults:  # nothing is taken off
+        sound = dict.fromkeys(sound, 1.0)
+    scores = [
+        Score(
             id=prompt.id,
             number=sample.number,
-            speedup=tokens / sample.critical_path if sample.critical_path else 1.0,
-            quality=qualities.get((prompt.id, sample.text), 0.0) * factor,
+            speedup=_speedup(prompt, sample, judge),
+            quality=qualities.get((prompt.id, sample.text), 0.0) * sound[prompt.id, sample.number],
         )
-
-    scores = [
-        scored(prompt, sample)
         for prompt in prompts
         for sample in prompt.samples
         if not sample.error and (prompt.id, sample.text) not in failures
@@ -151,6 +143,11 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     return summary
 
 
+def _speedup(prompt: SampledPrompt, sample: Sample, judge: Judge) -> float:
+    tokens = prompt.baseline.tokens if judge.sees_length else min(prompt.baseline.tokens, sample.tokens)
+    return tokens / sample.critical_path if sample.critical_path else 1.0
+
+
 def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[str, Any]:
     """Spreads are the best less the worst of a prompt; one without (`ties`) teaches nothing.
 
@@ -159,25 +156,21 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
     by_prompt: defaultdict[str, list[Score]] = defaultdict(list)
     for one in scores:
         by_prompt[one.id].append(one)
+    samples = {(prompt.id, sample.number): sample for prompt in prompts for sample in prompt.samples}
+    ended = {place for place, sample in samples.items() if sample.finish_reason == "length"}
     cut = {one.id for one in prompts if one.baseline.finish_reason == "length"}
-    whole = {
-        (prompt.id, sample.number)
-        for prompt in prompts
-        for sample in prompt.samples
-        if prompt.id not in cut and sample.finish_reason != "length"
-    }
-    speedups = [one.speedup for one in scores if one.speedup > 0 and (one.id, one.number) in whole]
+    whole = [one for one in scores if one.id not in cut and (one.id, one.number) not in ended]
+    speedups = [one.speedup for one in whole if one.speedup > 0]
 
     def spreads(weight: float) -> list[float]:
         values = ([value(one, weight) for one in own] for own in by_prompt.values())
         return [max(own) - min(own) for own in values]
 
-    samples = [sample for prompt in prompts for sample in prompt.samples]
     return {
         "prompts": len(prompts),
         "samples": len(samples),
-        "well_formed": fmean([sample.well_formed for sample in samples] or [0.0]),
-        "ended_by_length": sum(sample.finish_reason == "length" for sample in samples),
+        "well_formed": fmean([sample.well_formed for sample in samples.values()] or [0.0]),
+        "ended_by_length": len(ended),
         "baselines_ended_by_length": len(cut),
         "scored": len(scores),
         "mean_quality": fmean([one.quality for one in scores] or [0.0]),

@@ -4,8 +4,6 @@ Weights become float16. The tokenizer is left out, for it is the base's with the
 is checked. A model card (README.md) and a `base.json` that stand in the folder already stay.
 """
 
-# safetensors leaves some of its types open.
-# pyright: reportUnknownVariableType=false
 from __future__ import annotations
 
 import math
@@ -14,7 +12,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
 from pasta_async.backends.local.bases import ADAPTER_CONFIG

@@ -1,7 +1,7 @@
 """Means of what was measured, and how sure one can be of them."""
 
 # scipy has no types.
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import math

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +73,14 @@ def _task_words() -> list[str]:
     """Words of the training split, without names, the most frequent first."""
     counts: Counter[str] = Counter()
     for family in FAMILIES:
-        names: set[str] = set()
-        for text in _texts(family, names):
-            counts.update(word for word in _WORDS.findall(text) if word not in names)
+        examples = [sample(family, seed) for seed in range(_SAMPLES)]
+        wordings = [f"{template.frame} {template.fact}" for template in templates(family, "train")]
+        texts = [text for example in examples for text in (example.prompt, example.document.text)]
+        texts += [re.sub(r"\{\w+\}", "", wording) for wording in wordings]
+        texts += [" ".join((*WORDS["openings"], *WORDS["closings"]))]
+        names = {name for example in examples for name in example.names}
+        counts.update(word for text in texts for word in _WORDS.findall(text) if word not in names)
     return [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-
-
-def _texts(family: str, names: set[str]) -> Iterator[str]:
-    for seed in range(_SAMPLES):
-        example = sample(family, seed)
-        names.update(example.names)
-        yield example.prompt
-        yield example.document.text
-    for template in templates(family, "train"):
-        yield re.sub(r"\{\w+\}", "", template.frame + " " + template.fact)
-    yield " ".join((*WORDS["openings"], *WORDS["closings"]))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> None:

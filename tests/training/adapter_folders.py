@@ -1,10 +1,9 @@
 """Adapters with random values, written by the trainer beside the merged model, as a run writes them."""
 
-# torch leaves some of its types open.
-# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from finetune_folders import base_folder
@@ -12,9 +11,6 @@ from finetune_folders import base_folder
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class AdapterRun(NamedTuple):
@@ -34,7 +30,7 @@ def adapter_run(folder: Path, kind: str = "llama", *, tied: bool = True, rank: i
     codec = ModelCodec(folder / "tokenizer")
     base = BaseModel(run.base, codec.tag_ids, lora_rank=rank)
     model: Any = base.loaded()
-    torch.manual_seed(1)
+    torch.manual_seed(1)  # pyright: ignore[reportUnknownMemberType]
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)

@@ -10,19 +10,15 @@ import asyncio
 import re
 import threading
 from collections import Counter
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from starlette.requests import Request
-    from starlette.responses import Response
 
 _ASKED = re.compile(r"PROMPT:\n(.*?)\n\nRESPONSE:\n(.*)", re.DOTALL)
 

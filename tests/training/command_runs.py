@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def run(main: Callable[[Sequence[str]], None], *arguments: object) -> int | str | None:

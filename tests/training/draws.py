@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from pasta_async import Client
+from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.jobs import Journal
-from pasta_async.training.corpus import plain_record
+from pasta_async.testing import ScriptedBackend
+from pasta_async.training.corpus import Record, plain_record
+from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.sample import Drawing, Recording, SampleSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pasta_async.testing import ScriptedBackend
-    from pasta_async.training.corpus import Record
-    from pasta_async.training.preference import SampledPrompt
 
 WRITTEN = (
     'Both: <promise topic="causes" tokens="10"/><async>The causes were many.</async>'
@@ -37,33 +34,18 @@ def draw(
     journal: Path,
     prompts: list[Record] | None = None,
     *,
-    n: int = 3,
-    together: int = 2,
     plain: ScriptedBackend | None = None,
-    max_tokens: int = 2048,
-    own_plain: bool = False,
-    without_syncs: int = 0,
-    temperatures: tuple[float, float] = (1.0, 0.0),
+    clock: Clock = REAL_CLOCK,
     after_each: Callable[[Drawing], None] = lambda _: None,
-    **options: Any,
+    **changes: Any,
 ) -> tuple[list[SampledPrompt], Drawing]:
-    """Draw, in a loop of its own."""
-    settings = SampleSettings(
-        prompts=(journal,),
-        out=journal,
-        n=n,
-        together=together,
-        seed=7,
-        max_tokens=max_tokens,
-        own_plain=own_plain,
-        without_syncs=without_syncs,
-        temperature=temperatures[0],
-        plain_temperature=temperatures[1],
-    )
+    """Draw, in a loop of its own; `changes` are settings."""
+    given = {"prompts": (journal,), "out": journal, "n": 3, "together": 2, "seed": 7}
+    settings = SampleSettings.model_validate({**given, **changes})
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
         recording = Recording(backend)
-        client = Client(recording, **options)
+        client = Client(recording, clock=clock)
         baseline = Client(plain) if plain else client
         with Journal(journal, {"made": "up"}, held=False) as kept:
             drawing = Drawing(settings, client, recording, baseline, kept)

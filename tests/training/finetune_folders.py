@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import local_models
 
 from pasta_async.training.corpus import Record, write_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ANSWERS = (
     # several rounds, adjacent promises, text behind the last one

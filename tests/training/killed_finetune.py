@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pasta_async.training import finetune
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def killed_finetune(settings: finetune.FinetuneSettings) -> bool:

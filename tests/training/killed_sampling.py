@@ -6,14 +6,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from draws import WRITTEN, draw
 
 from pasta_async.testing import ScriptedBackend
-
-if TYPE_CHECKING:
-    from pasta_async.training.sample import Drawing
+from pasta_async.training.sample import Drawing
 
 
 def die(drawing: Drawing) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from pasta_async.lang import parse
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import pack_views
 from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pasta_async.training.trainer.vocabulary import ModelCodec
+from pasta_async.training.trainer.vocabulary import ModelCodec
 
 
 def sample_of(codec: ModelCodec, content: str, written: str, number: int = 0, **changes: Any) -> Sample:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import runpy
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Any, Self
 
 
 class StepHere:

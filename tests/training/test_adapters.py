@@ -1,13 +1,14 @@
 """Adapters that the trainer wrote: opened with their base, exported, shipped; and what is refused."""
 
 # torch, transformers and safetensors leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,6 @@ from pasta_async.backends.local.export import export_folder
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.training import ship
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHAT = [{"role": "user", "content": "Tell 0: 12 <sync/> 漢字"}]
 

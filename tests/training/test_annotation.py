@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from annotator_server import Annotator, running_annotator
@@ -18,10 +20,6 @@ from pasta_async.training.annotate.annotator import annotate, main
 from pasta_async.training.annotate.settings import AnnotateSettings
 from pasta_async.training.corpus import plain_record, read_records, write_records
 from pasta_async.training.tokens import rough_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RESPONSE = (
     "Bread needs flour, water and salt, and the patience of whoever bakes it in the morning.\n\n"

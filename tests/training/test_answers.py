@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from command_runs import run
@@ -15,9 +16,6 @@ from pasta_async.training import answers
 from pasta_async.training import sample as sampling
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.corpus import read_records, write_records
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = "Tea is green. Coffee is brown, and that is all."
 

@@ -1,9 +1,10 @@
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ from pasta_async.lang.views import views
 from pasta_async.training.tokens import align, encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.vocabulary import MARK, ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHAT = [
     {"role": "system", "content": "Be kind."},
@@ -132,12 +130,14 @@ def test_a_switch_for_the_baseline(tmp_path: Path) -> None:
         ("", "\n", " \n\n", "\n  ", "\r\n", "{% if add_generation_prompt %}\n {% endif %}\n")
     ):
         (folder / "chat_template.jinja").write_bytes((TEMPLATE + end).encode())
-        _, codec = with_tags(folder, tmp_path / f"both{number}", both=True)
+        out = tmp_path / f"both{number}"
+        _, codec = with_tags(folder, out, both=True)
         plain = codec.prompt(CHAT, pasta=False)
         assert plain == TextCodec.from_folder(folder).encode_chat(CHAT, {})
         assert codec.detokenize(codec.prompt(CHAT)) == codec.detokenize(plain) + MARK
-        turn = TextCodec.from_folder(folder).encode_chat(CHAT, {"add_generation_prompt": False})
-        assert codec.turn(CHAT) == turn
+        ours, theirs = (TextCodec.from_folder(one) for one in (out, folder))
+        turn = {"add_generation_prompt": False}
+        assert ours.encode_chat(CHAT, turn) == theirs.encode_chat(CHAT, turn)
     own = TEMPLATE + "{% if pasta is defined and not pasta %}without{% endif %}"
     _, codec = with_tags(folder, tmp_path / "own", template=own, both=True)
     assert (tmp_path / "own" / "chat_template.jinja").read_text() == own

@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,9 +32,6 @@ from pasta_async.training.trainer import loop
 from pasta_async.training.trainer.model import BaseModel, export_model, shard
 from pasta_async.training.trainer.processes import only_run, open_processes
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,9 +6,10 @@ import asyncio
 import json
 import random
 import shutil
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +23,6 @@ from pasta_async.training.judge.head import fit_head, length_effects, length_ter
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
 from pasta_async.training.preference import Plain, SampledPrompt
 from pasta_async.training.score import JudgeSettings, open_judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 TINY = Path(__file__).parents[2] / "pasta_async" / "models" / "pasta-tiny"
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +16,12 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pasta_async.errors import InvalidRequestError
+from pasta_async.protocol import Message
 from pasta_async.training.corpus import write_records
 from pasta_async.training.judging import Judge
 from pasta_async.training.likelihood import LanguageModel, bits_per_token
 from pasta_async.training.preference import Plain, Sample, SampledPrompt, read_scores
 from pasta_async.training.score import ScoreSettings, score
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.protocol import Message
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

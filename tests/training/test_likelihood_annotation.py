@@ -1,12 +1,13 @@
 """Annotation by a language model's likelihood."""
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,8 @@ from pasta_async.training.annotate.annotator import annotate, main
 from pasta_async.training.annotate.likelihood import Costs, LikelihoodModel, choose
 from pasta_async.training.annotate.settings import AnnotateSettings
 from pasta_async.training.annotate.structure import structure_marks
-from pasta_async.training.corpus import plain_record, read_records, write_records
+from pasta_async.training.corpus import Record, plain_record, read_records, write_records
 from pasta_async.training.tokens import Mark, encode_views, insert_tags, marks_of, recount
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.training.corpus import Record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

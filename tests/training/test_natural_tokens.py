@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,6 @@ from pasta_async.lang import Chunk, Document, Promise, Sync, Text, check, parse
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.packing import pack_plain, pack_views
 from pasta_async.training.tokens import align, encode_views
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 CORPUS = [
     "Here are the two things:\n\n1. **Tea**: It is green.\n\n2. **Coffee**: It is brown.\n\nSo take the tea.",

@@ -1,8 +1,9 @@
 # torch, transformers and peft leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from pasta_async.training.packing import pack_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import Row, pack_row, target_losses
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def adapted(folder: Path, tied: bool) -> tuple[Any, Row]:

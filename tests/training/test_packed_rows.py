@@ -1,5 +1,5 @@
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false
 from __future__ import annotations
 
 from pathlib import Path

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +21,11 @@ from pasta_async.errors import InvalidRequestError
 from pasta_async.training.corpus import Record, write_records
 from pasta_async.training.finetune import FinetuneSettings, finetune
 from pasta_async.training.prefer import BonBon, PreferSettings, best_of_n_target, main, prefer
-from pasta_async.training.preference import Pair, Plain, Score, read_samples
+from pasta_async.training.preference import Pair, Plain, Sample, Score, read_samples
 from pasta_async.training.sample import SampleSettings, sample
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.training.preference import Sample
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

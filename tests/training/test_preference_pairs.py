@@ -1,20 +1,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from finetune_folders import base_folder
 from preference_files import prompt_of
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.preference import Pair, Score, choose_pairs
+from pasta_async.training.preference import Malformed, Pair, SampledPrompt, Score, choose_pairs
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pasta_async.training.preference import Malformed, SampledPrompt
 
 WORDS = ("one", "two", "three", "four", "five")
 OUT = {"well_formed": False}

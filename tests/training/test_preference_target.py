@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pasta_async.training.prefer import best_of_n_target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 def best_of(n: int, masses: Sequence[float]) -> NDArray[np.float64]:

@@ -3,13 +3,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.training.corpus import read_records
+from pasta_async.training.corpus import Record, read_records
 from pasta_async.training.leakage import LeakageFilter
 from pasta_async.training.prompts import (
     PromptSettings,
@@ -20,12 +21,6 @@ from pasta_async.training.prompts import (
     ordered,
     write_prompts,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pasta_async.training.corpus import Record
 
 
 @pytest.fixture(scope="module")

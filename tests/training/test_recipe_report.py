@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pasta_async.evals.report import Model, best, main, unbeaten
 from pasta_async.training.recipe import find_recipe, read_recipe
 from pasta_async.training.run import Plan
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PNG = b"\x89PNG"
 

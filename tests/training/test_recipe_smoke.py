@@ -1,14 +1,14 @@
 """Whole recipes, from nothing to the report: everything is connected."""
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import local_models
 import pytest
@@ -22,10 +22,6 @@ from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.training import run as running
 from pasta_async.training.corpus import plain_record, read_records, write_records
 from pasta_async.training.preference import read_samples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("one_thread")]
 """A dozen commands each, on a machine that may be busy."""

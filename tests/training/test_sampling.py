@@ -1,17 +1,16 @@
 """Samples for stage 2: what is stored is what was decoded, and nothing is drawn twice."""
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -23,25 +22,19 @@ import pasta_async
 from pasta_async import Client, InvalidRequestError, Limits, Sampling
 from pasta_async.backends.local import LocalBackend
 from pasta_async.errors import BackendError, BackendStatusError, ThreadFailedError
-from pasta_async.lang import parse, views
+from pasta_async.lang import Document, parse, views
+from pasta_async.protocol import DecodeRequest, Piece
 from pasta_async.testing import Fault, ScriptedBackend, WordTokenizer
 from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
-from pasta_async.training.preference import read_samples
+from pasta_async.training.preference import Sample, read_samples
 from pasta_async.training.sample import Recording, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from pasta_async.lang import Document
-    from pasta_async.protocol import DecodeRequest, Piece
-    from pasta_async.training.preference import Sample
 
 SHIPPED = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 
@@ -194,7 +187,7 @@ def test_every_answer_has_its_own_seed_and_its_record(tmp_path: Path) -> None:
 
 def test_samples_and_plain_answers_have_temperatures_of_their_own(tmp_path: Path) -> None:
     backend, plain = ScriptedBackend(WRITTEN), ScriptedBackend("Both of them were one.")
-    draw(backend, tmp_path / "j.jsonl", plain=plain, temperatures=(0.6, 0.5))
+    draw(backend, tmp_path / "j.jsonl", plain=plain, temperature=0.6, plain_temperature=0.5)
     assert {request.sampling.temperature for request in backend.requests} == {0.6}
     assert {request.sampling.temperature for request in plain.requests} == {0.5}
     assert len({request.seed for request in plain.requests} - {None}) == 3

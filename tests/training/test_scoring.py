@@ -6,11 +6,14 @@ import asyncio
 import json
 import math
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from command_runs import run
 from judge_server import (
+    Judge,
     failing,
     first_is_better,
     forbidding,
@@ -39,10 +42,7 @@ from pasta_async.training.synthetic import grade
 from pasta_async.training.synthetic.records import draw_records, example_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from judge_server import Judge, Trouble
+    from judge_server import Trouble
 
 
 def sample_of(text: str, number: int, critical_path: int = 10, **changed: Any) -> Sample:

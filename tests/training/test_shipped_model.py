@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import pasta_async
-from pasta_async import Client, Sampling
+from pasta_async import Backend, Client, Sampling
 from pasta_async.backends import open_backend
 from pasta_async.backends.local.bases import BaseSource, find_model
-from pasta_async.evals.answers import FORMS, Answer, answer_all
+from pasta_async.evals.answers import FORMS, Answer, Form, answer_all
 from pasta_async.evals.documents import Prompt
 from pasta_async.jobs import Journal
 from pasta_async.training.statistics import share
 from pasta_async.training.synthetic import FAMILIES, sample, score
-
-if TYPE_CHECKING:
-    from pasta_async import Backend
-    from pasta_async.evals.answers import Form
 
 FOLDER = Path(pasta_async.__file__).parent / "models" / "pasta-tiny"
 PROMPTS = 48

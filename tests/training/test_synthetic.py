@@ -5,18 +5,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pasta_async.lang import parse
 from pasta_async.lang.document import Promise, Sync
-from pasta_async.training.synthetic import FAMILIES, grade, sample, score, templates
+from pasta_async.training.synthetic import FAMILIES, Split, grade, sample, score, templates
 from pasta_async.training.synthetic.families import WORDS, is_held_out, make_name
 from pasta_async.training.synthetic.records import ERROR_RATES, annotate_noisily
-
-if TYPE_CHECKING:
-    from pasta_async.training.synthetic import Split
 
 SPLITS: tuple[Split, ...] = ("train", "names", "templates")
 

@@ -2,7 +2,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,6 @@ from pasta_async.lang.views import views
 from pasta_async.training.synthetic import FAMILIES, sample
 from pasta_async.training.tokenizer import SPECIAL, build_tokenizer, save_tokenizer
 from pasta_async.training.tokens import encode_views
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CODEC = task_codec()
 SPECIAL_IDS = {*range(len(SPECIAL)), *CODEC.tag_ids}

@@ -1,9 +1,10 @@
 # torch, transformers and tokenizers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,15 +23,10 @@ from pasta_async.training.pretrain import (
     pretrain,
     write_new_model,
 )
-from pasta_async.training.synthetic import FAMILIES, sample
+from pasta_async.training.synthetic import FAMILIES, Example, sample
 from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.rows import log_probabilities, pack_row
 from pasta_async.training.trainer.vocabulary import ModelCodec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pasta_async.training.synthetic import Example
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pasta_async.training.prefer", "pasta_async.training.pretrain"])

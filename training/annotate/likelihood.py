@@ -97,7 +97,7 @@ class LikelihoodModel(LanguageModel):
     def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
         """Add the views of the round that starts at a candidate; yields what each target belongs to."""
         root = tree.extend(-1, self.prompt(record.messages))
-        document = _round(record.document.text, marks, start, self._count)
+        document = _round(record.document.text, marks, start, self.count)
         views = encode_views(self, document)
         *_, main = (number for number, view in enumerate(views) if view.thread == 0)
         for number, (thread, context, target) in enumerate(views):
@@ -110,7 +110,7 @@ class LikelihoodModel(LanguageModel):
                     says = self._says(gap)
                     yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
                     node = tree.extend(tree.extend(node, gap, target=says), promise)
-        if self._known and start == 0:
+        if self.knows_tags and start == 0:
             yield from self._add_plain(tree, record, views)
 
     def _add_plain(self, tree: Trie, record: Record, views: Sequence[EncodedView]) -> Iterator[_Slot]:
@@ -123,12 +123,9 @@ class LikelihoodModel(LanguageModel):
                 node = tree.extend(node, ids, target=True)
                 yield from [_Slot(_PLAIN, kind, number)] * len(ids)
 
-    def _count(self, text: str) -> int:
-        return len(self.encode(text))
-
     def _visible(self, ids: Sequence[int]) -> list[int]:
         """A context as the model reads it: without tags if it does not know them."""
-        if self._known:
+        if self.knows_tags:
             return [*ids]
         kept, run, inside = list[int](), list[int](), False
         for token, following in zip(ids, [*ids[1:], self.end], strict=False):
@@ -148,13 +145,13 @@ class LikelihoodModel(LanguageModel):
         for token in target[:-1]:
             (promise if promise or token == self.tags[PROMISE_OPEN] else gap).append(token)
             if token == self.tags[PROMISE_CLOSE]:
-                yield (gap, promise) if self._known else (self._without_marker(gap), [])
+                yield (gap, promise) if self.knows_tags else (self._without_marker(gap), [])
                 gap, promise = [], []
         yield gap, promise
 
     def _without_marker(self, ids: list[int]) -> list[int]:
         """What stands before a hidden chunk, without a last line that has no word."""
-        texts = [self._text.detokenize([token]) for token in ids]
+        texts = [self.detokenize([token]) for token in ids]
         place = len(ids)
         while place and "\n" not in texts[place - 1]:
             place -= 1
@@ -166,7 +163,7 @@ class LikelihoodModel(LanguageModel):
 
     def _says(self, ids: Sequence[int]) -> bool:
         """Whether there is a word in it, which a list marker has none of."""
-        return any(map(str.isalpha, self._text.detokenize(ids)))
+        return any(map(str.isalpha, self.detokenize(ids)))
 
 
 class _Slot(NamedTuple):

@@ -11,9 +11,10 @@ import base64
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from pasta_async.backends.local.checkpoint import read_config
@@ -33,9 +34,6 @@ from pasta_async.training.judge.head import (
 )
 from pasta_async.training.judge.preferences import Comparison, Folds, draw, read_comparisons
 from pasta_async.training.judge.reward import REFUSAL, AnswerReader, FeatureSettings, StoredJudge
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class RewardSettings(FeatureSettings):

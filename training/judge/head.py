@@ -6,23 +6,20 @@ and b takes up what of the preferences does. A judge leaves b out, as if both an
 How far it can be trusted is said by its agreement with preferences that it did not learn from.
 """
 
-# scipy and safetensors leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
+# scipy leaves some of its types open.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.judge.preferences import Comparison
 from pasta_async.training.statistics import estimate
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 It sees the mean of a language model's hidden states over the answer's tokens.
 """
 
-# torch, transformers and safetensors leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import hashlib
@@ -13,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from transformers import AutoModel
 
 from pasta_async.backends.tokenization import TextCodec
@@ -33,9 +32,6 @@ from pasta_async.training.judge.head import Head
 from pasta_async.training.judging import ModelJudge
 from pasta_async.training.likelihood import load_frozen
 from pasta_async.training.preference import SampledPrompt
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 REFUSAL = "a judge cannot read with it"
 

@@ -8,12 +8,12 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -211,9 +211,10 @@ class Loop:
         stop = min(last, settings.stop_at or last)
         first = self.processes.first
         with ExitStack() as stack:
-            stack.enter_context(self._stoppable())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                stack.callback(signal.signal, number, signal.signal(number, self._leave))
             advance = stack.enter_context(progress(stop, "updates", done=self.step, shown=first))
-            write = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
+            metrics = stack.enter_context(_open_metrics(settings.out, self.step)) if first else None
             while self.step < stop and not self._leaving:
                 try:
                     report = self.update()
@@ -223,30 +224,19 @@ class Loop:
                         "--recompute, fewer --row-tokens, --lora-rank, --dtype bfloat16 or more processes"
                     ) from error
                 advance(note=f"loss {report['loss']:.4f}")
-                if write:
-                    write(report)
+                if metrics:
+                    metrics.write(json.dumps(report) + "\n")
                 if self.step == stop or self._leaving or self.step % settings.save_every == 0:
                     checkpoints.save(self.step, self.model, self.optimizers)
         return self.step == last
 
-    @contextmanager
-    def _stoppable(self) -> Generator[None]:
-        """Let SIGTERM and Ctrl-C set a flag, which the next update shares with all processes."""
-
-        def leave(number: int, frame: object) -> None:
-            self._asked = True
-
-        before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _leave(self, *_: object) -> None:
+        """Set a flag, which the next update shares with all processes: the handler of SIGTERM and Ctrl-C."""
+        self._asked = True
 
 
-@contextmanager
-def _open_metrics(folder: Path, start: int) -> Generator[Callable[[Mapping[str, float]], None]]:
-    """What writes the values of an update, `step` among them, as a line of FOLDER/metrics.jsonl.
+def _open_metrics(folder: Path, start: int) -> TextIO:
+    """FOLDER/metrics.jsonl, for a line of values for each update; each is written at once.
 
     Args:
         folder: The run's.
@@ -255,10 +245,4 @@ def _open_metrics(folder: Path, start: int) -> Generator[Callable[[Mapping[str, 
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     path.write_text("".join(lines[:start]), encoding="utf-8")  # one for each update, from the first on
-    with path.open("a", encoding="utf-8") as file:
-
-        def write(values: Mapping[str, float]) -> None:
-            file.write(json.dumps(values) + "\n")
-            file.flush()
-
-        yield write
+    return path.open("a", encoding="utf-8", buffering=1)

@@ -35,21 +35,15 @@ from pasta_async.training.trainer.rows import SHARDED, compute_losses
 
 REFUSAL = "training does not support it"
 
-_MEANINGS: dict[str, str] = dict(
-    zip(
-        TAG_TOKENS,
-        (
-            " I promise to write about the topic",
-            " with a length of so many tokens",
-            " and so the promise ends.",
-            " Begin the promised part",
-            " Stop, the part is finished.",
-            " Wait for every part, then continue",
-        ),
-        strict=True,
-    )
+_MEANINGS = (
+    " I promise to write about the topic",
+    " with a length of so many tokens",
+    " and so the promise ends.",
+    " Begin the promised part",
+    " Stop, the part is finished.",
+    " Wait for every part, then continue",
 )
-"""What new tags start from."""
+"""What new tags start from, in the order of `TAG_TOKENS`."""
 
 _ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -117,18 +111,18 @@ class BaseModel:
         used = weight[: codec.vocab_size]
         center, spread = used.mean(0), used.std(0)
         distance = (used - center).norm(dim=1).mean()
-        used_tags = {tag: token for tag, token in self.new_tags().items() if token not in self.unused}
-        for tag, token in used_tags.items():
-            meaning = functional.normalize(weight[codec.encode(_MEANINGS[tag])].mean(0) - center, dim=0)
+        used_tags = {token: means for token, means in self.new_tags().items() if token not in self.unused}
+        for token, means in used_tags.items():
+            meaning = functional.normalize(weight[codec.encode(means)].mean(0) - center, dim=0)
             drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
             grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
         return grown
 
-    def new_tags(self) -> dict[str, int]:
-        """The tags that the base model lacks, and their ids."""
+    def new_tags(self) -> dict[int, str]:
+        """The ids of the tags that the base model lacks, and what they mean."""
         known = Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        tags = zip(TAG_TOKENS, self.tag_ids, strict=True)
-        return {tag: token for tag, token in tags if known.token_to_id(tag) is None}
+        tags = zip(TAG_TOKENS, self.tag_ids, _MEANINGS, strict=True)
+        return {token: means for tag, token, means in tags if known.token_to_id(tag) is None}
 
     def _finished(self, model: Any) -> Any:
         model.tie_weights()

@@ -4,7 +4,7 @@ Attention of trees side by side, losses without a table of all logits, and embed
 """
 
 # torch, transformers and peft leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Sequence

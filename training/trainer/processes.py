@@ -1,7 +1,7 @@
 """The processes of a run, one alone or those that torchrun started, and what they write: checkpoints."""
 
 # torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 import fcntl

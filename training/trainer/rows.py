@@ -9,8 +9,6 @@ first row, since other kernels would compute something else without an error: ea
 so a boolean one hides nothing, and Flash attention takes no such mask at all.
 """
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import math
@@ -85,7 +83,7 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
         labels = np.array(tree.ids, dtype=np.int64)[tree.targets]
         targets.append(np.stack([place[parents], labels, np.full(len(labels), number)]))
     parts = (ids[None], positions[None], ends, *np.concatenate(targets, axis=1))
-    return Row(*(torch.from_numpy(part).to(device) for part in parts), spans=(*spans, (start, length)))
+    return Row(*(torch.as_tensor(part, device=device) for part in parts), spans=(*spans, (start, length)))
 
 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:

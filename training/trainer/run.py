@@ -1,7 +1,5 @@
 """A whole run: what is checked before the first update, training, and the export."""
 
-# torch and transformers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -127,7 +125,7 @@ def _make_loop(
     """The loop where it stands: at the last checkpoint, or with the base weights at the start."""
     latest = checkpoints.latest()
     from_base = task.compared or latest is None or settings.lora_rank > 0  # no checkpoint has what is frozen
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(settings.seed)  # pyright: ignore[reportUnknownMemberType]
     model = base.loaded() if from_base and processes.first else base.empty()
     if settings.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})

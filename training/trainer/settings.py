@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, Json
 
 from pasta_async.cli.command import CommandSettings
 
@@ -85,6 +85,19 @@ class TrainerSettings(CommandSettings):
     def filled_row(self, device: str) -> int:
         """Tokens up to which rows are filled on a kind of device; attention pays for the square of a row."""
         return self.row_tokens or (_ROW if device == "cuda" else _CPU_ROW)
+
+
+class StageSettings(TrainerSettings):
+    """How to train a model that there is."""
+
+    model: Path = Field(
+        description="checkpoint folder to start from (Llama, Qwen2 or Qwen3), or an adapter to train on"
+    )
+    template_kwargs: Json[dict[str, Any]] = Field(
+        default={},
+        description="further values for the chat template, as JSON, in prefer those of the sampling: "
+        '{"enable_thinking": false}',
+    )
 
 
 @dataclass(frozen=True, slots=True)

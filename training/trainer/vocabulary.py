@@ -1,7 +1,5 @@
 """The tokenizer of a base model, with the six tag tokens added and a chat template that knows both forms."""
 
-# torch, transformers and tokenizers leave some of their types open.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import json
@@ -33,28 +31,26 @@ _SWITCH = (
 )
 
 
-class ModelCodec:
-    """Encodes documents for one model exactly as the backends do, by the files of a tokenizer folder.
+class Codec:
+    """Encodes documents for one model exactly as the backends do, by the files of its folder.
 
     Args:
-        folder: A folder that `write_tokenizer` made.
+        folder: Of a model, with the tags or without.
         template_kwargs: Further values for the chat template, such as `enable_thinking`.
 
     Raises:
         UnsupportedModelError: The tokenizer cannot be used.
-        InvalidRequestError: The chat template does not fit; the message says why.
     """
 
-    def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path | str, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._text = TextCodec.from_folder(folder)
         self._kwargs = dict(template_kwargs or {})
-        if self._text.tags is None:
-            raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
-        self.tag_ids: TagIds = self._text.tags
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
-        self.vocab_size: int = self._text.vocab_size
-        self.end: int = _end_of_turn(Tokenizer.from_file(str(folder / "tokenizer.json")), self, folder)
-        """Ends an answer: the special token behind the assistant's turn."""
+        self.knows_tags: bool = self._text.tags is not None
+        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tag_ids: TagIds = TagIds(*ids)
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
+        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
+        """Ends an answer."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as data: never a special token."""
@@ -77,33 +73,44 @@ class ModelCodec:
         kwargs = self._kwargs if pasta else {**self._kwargs, "pasta": False}
         return self._text.encode_chat(messages, kwargs)
 
-    def turn(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a chat as the template writes it, without asking for an answer."""
-        return self._text.encode_chat(messages, {**self._kwargs, "add_generation_prompt": False})
-
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept."""
         return self._text.detokenize(ids)
 
 
-def _end_of_turn(tokenizer: Tokenizer, codec: ModelCodec, folder: Path) -> int:
-    """The first special token that the template puts behind what an assistant said."""
-    said = "qwxz"
-    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
-    ids = codec.turn(chat)
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    for place in range(len(ids), 0, -1):  # the shortest tail that holds what was said
-        if said in codec.detokenize(ids[place - 1 :]):
-            behind = [token for token in ids[place:] if token in special]
-            if behind:
-                return behind[0]
-            raise InvalidRequestError(
-                f"{folder}: the chat template puts no special token behind an answer, so answers would have "
-                "no end; name another template with --chat-template"
-            )
-    raise InvalidRequestError(
-        f"{folder}: the chat template leaves out what an assistant said; name another one"
-    )
+class ModelCodec(Codec):
+    """That of a folder that `write_tokenizer` made; an answer ends as the template ends a turn.
+
+    Raises:
+        UnsupportedModelError: The tokenizer cannot be used.
+        InvalidRequestError: The chat template does not fit; the message says why.
+    """
+
+    def __init__(self, folder: Path, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        super().__init__(folder, template_kwargs)
+        if not self.knows_tags:
+            raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
+        self.vocab_size: int = self._text.vocab_size
+        self.end = self._end_of_turn(folder)
+
+    def _end_of_turn(self, folder: Path) -> int:
+        """The first special token that the template puts behind what an assistant said."""
+        said = "qwxz"
+        chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
+        ids = self._text.encode_chat(chat, {**self._kwargs, "add_generation_prompt": False})
+        added = Tokenizer.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
+        for place in range(len(ids), 0, -1):  # the shortest tail that holds what was said
+            if said in self.detokenize(ids[place - 1 :]):
+                behind = [token for token in ids[place:] if token in added and added[token].special]
+                if behind:
+                    return behind[0]
+                raise InvalidRequestError(
+                    f"{folder}: the chat template puts no special token behind an answer, so answers would "
+                    "have no end; name another template with --chat-template"
+                )
+        raise InvalidRequestError(
+            f"{folder}: the chat template leaves out what an assistant said; name another one"
+        )
 
 
 def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> None:
