@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, tests of a file share a process, and so do all of `sglang/`, with one server."""
+    """With `--dist loadgroup`, tests of a file share a process, and so do those of `sglang/`: one server."""
     for item in items:
         together = item.path.parent if item.path.parent.name == "sglang" else item.path
         item.add_marker(pytest.mark.xdist_group(str(together)))
