@@ -61,6 +61,12 @@ def test_a_first_line_and_stars_do_not_matter_loosely() -> None:
     assert follows("Sure, here it is:\nTea and milk.", "punctuation:no_comma") == ([False], [True])
 
 
+def test_a_letter_that_the_checker_does_not_take_is_the_same_each_time() -> None:
+    asked = {"let_relation": "at least", "letter": "#", "let_frequency": 2}  # it draws one instead
+    verdicts = [follows("abcdefghijklm" * 2, "keywords:letter_frequency", **asked) for _ in range(20)]
+    assert len({verdict.strict[0] for verdict in verdicts}) == 1
+
+
 def test_an_empty_answer_follows_nothing() -> None:
     question = Question(
         prompt="Do it.",
