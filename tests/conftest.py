@@ -35,12 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With `--dist loadgroup`, tests of a file share a process, and so do those of `sglang/`: one server."""
-    for item in items:
-        together = item.path.parent if item.path.parent.name == "sglang" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(together)))
+    together = item.path.parent if item.path.parent.name == "sglang" else item.path
+    item.add_marker(pytest.mark.xdist_group(str(together)))
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
