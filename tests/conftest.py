@@ -35,12 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With `--dist loadgroup`, tests of a file share a process, and so do those of `sglang/`: one server."""
-    together = item.path.parent if item.path.parent.name == "sglang" else item.path
-    item.add_marker(pytest.mark.xdist_group(str(together)))
-
-
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """Plain asyncio, and for tests marked `loop_matrix` every other kind as well."""
     if item.get_closest_marker("loop_matrix") is None:
