@@ -34,6 +34,11 @@ def encode(text: str) -> list[int]:
     return ids
 
 
+def letters(text: str) -> list[int]:
+    """Ids of characters, also where they spell a special token."""
+    return [FIRST_LETTER + ord(letter) for letter in text]
+
+
 def decode(ids: Iterable[int], *, skip: bool = False) -> str:
     """The text of ids."""
     return "".join(_token(i, skip) for i in ids)
