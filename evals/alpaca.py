@@ -34,6 +34,7 @@ from typing import Any, TextIO
 
 from pydantic import Field
 
+from pasta_async.cli.command import Command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.evals.answers import FORMS, Answer, theoretical
 from pasta_async.evals.instruments import Forms, InstrumentSettings, instrument
@@ -277,7 +278,9 @@ def tables(result: dict[str, Any]) -> str:
     return "\n\n".join(map(markdown_table, ([whole], sources)))
 
 
-main = instrument(AlpacaSettings, _measure, "alpaca", __doc__, needed=FORMS, tables=tables, resumes=True)
+main: Command = instrument(
+    AlpacaSettings, _measure, "alpaca", __doc__, needed=FORMS, tables=tables, resumes=True
+)
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pasta_async.cli.command import Command
 from pasta_async.evals.answers import Answer, prompts_of
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument, table
 from pasta_async.evals.records import markdown_table
@@ -60,7 +61,7 @@ def tables(found: dict[str, Any]) -> str:
     return "\n\n".join(filter(None, (table(found, head="% of answers"), markdown_table(promises))))
 
 
-main = instrument(InstrumentSettings, measure, "faults", __doc__, tables=tables)
+main: Command = instrument(InstrumentSettings, measure, "faults", __doc__, tables=tables)
 
 if __name__ == "__main__":
     main()

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from pasta_async.cli.command import Command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
 from pasta_async.evals.records import write_rows
@@ -170,7 +171,7 @@ def _measure(settings: IFEvalSettings, forms: Forms) -> dict[str, Any]:
     return accuracy(forms, verdicts)
 
 
-main = instrument(IFEvalSettings, _measure, "ifeval", __doc__)
+main: Command = instrument(IFEvalSettings, _measure, "ifeval", __doc__)
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from pasta_async.cli.command import Command
 from pasta_async.errors import BackendError
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument
@@ -93,7 +94,7 @@ async def _measure(settings: JudgedSettings, forms: Forms) -> dict[str, Any]:
     }
 
 
-main = instrument(
+main: Command = instrument(
     JudgedSettings,
     lambda settings, forms: asyncio.run(_measure(settings, forms)),
     "judge",

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pasta_async.cli.command import Command
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.instruments import Forms, InstrumentSettings, compared, instrument, table
 from pasta_async.jobs import Journal, progress
@@ -72,7 +73,7 @@ def _compute(settings: LikelihoodSettings, asked: dict[str, Answer], journal: Jo
             advance(len(keys))
 
 
-main = instrument(
+main: Command = instrument(
     LikelihoodSettings, measure, "likelihood", __doc__, tables=partial(table, form=".3f"), resumes=True
 )
 

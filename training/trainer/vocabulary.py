@@ -91,7 +91,7 @@ class ModelCodec(Codec):
         if not self.knows_tags:
             raise InvalidRequestError(f"{folder} has no tag tokens: make it with write_tokenizer")
         self.vocab_size: int = self._text.vocab_size
-        self.end = self._end_of_turn(folder)
+        self.end: int = self._end_of_turn(folder)
 
     def _end_of_turn(self, folder: Path) -> int:
         """The first special token that the template puts behind what an assistant said."""
