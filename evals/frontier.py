@@ -169,7 +169,10 @@ def outcome(
 
 def _families(rows: Sequence[_Graded]) -> dict[str, Any]:
     families = grouped(rows, lambda one: one.prompt.family)
-    return {"all": _compared(rows), "by_family": {name: _compared(own) for name, own in families.items()}}
+    return {
+        "all": _compared(rows),
+        "by_family": {name: _compared(own) for name, own in families.items() if name},
+    }
 
 
 def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:

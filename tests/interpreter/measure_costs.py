@@ -34,8 +34,8 @@ def _script(chunks: int, tokens: int) -> str:
 
 
 _CHUNKS, _TOKENS = 8, 200
-_COLLECTORS = {"off": (0,), "rare": (100_000, 50, 100)}
-"""Thresholds of the garbage collector, beside the usual ones."""
+_COLLECTORS = {"usual": gc.get_threshold(), "off": (0,), "rare": (100_000, 50, 100)}
+"""Thresholds of the garbage collector."""
 
 _WRITTEN = 20
 """Tokens that each open thread has put out when its memory is measured."""
@@ -96,12 +96,11 @@ def _crowd(answers: int, collector: str) -> Row:
     asyncio.run(_hold_open(1))  # loads what is loaded late
     gc.collect()
     before, began = memory_of(os.getpid(), "VmRSS"), process_time()
-    usual = gc.get_threshold()
-    gc.set_threshold(*_COLLECTORS.get(collector, usual))
+    gc.set_threshold(*_COLLECTORS[collector])
     try:
         held, opened = asyncio.run(_hold_open(answers))
     finally:
-        gc.set_threshold(*usual)
+        gc.set_threshold(*_COLLECTORS["usual"])
     threads = answers * _CHUNKS
     return {
         "open threads": threads,
@@ -153,7 +152,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=5, help="rounds, after one that warms up")
     parser.add_argument("--crowd", type=int, default=100_000, help="threads open at once")
     parser.add_argument(
-        "--collector", default="off", choices=["usual", *_COLLECTORS], help="the garbage collector meanwhile"
+        "--collector", default="off", choices=_COLLECTORS, help="the garbage collector meanwhile"
     )
     parser.add_argument("--telemetry", action="store_true", help="with metrics, traces and logs")
     settings = parser.parse_args()

@@ -17,6 +17,7 @@ SPECIALS = ("</s>", "<|end|>", *TAG_TOKENS)
 END = 0
 TAGS = tuple(range(2, 8))
 STOP = {"type": "stop", "matched": END}
+HTML = httpx.Response(200, html="<html>Welcome</html>")
 FIRST_LETTER = 10
 VOCABULARY = FIRST_LETTER + 0x110000
 

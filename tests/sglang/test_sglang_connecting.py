@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import odd_server
 import pytest
-from odd_server import END, STOP, TAGS, OddServer, backend, event, letters, pieces_of, sse, stream
+from odd_server import END, HTML, STOP, TAGS, OddServer, backend, event, letters, pieces_of, sse, stream
 
 from pasta_async import Client
 from pasta_async.backends.sglang import SGLangBackend
@@ -22,8 +22,6 @@ from pasta_async.errors import (
     InvalidRequestError,
     UnsupportedModelError,
 )
-
-HTML = httpx.Response(200, html="<html>Welcome</html>")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,20 @@ import httpx
 import odd_server
 import pytest
 import table_model
-from odd_server import END, STOP, TAGS, OddServer, backend, encode, event, letters, pieces_of, sse, stream
+from odd_server import (
+    END,
+    HTML,
+    STOP,
+    TAGS,
+    OddServer,
+    backend,
+    encode,
+    event,
+    letters,
+    pieces_of,
+    sse,
+    stream,
+)
 
 from pasta_async import Client
 from pasta_async.backends.sglang.tokenizers import MARKERS
@@ -26,7 +39,6 @@ from pasta_async.options import Sampling
 from pasta_async.protocol import Piece
 
 SYNC, CLOSE = TAGS[5], TAGS[4]
-HTML = httpx.Response(200, html="<html>Welcome</html>")
 
 
 def words(pieces: Sequence[Piece]) -> list[tuple[tuple[int, ...], str]]:
