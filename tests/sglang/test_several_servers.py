@@ -44,19 +44,22 @@ class Second:
 
 
 class Spy(SGLangBackend):
-    """Knows which answers have come how far.
+    """Knows which answers have come how far, and sends nothing before it is let go.
 
     Attributes:
-        decoded: Pieces of each answer, 0 for one whose first request was just sent.
+        decoded: Pieces of each answer, 0 for one whose first request has just come.
+        go: Set it to have the requests sent.
     """
 
     def __init__(self, url: str, news: asyncio.Condition) -> None:
         super().__init__(url)
         self.decoded: dict[str, int] = {}
+        self.go = asyncio.Event()
         self._news = news
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         await self._tell(request.answer, 0)
+        await self.go.wait()
         async with aclosing(super().decode(request)) as pieces:
             async for piece in pieces:
                 await self._tell(request.answer, 1)
@@ -136,7 +139,7 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
     healthy, doomed = Spy(server.url, news), Spy(second.url, news)
     routed = RoutedBackend({server.url: healthy, second.url: doomed})
     readers = [Reader(), Reader()]
-    async with Client(server.url) as alone, Client(routed) as client:
+    async with aclosing(routed), Client(server.url) as alone, Client(routed) as client:
         plain = [(await alone.generate(prompt, baseline=True)).text for prompt in PROMPTS[:2]]
         expected = [(await alone.generate(prompt)).text for prompt in PROMPTS[2:]]
         await client.connect()
@@ -152,8 +155,11 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
             asyncio.create_task(reader.read(client, p))
             for reader, p in zip(readers, PROMPTS[2:4], strict=True)
         ]
-        await happens(lambda: all(reader.text for reader in readers) and all(doomed.decoded.values()))
+        await happens(lambda: len(healthy.decoded) == len(doomed.decoded) == 2)
+        doomed.go.set()
+        await happens(lambda: any(reader.text for reader in readers) and all(doomed.decoded.values()))
         second.kill()
+        healthy.go.set()
 
         answers = await asyncio.gather(*unwatched)
         assert [answer.text for answer in answers] == plain
@@ -184,7 +190,7 @@ async def test_one_is_killed_in_the_middle_and_comes_back(server: RealServer, se
             )
             assert [answer.text for answer in made] == expected[2:]
             assert doomed.decoded
-            await routed.aclose()
+            await routed.aclose()  # before what it is forwarded to
     await until(server, 0)
 
 
