@@ -32,8 +32,8 @@ demo: $(VENV)/.demo base ## a language model answers PROMPT in parallel threads,
 base: $(VENV)/.demo ## get the weights that the shipped adapter needs (93 MB), unless they are here
 	@$(BIN)/pasta-async pull pasta-smol
 
-test: $(VENV)/.test base ## all tests, the real SGLang server on a CPU included
-	$(PY) -m pytest $(ARGS)
+test: $(VENV)/.test base ## all tests in two processes, the real SGLang server on a CPU included
+	$(PY) -m pytest $(or $(ARGS),-n 2)
 
 torture: $(VENV)/.test ## break answers off, feed nonsense, inject faults, soak, kill: minutes, or HOURS=8 (docs/reliability.md)
 	PYTHONPATH=. $(PY) -m tests.torture $(if $(HOURS),--hours $(HOURS)) $(ARGS)

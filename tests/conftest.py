@@ -14,6 +14,7 @@ import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling  # pyright: ignore[reportMissingTypeStubs]
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -24,6 +25,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 NEVER_BLOCK = ("interpreter", "client", "backends/test_scripted.py", "test_clock.py")
 """Tests, below this folder, in which no call may block the loop. Others load models, or start servers."""
 
+WITH_OWN_SERVERS = ("tests/sglang/test_sglang_finetuned.py", "tests/sglang/test_sglang_smol.py")
+"""Files that start SGLang with models of their own, for minutes."""
+
 _loops: list[asyncio.AbstractEventLoop] = []
 """Those that this file made and that are still open."""
 
@@ -33,6 +37,19 @@ _complaints: list[dict[str, Any]] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "loop_matrix: run under every kind of event loop")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Of two processes (`-n 2`) one starts with SGLang; the other takes file by file of the rest."""
+    return _ByServer(config, log)
+
+
+class _ByServer(LoadScopeScheduling):
+    """Keeps the tests of the server that all share, and those of any other file, in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return "SGLang" if file.startswith("tests/sglang/") and file not in WITH_OWN_SERVERS else file
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:

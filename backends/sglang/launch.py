@@ -32,6 +32,12 @@ from pasta_async_sglang import VARIABLE
 
 Device = Literal["cuda", "cpu"]
 
+_ENVIRONMENT = {
+    VARIABLE: "1",  # forks find what their parent has decoded
+    "SGLANG_TIMEOUT_KEEP_ALIVE": "60",  # s; a busy server closes at its usual 5 what was just used again
+}
+"""Variables of a server; who sets them otherwise is heeded."""
+
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 """Without this SGLang does not see a CPU as a device."""
 
@@ -107,9 +113,8 @@ def server_command(
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
-    plugin = {VARIABLE: os.environ.get(VARIABLE, "1")}  # forks find what their parent has decoded
-    environment = plugin | (_CPU_ENVIRONMENT if device == "cpu" else {})
-    return ServerCommand(argv, chosen, environment)
+    environment = {name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()}
+    return ServerCommand(argv, chosen, environment | (_CPU_ENVIRONMENT if device == "cpu" else {}))
 
 
 def _model_settings(model: str) -> _Settings:

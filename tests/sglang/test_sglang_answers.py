@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,22 @@ async def test_a_small_server_of_ones_own_answers_alike_survives_forks_and_ends_
     for name, value in {**STRICT, "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}.items():
         monkeypatch.setenv(name, value)
     before = psutil.Process().children(recursive=True)
-    backend = LaunchedBackend(shipped, device="cpu", skip_server_warmup=True, **SMALL, **ODD)
-    some = PROMPTS[:8]
-    # It reserves room for `max_tokens`, of which it has little.
-    there, here = await answers(backend, some, max_tokens=120), await answers(local, some, max_tokens=120)
-    assert written(there) == written(here)
-    forked = await fork_running(backend, range(20, 120), (30, 31, 61))
-    assert max(forked.computed) < ODD["page_size"] + 2
-    torture = Torture(backend, ranks=2)
-    await torture.run(12)
-    assert torture.found["answers"] == 12 and torture.found["forks"] > 5
-    assert torture.found["computed of them"] < 0.3 * torture.found["tokens of forks' contexts"]
-    assert await torture.alone(3) == 0
-    servers = {*psutil.Process().children(recursive=True)} - {*before}
-    assert len(servers) > 1
-    await backend.aclose()
+    async with aclosing(
+        LaunchedBackend(shipped, device="cpu", skip_server_warmup=True, **SMALL, **ODD)
+    ) as backend:
+        some = PROMPTS[:8]
+        # It reserves room for `max_tokens`, of which it has little.
+        there, here = await answers(backend, some, max_tokens=120), await answers(local, some, max_tokens=120)
+        assert written(there) == written(here)
+        forked = await fork_running(backend, range(20, 120), (30, 31, 61))
+        assert max(forked.computed) < ODD["page_size"] + 2
+        torture = Torture(backend, ranks=2)
+        await torture.run(12)
+        assert torture.found["answers"] == 12 and torture.found["forks"] > 5
+        assert torture.found["computed of them"] < 0.3 * torture.found["tokens of forks' contexts"]
+        assert await torture.alone(3) == 0
+        servers = {*psutil.Process().children(recursive=True)} - {*before}
+        assert len(servers) > 1
     assert psutil.wait_procs(servers, timeout=10)[1] == []
 
 

@@ -22,7 +22,11 @@ def test_a_gpu_gets_flashinfer_and_the_usual_server() -> None:
 def test_a_cpu_gets_what_runs_there() -> None:
     command = server_command("a/model", device="cpu")
     words = " ".join(command.argv)
-    assert command.environment == {"PASTA_SGLANG_PLUGIN": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    assert command.environment == {
+        "PASTA_SGLANG_PLUGIN": "1",
+        "SGLANG_TIMEOUT_KEEP_ALIVE": "60",
+        "SGLANG_USE_CPU_ENGINE": "1",
+    }
     assert "--attention-backend torch_native" in words and "flashinfer" not in words
 
 

@@ -39,7 +39,7 @@ PROMPTS = (
     "Write an email that declines an invitation.",
 )
 SAMPLING = Sampling(max_tokens=64, repetition_penalty=1)  # which the two count in different ways
-TOGETHER = 4
+TOGETHER = 10
 SMALL_CACHE = ("--max-total-tokens", "16384")
 
 
