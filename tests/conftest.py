@@ -25,9 +25,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
 NEVER_BLOCK = ("interpreter", "client", "backends/test_scripted.py", "test_clock.py")
 """Tests, below this folder, in which no call may block the loop. Others load models, or start servers."""
 
-WITH_OWN_SERVERS = ("tests/sglang/test_sglang_finetuned.py", "tests/sglang/test_sglang_smol.py")
-"""Files that start SGLang with models of their own, for minutes."""
-
 _loops: list[asyncio.AbstractEventLoop] = []
 """Those that this file made and that are still open."""
 
@@ -45,11 +42,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class _ByServer(LoadScopeScheduling):
-    """Keeps the tests of the server that all share, and those of any other file, in one process."""
+    """Keeps the tests of SGLang, which share a server, in one process, and those of any other file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        return "SGLang" if file.startswith("tests/sglang/") and file not in WITH_OWN_SERVERS else file
+        return "SGLang" if nodeid.startswith("tests/sglang/") else nodeid.split("::")[0]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
