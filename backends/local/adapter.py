@@ -12,6 +12,7 @@ import torch
 from pasta_async.backends.local.bases import ADAPTER_CONFIG
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
+    ConfigReader,
     ModelConfig,
     compare_shapes,
     expected_shapes,
@@ -82,18 +83,13 @@ class AdapterFolder(Checkpoint):
             return self._table(weight, module)
         if _lora(module, "A") not in self._shapes:
             return weight
-        return weight.float().addmm(
-            self._taken(_lora(module, "B")), self._taken(_lora(module, "A")), alpha=self._scale
-        )
+        up, down = self._taken(_lora(module, "B")), self._taken(_lora(module, "A"))
+        return weight.float().addmm(up, down, alpha=self._scale)
 
     def tokenizer(self) -> TokenizerFiles:
         """See `Checkpoint`."""
-        base = self.base.tokenizer()
-        own = (
-            TokenizerFiles.read(self.path)
-            if (self.path / "tokenizer.json").is_file()
-            else self._with_tags(base)
-        )
+        base, complete = self.base.tokenizer(), (self.path / "tokenizer.json").is_file()
+        own = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
         ends = tuple(dict.fromkeys([*own.end_ids, *base.end_ids]))
         return own._replace(template=own.template or base.template, end_ids=ends)
 
@@ -142,9 +138,7 @@ def _checked_config(path: Path) -> dict[str, Any]:
         said = ", ".join(f"{key} is {raw[key]!r:.60}" for key in wrong)
         raise UnsupportedModelError(f"{path}: {said}; only LoRA of one rank, and trained rows, can be merged")
     for key in ("r", "lora_alpha"):
-        value: Any = raw.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UnsupportedModelError(f"{path}: {key} must be a positive number, not {value!r}")
+        ConfigReader(path, raw).number(key)
     return raw
 
 

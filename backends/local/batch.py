@@ -34,12 +34,10 @@ _COPIED = 128  # pages that are copied for one product: they stay in the process
 class Entry:
     """New tokens of one sequence: those from `start`; all before have their keys and values."""
 
-    group: Hashable
-    """Sequences of a group are expected to share slots."""
+    group: Hashable  # sequences of a group are expected to share slots
     ids: Ints
     start: int
-    slots: Ints
-    """Of all tokens up to the last new one."""
+    slots: Ints  # of all tokens up to the last new one
 
     @property
     def count(self) -> int:
@@ -51,67 +49,44 @@ class Entry:
 class OwnPart:
     """What each query alone sees."""
 
-    table: torch.Tensor
-    """Pages to copy, int64 `[queries * pages]`."""
-    mask: torch.Tensor
-    """0 or -inf, `[queries, 1, keys]`."""
+    table: torch.Tensor  # pages to copy, int64 `[queries * pages]`
+    mask: torch.Tensor  # 0 or -inf, `[queries, 1, keys]`
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Groups of one shape (padded), whose attention is one product."""
 
-    rows: slice | torch.Tensor
-    """The block's rows of the batch, `[groups * queries]`."""
+    rows: slice | torch.Tensor  # the block's rows of the batch, `[groups * queries]`
     groups: int
     queries: int
-    table: slice | torch.Tensor
-    """Slots of the one group, read in place; or pages to copy, int64 `[groups * pages]`."""
-    mask: torch.Tensor | None
-    """0 or -inf, `[groups, 1, queries, keys]`; None: all is seen."""
-    own: OwnPart | None = None
-    """What is seen besides, for one group of one query for each thread."""
+    table: slice | torch.Tensor  # the one group's slots, in place; or pages to copy, int64 `[groups * pages]`
+    mask: torch.Tensor | None  # 0 or -inf, `[groups, 1, queries, keys]`; None: all is seen
+    own: OwnPart | None = None  # what is seen besides, for one group of one query for each thread
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A flat batch; every tensor is int64, on the model's device."""
 
-    ids: torch.Tensor
-    """Of each row's token, `[rows]`."""
-    positions: torch.Tensor
-    """Of each row's token in its sequence, `[rows]`."""
-    slots: torch.Tensor
-    """Where the keys and values of each row go, `[rows]`."""
-    last: torch.Tensor
-    """The row of each entry's last token, `[entries]`."""
+    ids: torch.Tensor  # of each row's token, `[rows]`
+    positions: torch.Tensor  # of each row's token in its sequence, `[rows]`
+    slots: torch.Tensor  # where the keys and values of each row go, `[rows]`
+    last: torch.Tensor  # the row of each entry's last token, `[entries]`
     blocks: list[Block]
-
-    @property
-    def rows(self) -> int:
-        """How many tokens are computed."""
-        return self.ids.shape[0]
 
 
 class RowBatch(NamedTuple):
     """A batch for the compiled step: each row has the slots that it sees, whatever others see. All int64."""
 
-    ids: Ints
-    """Of each row's token, `[rows]`."""
-    positions: Ints
-    """A row sees so many slots, and its own: `[rows]`."""
-    slots: Ints
-    """Where the keys and values of each row go, `[rows]`."""
-    last: Ints
-    """The row of each entry's last token, `[entries]`."""
-    seen: Ints
-    """The slots of all entries, one behind the other: `[sum of their lengths]`."""
-    starts: Ints
-    """Where in `seen` those of each row begin, `[rows]`."""
-    single: Ints
-    """Rows that attend one by one, `[single rows]`."""
-    prompts: Ints
-    """`[prompts, 2]`: rows from the first up to the second, of one entry, that attend together."""
+    ids: Ints  # of each row's token, `[rows]`
+    positions: Ints  # a row sees so many slots, and its own: `[rows]`
+    slots: Ints  # where the keys and values of each row go, `[rows]`
+    last: Ints  # the row of each entry's last token, `[entries]`
+    seen: Ints  # the slots of all entries, one behind the other: `[sum of their lengths]`
+    starts: Ints  # where in `seen` those of each row begin, `[rows]`
+    single: Ints  # rows that attend one by one, `[single rows]`
+    prompts: Ints  # `[prompts, 2]`: rows from the first up to the second, of one entry, that attend together
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> RowBatch:
@@ -119,9 +94,7 @@ class RowBatch(NamedTuple):
         counts, lengths = np.array([(e.count, len(e.slots)) for e in entries], np.int64).T
         ends, together = np.cumsum(counts, dtype=np.int64), counts >= _TOGETHER
         return cls(
-            ids=np.concatenate([e.ids[e.start : len(e.slots)] for e in entries]),
-            positions=np.concatenate([np.arange(e.start, len(e.slots)) for e in entries]),
-            slots=np.concatenate([e.slots[e.start :] for e in entries]),
+            *_new_tokens(entries),
             last=ends - 1,
             seen=np.concatenate([entry.slots for entry in entries]),
             starts=np.repeat(np.cumsum(lengths, dtype=np.int64) - lengths, counts),
@@ -134,10 +107,8 @@ class _Group(NamedTuple):
     """A group's attention before padding."""
 
     rows: Ints
-    table: slice | Ints
-    """Slots that stand together, or pages."""
-    mask: Floats | None
-    """`[rows, keys]`."""
+    table: slice | Ints  # slots that stand together, or pages
+    mask: Floats | None  # `[rows, keys]`
     own: OwnPart | None = None
 
     @property
@@ -145,24 +116,12 @@ class _Group(NamedTuple):
         """How many pages are to be copied."""
         return 0 if isinstance(self.table, slice) else len(self.table)
 
-    @property
-    def alone(self) -> bool:
-        """Whether its attention is a product of its own."""
-        return len(self.rows) >= _LARGE or not self.pages or self.own is not None
-
 
 class BatchMaker:
-    """Lays out batches.
-
-    Args:
-        slots: Size of the slot pool.
-        device: Of the model.
-        dtype: Of keys and values; masks are added to scores of this type.
-    """
+    """Lays out batches for a pool of so many slots; masks are of `dtype`, as keys and values are."""
 
     def __init__(self, slots: int, device: torch.device, dtype: torch.dtype) -> None:
-        pages = -(-slots // PAGE)
-        self._column = np.empty(pages * PAGE, np.int64)  # of a slot among the keys of its group
+        self._column = np.empty(-(-slots // PAGE) * PAGE, np.int64)  # of a slot among the keys of its group
         self._device, self._dtype = device, dtype
 
     def make(self, entries: Sequence[Entry]) -> Batch:
@@ -174,21 +133,17 @@ class BatchMaker:
                 group = entry.group if part is entry else (entry.group, end, behind)
                 members.setdefault(group, []).append((part, end - behind))
         few = len(members) <= _FEW_GROUPS
-        groups = [
-            self._group([entry for entry, _ in chosen], [end for _, end in chosen], few)
-            for chosen in members.values()
-        ]
-        return Batch(
-            ids=self._tensor(np.concatenate([e.ids[e.start : len(e.slots)] for e in entries])),
-            positions=self._tensor(np.concatenate([np.arange(e.start, len(e.slots)) for e in entries])),
-            slots=self._tensor(np.concatenate([e.slots[e.start :] for e in entries])),
-            last=self._tensor(ends - 1),
-            blocks=[self._block(chosen) for chosen in _similar(groups)],
-        )
+        groups = [self._group(chosen, few) for chosen in members.values()]
+        ids, positions, slots = map(self._tensor, _new_tokens(entries))
+        blocks = [self._block(chosen) for chosen in _similar(groups)]
+        return Batch(ids, positions, slots, self._tensor(ends - 1), blocks)
 
-    def _group(self, entries: list[Entry], ends: list[int], few: bool) -> _Group:
-        rows = np.concatenate([np.arange(end - e.count, end) for e, end in zip(entries, ends, strict=True)])
-        own, entries = self._own_part(entries) if few else (None, entries)
+    def _group(self, members: list[tuple[Entry, int]], few: bool) -> _Group:
+        """The attention of entries, each given with the end of its rows."""
+        rows = np.concatenate([np.arange(end - entry.count, end) for entry, end in members])
+        own, entries = None, [entry for entry, _ in members]
+        if few:
+            own, entries = self._own_part(entries)
         table, keys = self._table(entries, in_place=few)
         if len(rows) == len(entries) and all(len(entry.slots) == keys for entry in entries):
             return _Group(rows, table, None, own)
@@ -273,6 +228,15 @@ class BatchMaker:
         return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
 
+def _new_tokens(entries: Sequence[Entry]) -> tuple[Ints, Ints, Ints]:
+    """Ids, positions and slots of the entries' new tokens, `[rows]` each."""
+    return (
+        np.concatenate([entry.ids[entry.start : len(entry.slots)] for entry in entries]),
+        np.concatenate([np.arange(entry.start, len(entry.slots)) for entry in entries]),
+        np.concatenate([entry.slots[entry.start :] for entry in entries]),
+    )
+
+
 def _shared(seen_by: Ints) -> int:
     """How many slots of a sequence stand before those that no other has; given how many see each."""
     shared = np.flatnonzero(seen_by != 1)
@@ -307,8 +271,9 @@ def _similar(groups: list[_Group]) -> list[list[_Group]]:
 
 def _fits(group: _Group, block: list[_Group], area: int) -> bool:
     """Whether a group shares the block of others, which have no fewer rows; `area`: of all, unpadded."""
-    if group.alone or block[-1].alone:
-        return False
+    for one in (group, block[-1]):
+        if len(one.rows) >= _LARGE or not one.pages or one.own is not None:
+            return False  # its attention is a product of its own
     pages = (len(block) + 1) * max(other.pages for other in (*block, group))
     return pages <= _COPIED and len(block[0].rows) * pages <= _WASTE * area
 

@@ -31,19 +31,14 @@ class KVCache:
     What a head sees stands together, as products of many matrices want it. There are whole pages of slots.
     """
 
-    def __init__(self, config: ModelConfig, slots: int, *, device: torch.device, dtype: torch.dtype) -> None:
-        slots = -(-slots // PAGE) * PAGE
-        shape = (config.layers, 2 * config.kv_heads, slots, config.head_dim)
-        self.whole: torch.Tensor = _zeros(shape, device, dtype)
+    def __init__(self, config: ModelConfig, slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (config.layers, 2 * config.kv_heads, -(-slots // PAGE) * PAGE, config.head_dim)
+        if device.type == "cpu":  # in pages that the system provides as they are first used: most stay unused
+            pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+            self.whole: torch.Tensor = torch.frombuffer(pages, dtype=dtype).view(shape)
+        else:
+            self.whole = torch.zeros(shape, device=device, dtype=dtype)
         self.layers: tuple[torch.Tensor, ...] = self.whole.unbind()
-
-
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """On a CPU in pages that the system provides as they are first used: most stay unused for long."""
-    if device.type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class SlotPool:
@@ -55,9 +50,8 @@ class SlotPool:
 
     def __init__(self, slots: int) -> None:
         self.size = slots
+        self.free: int = slots  # how many are free
         self._unused = np.ones(slots, np.bool_)
-        self.free: int = slots
-        """How many slots are free."""
         self._left = np.full(slots // PAGE, PAGE)  # free slots of each page
 
     @property
@@ -66,10 +60,7 @@ class SlotPool:
         return PAGE * int(np.count_nonzero(self._left == PAGE))
 
     def take(self, count: int, behind: int | None = None) -> Ids:
-        """Claim `count` slots, if possible those behind the sequence's last one.
-
-        The caller has made sure that so many are free.
-        """
+        """Claim `count` slots, if possible those behind the sequence's last one; so many must be free."""
         parts = [] if behind is None else [self._claim(self._stretch(behind + 1, count))]
         while (missing := count - sum(map(len, parts))) > 0:
             parts.append(self._claim(self._place(missing)))
@@ -77,9 +68,7 @@ class SlotPool:
 
     def give(self, slots: Ids) -> None:
         """Give slots back."""
-        self._unused[slots] = True
-        self.free += len(slots)
-        self._count(slots, 1)
+        self._mark(slots, free=True)
 
     def _place(self, most: int) -> Ids:
         """Free slots: from a page on that is free as a whole, or else any."""
@@ -94,29 +83,25 @@ class SlotPool:
         return np.arange(start, start + (len(window) if window.all() else int(window.argmin())))
 
     def _claim(self, slots: Ids) -> Ids:
-        assert len(slots) <= self.free
-        self._unused[slots] = False
-        self.free -= len(slots)
-        self._count(slots, -1)
+        self._mark(slots, free=False)
         return slots
 
-    def _count(self, slots: Ids, by: int) -> None:
-        pages = slots // PAGE
-        np.add.at(self._left, pages[pages < len(self._left)], by)
+    def _mark(self, slots: Ids, *, free: bool) -> None:
+        pages, change = slots // PAGE, 1 if free else -1
+        self._unused[slots] = free
+        self.free += change * len(slots)
+        np.add.at(self._left, pages[pages < len(self._left)], change)
 
 
 @dataclass(eq=False, slots=True)
 class Node:
     """An edge and its end: token ids, and the slot that holds each one's keys and values."""
 
-    ids: Ids
-    """int64 `[tokens]`."""
-    slots: Ids
-    """int64 `[tokens]`, one for each id."""
+    ids: Ids  # int64 `[tokens]`
+    slots: Ids  # int64 `[tokens]`, one for each id
     parent: Node | None
     children: dict[int, Node] = field(default_factory=dict["int", "Node"])
-    locks: int = 0
-    """Sequences that stand on this node or below it."""
+    locks: int = 0  # sequences that stand on this node or below it
     used: int = 0
 
     def path(self) -> Iterator[Node]:
@@ -134,8 +119,7 @@ class RadixCache:
         empty = np.empty(0, np.int64)
         self.root: Node = Node(empty, empty, None)
         self._clock = 0
-        self.evictable: int = 0
-        """Slots that `evict` could give back."""
+        self.evictable: int = 0  # slots that `evict` could give back
 
     def match(self, ids: Ids) -> tuple[Node, Ids]:
         """The node at the end of the longest known prefix of `ids`, and the prefix's slots."""
@@ -182,7 +166,7 @@ class RadixCache:
             freed.append(self._remove(node, count - total))
             total += len(freed[-1])
             parent = node.parent
-            if parent is not None and parent.parent is not None and _loose(parent):
+            if parent is not None and parent is not self.root and _loose(parent):
                 heapq.heappush(heap, (parent.used, id(parent), parent))
         return np.concatenate(freed) if freed else np.empty(0, np.int64)
 
@@ -199,16 +183,15 @@ class RadixCache:
         for step in node.path():
             step.used = self._clock
         done = 0
-        while done < len(ids):
-            child = node.children.get(int(ids[done]))
-            if child is None:
-                break
+        while done < len(ids) and (child := node.children.get(int(ids[done]))):
             child.used = self._clock
-            shared = _common(child.ids, ids[done:])
+            size = min(len(child.ids), len(ids) - done)
+            differ = np.flatnonzero(child.ids[:size] != ids[done : done + size])
+            shared = int(differ[0]) if len(differ) else size
             done += shared
-            node = child if shared == len(child.ids) else self._split(child, shared)
-            if node is not child:
-                break
+            if shared < len(child.ids):
+                return self._split(child, shared), done
+            node = child
         return node, done
 
     def _split(self, node: Node, at: int) -> Node:
@@ -246,9 +229,3 @@ def _slots_between(upper: Node, lower: Node) -> Ids:
 
 def _loose(node: Node) -> bool:
     return not node.locks and not node.children
-
-
-def _common(a: Ids, b: Ids) -> int:
-    size = min(len(a), len(b))
-    differ = np.flatnonzero(a[:size] != b[:size])
-    return int(differ[0]) if len(differ) else size

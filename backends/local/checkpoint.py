@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,18 +39,14 @@ class ModelConfig:
     head_dim: int
     intermediate: int
     norm_eps: float
-    positions: int
-    """Most positions the model was made for (`max_position_embeddings`)."""
+    positions: int  # most positions the model was made for (`max_position_embeddings`)
     rope_theta: float
-    rope_divisors: tuple[float, ...]
-    """What each rotary frequency is divided by; all 1 where nothing is stretched."""
-    tied: bool
-    """Whether the output layer is the embedding."""
+    rope_divisors: tuple[float, ...]  # of rotary frequencies; all 1 where nothing is stretched
+    tied: bool  # whether the output layer is the embedding
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
-    qk_norm: bool
-    """Whether queries and keys are normalised for each head (Qwen3)."""
+    qk_norm: bool  # whether queries and keys are normalised for each head (Qwen3)
 
     def inverse_frequencies(self) -> list[float]:
         """Rotary frequencies, one for each pair of a head's components."""
@@ -63,8 +59,7 @@ class Checkpoint(ABC):
 
     path: Path
     config: ModelConfig
-    raw: dict[str, Any]
-    """What its config.json says, or would say."""
+    raw: dict[str, Any]  # what its config.json says, or would say
 
     @abstractmethod
     def tensor(self, name: str) -> torch.Tensor:
@@ -109,9 +104,11 @@ class CheckpointFolder(Checkpoint):
             files = _files(path)
         for file in files:
             opened, found = open_safetensors(file, refusal)
-            kept = [name for name in found if not _superfluous(name, self.config)]
-            self._files |= dict.fromkeys(kept, opened)
-            shapes |= {name: found[name] for name in kept}
+            self._files |= dict.fromkeys(found, opened)
+            shapes |= found
+        if self.config.tied:  # some writers save what follows from others
+            shapes.pop("lm_head.weight", None)
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
         compare_shapes(path, expected_shapes(self.config), shapes)
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -128,11 +125,7 @@ class CheckpointFolder(Checkpoint):
 
 
 def read_config(folder: Path, refusal: str = _REFUSAL) -> ModelConfig:
-    """Read and check `config.json` of a checkpoint folder.
-
-    Args:
-        folder: The checkpoint folder.
-        refusal: How a message goes on about what is not supported.
+    """Read and check `config.json` of a checkpoint folder; `refusal` is as for `CheckpointFolder`.
 
     Raises:
         UnsupportedModelError: The folder or file is missing or malformed, or the model needs something else
@@ -169,8 +162,7 @@ class GenerationDefaults(NamedTuple):
     """How a model is decoded where nobody says otherwise, as its `generation_config.json` has it."""
 
     repetition_penalty: float = 1.0
-    suppress_tokens: tuple[int, ...] = ()
-    """Ids that are never chosen."""
+    suppress_tokens: tuple[int, ...] = ()  # ids that are never chosen
 
 
 def generation_defaults(model: Path, vocab_size: float = math.inf) -> GenerationDefaults:
@@ -184,11 +176,11 @@ def generation_defaults(model: Path, vocab_size: float = math.inf) -> Generation
         return GenerationDefaults()
     path = model / "generation_config.json"
     raw = read_object(path) or {}
-    penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
+    with well_formed(path):
+        penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
+        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
     if penalty > _MOST_PENALTY:
         raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {penalty}")
-    with well_formed(path):
-        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
         raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 on, below {vocab_size}")
     return GenerationDefaults(penalty, suppressed)
@@ -199,23 +191,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
+@dataclass(frozen=True)
 class ConfigReader:
-    """Takes values out of a config, naming the file and the key when one is wrong.
+    """Takes values out of a config, naming the file and the key when one is wrong."""
 
-    Args:
-        path: The file.
-        raw: What a config.json holds.
-        refusal: How a message goes on about what is not supported.
-        keys: What keys of a config.json are called in this file, if they are called otherwise.
-    """
-
-    def __init__(
-        self, path: Path, raw: dict[str, Any], refusal: str = _REFUSAL, keys: Mapping[str, str] | None = None
-    ) -> None:
-        self.path: Path = path
-        self.raw: dict[str, Any] = raw
-        self.refusal: str = refusal
-        self.keys: Mapping[str, str] = keys or {}
+    path: Path
+    raw: dict[str, Any]  # what a config.json holds
+    refusal: str = _REFUSAL  # how a message goes on about what is not supported
+    keys: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What keys of a config.json are called in this file, if they are called otherwise."""
 
     def refuse(self, why: str) -> UnsupportedModelError:
         """The error that says why."""
@@ -225,30 +209,25 @@ class ConfigReader:
         """A positive number."""
         value = self.raw.get(key)
         value = default if value is None else value
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
-            said = self.keys.get(key, key)
-            raise UnsupportedModelError(f"{self.path}: {said} must be a positive number, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < float(value) < math.inf:
+            raise self._mistaken(key, "a positive number", value)
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self.number(key, default)
         if value != int(value):
-            said = self.keys.get(key, key)
-            raise UnsupportedModelError(f"{self.path}: {said} must be an integer, not {value!r}")
+            raise self._mistaken(key, "an integer", value)
         return int(value)
+
+    def _mistaken(self, key: str, kind: str, value: object) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self.path}: {self.keys.get(key, key)} must be {kind}, not {value!r}")
 
     def config(self) -> ModelConfig:
         """The shape of a model that the engine computes."""
         architecture = self._architecture()
         self._refuse_extras()
-        heads = self.integer("num_attention_heads")
-        hidden = self.integer("hidden_size")
+        heads, hidden = self.integer("num_attention_heads"), self.integer("hidden_size")
         kv_heads = self.integer("num_key_value_heads", heads)
         head_dim = self.integer("head_dim", max(hidden // heads, 1))
         if heads % kv_heads:
@@ -289,8 +268,7 @@ class ConfigReader:
         raw = self.raw
         if raw.get("quantization_config"):
             raise self.refuse("the weights are quantised (quantization_config)")
-        kinds = set(raw.get("layer_types") or ()) - {"full_attention"}
-        if kinds:
+        if kinds := set(raw.get("layer_types") or ()) - {"full_attention"}:
             raise self.refuse(f"layer_types has {', '.join(sorted(map(str, kinds)))}")
         if raw.get("use_sliding_window"):
             raise self.refuse("it uses a sliding window (use_sliding_window)")
@@ -320,8 +298,7 @@ class ConfigReader:
         """The factor for low frequencies, 1 for high ones, blended between (as transformers does)."""
         factor, original = self.number("factor"), self.integer("original_max_position_embeddings")
         low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
-        blend = (original * frequency / (2 * math.pi) - low) / (high - low)
-        blend = min(max(blend, 0.0), 1.0)
+        blend = min(max((original * frequency / (2 * math.pi) - low) / (high - low), 0.0), 1.0)
         return 1 / ((1 - blend) / factor + blend)
 
 
@@ -392,10 +369,6 @@ def _files(folder: Path) -> list[Path]:
 def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str, tuple[int, ...]]]:
     """Open a safetensors file; what `safe_open` gives, and the shape of each tensor.
 
-    Args:
-        path: The file.
-        refusal: How a message goes on about what is not supported.
-
     Raises:
         UnsupportedModelError: It is missing or broken, or has a tensor of no floating numbers.
     """
@@ -411,29 +384,20 @@ def open_safetensors(path: Path, refusal: str = _REFUSAL) -> tuple[Any, dict[str
     return file, {name: tuple(part.get_shape()) for name, part in parts.items()}
 
 
-def _superfluous(name: str, config: ModelConfig) -> bool:
-    """Tensors that some writers save although they follow from others."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
-
-
 def compare_shapes(
     path: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Refuse a file's tensors if some are missing, unknown or of a wrong shape.
-
-    Raises:
-        UnsupportedModelError: So it is; the message names them.
-    """
-    wrong = [
-        f"{name} is {list(found[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if found.get(name, shape) != shape
-    ]
-    for title, names in (
-        ("missing tensors", [name for name in expected if name not in found]),
-        ("unknown tensors", [name for name in found if name not in expected]),
-        ("tensors of a wrong shape", wrong),
-    ):
+    """Raise an `UnsupportedModelError` that names tensors which are missing, unknown or of a wrong shape."""
+    faults = {
+        "missing tensors": [name for name in expected if name not in found],
+        "unknown tensors": [name for name in found if name not in expected],
+        "tensors of a wrong shape": [
+            f"{name} is {list(found[name])}, not {list(shape)}"
+            for name, shape in expected.items()
+            if found.get(name, shape) != shape
+        ],
+    }
+    for title, names in faults.items():
         if names:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             raise UnsupportedModelError(f"{path}: {title} for its config: {', '.join(names[:5])}{more}")

@@ -26,7 +26,7 @@ _LARGE = 10**9  # weights; how far the loading of such a model is gets shown
 
 
 class EngineOptions(NamedTuple):
-    """What can be set; None means: choose."""
+    """What can be set; None: what suits the model and the machine."""
 
     device: str | None = None
     dtype: DType | Literal["auto"] | None = None
@@ -68,27 +68,25 @@ class Engine:
         self.weights: int = weight_count(config)
         self._threads = options.threads or torch.get_num_threads()
         self.dtype: DType = choose_dtype(options.dtype or "auto", self.weights, self._device)
-        self._kv_dtype = kv_dtype(self.dtype, self._device)
         self._options = options
         self.slots: int = affordable_slots(checkpoint, self.dtype, options.slots, self._device)
         self.context_length: int = min(config.positions, self.slots, options.context_length or self.slots)
         keep_freed_memory()
-        with progress(
-            len(expected_shapes(config)), f"loading {checkpoint.path.name}", shown=self.weights >= _LARGE
-        ) as advance:
+        label, tensors = f"loading {checkpoint.path.name}", len(expected_shapes(config))
+        with progress(tensors, label, shown=self.weights >= _LARGE) as advance:
 
             def read(name: str) -> torch.Tensor:
                 advance()
                 return checkpoint.tensor(name).to(self._device)
 
             self._model = CausalLM(config, read, self.context_length, self.dtype, self._threads)
-        self.meter: StepMeter = StepMeter()
-        """Is told how long steps take by whoever calls `step`."""
+        self.meter: StepMeter = StepMeter()  # is told how long steps take by whoever calls `step`
         self.latest: tuple[int, int, int] = 0, 0, 0
         """Requests that the latest step decoded for, tokens these attended to, tokens of prompts computed."""
         self.reset()
-        if self._model.compiled:
-            self._compile()
+        if self._model.compiled:  # numba compiles the kernels, or loads them, now rather than in an answer
+            token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
+            self._model.forward(RowBatch.of([token]), self._cache)  # in a slot that is nobody's yet
 
     @property
     def torch_threads(self) -> int:
@@ -101,21 +99,14 @@ class Engine:
 
     def reset(self) -> None:
         """Forget every job and everything cached."""
-        config, slots = self.config, self.slots
-        self.scheduler: Scheduler = Scheduler(
-            slots, self._options.max_running, self._options.max_prefill_tokens
-        )
-        maker = BatchMaker(slots, self._device, self._kv_dtype)
+        options, slots, dtype = self._options, self.slots, kv_dtype(self.dtype, self._device)
+        self.scheduler: Scheduler = Scheduler(slots, options.max_running, options.max_prefill_tokens)
+        maker = BatchMaker(slots, self._device, dtype)
         self._batch = RowBatch.of if self._model.compiled else maker.make
-        self._cache = KVCache(config, slots, device=self._device, dtype=self._kv_dtype)
-
-    def _compile(self) -> None:
-        """Have numba compile the kernels, or load them, now rather than in the first answer."""
-        token = Entry(0, np.zeros(1, np.int64), 0, np.zeros(1, np.int64))
-        self._model.forward(RowBatch.of([token]), self._cache)  # in a slot that is nobody's yet
+        self._cache = KVCache(self.config, slots, self._device, dtype)
 
     def add(self, job: Job) -> None:
-        """Take a job in; its next `step` may work on it."""
+        """Take a job in, for the next `step`."""
         self.scheduler.add(job)
 
     def remove(self, job: Job) -> None:
@@ -175,7 +166,6 @@ def _usable_device(name: str | None) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without CUDA
-        raise InvalidRequestError(
-            f"torch cannot use the device {name!r} here: {str(error).splitlines()[0]}"
-        ) from error
+        reason = str(error).splitlines()[0]
+        raise InvalidRequestError(f"torch cannot use the device {name!r} here: {reason}") from error
     return device

@@ -67,13 +67,10 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
     tokenizer = {key: value for key, value in files.config.items() if key != "chat_template"}
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_json(folder / "config.json", {**config, "dtype": dtype})
-    generation = {
-        "eos_token_id": [*ends],
-        **generation_defaults(checkpoint.path, checkpoint.config.vocab_size)._asdict(),
-    }
-    write_json(
-        folder / "generation_config.json", {name: value for name, value in generation.items() if value}
-    )
+    defaults = generation_defaults(checkpoint.path, checkpoint.config.vocab_size)
+    generation = {"eos_token_id": [*ends], **defaults._asdict()}
+    given = {name: value for name, value in generation.items() if value}
+    write_json(folder / "generation_config.json", given)
     complete = {"version": "1.0", "truncation": None, "padding": None, **files.tokenizer}
     write_json(folder / "tokenizer.json", complete)
     write_json(folder / "tokenizer_config.json", {**plain, **tokenizer})

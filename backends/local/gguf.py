@@ -52,12 +52,10 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class _Tensor(NamedTuple):
-    shape: tuple[int, ...]
-    """`[out, in]` for matrices."""
+    shape: tuple[int, ...]  # `[out, in]` for matrices
     kind: GGMLQuantizationType
     offset: int
-    size: int
-    """Bytes."""
+    size: int  # bytes
 
 
 class GGUFFile(Checkpoint):
@@ -71,13 +69,11 @@ class GGUFFile(Checkpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._data = _mapped(path)
+            with path.open("rb") as file:  # torch wants what could be written to
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             header = _Header(self._data)
             self.metadata: dict[str, Any] = header.metadata
-            self._tensors = {
-                name: self._checked(name, shape, kind, offset)
-                for name, shape, kind, offset in header.tensors()
-            }
+            self._tensors = {entry[0]: self._checked(*entry) for entry in header.tensors()}
             self.raw: dict[str, Any] = {}
             self.config: ModelConfig = self._config()
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError, struct.error) as error:
@@ -121,14 +117,12 @@ class GGUFFile(Checkpoint):
         return entry
 
     def _values(self, entry: _Tensor) -> torch.Tensor:
+        data, count, start = self._data, math.prod(entry.shape), entry.offset
         if (dtype := _FLOATS.get(entry.kind.name)) is not None:
-            count = math.prod(entry.shape)
-            return torch.frombuffer(self._data, dtype=dtype, count=count, offset=entry.offset).view(
-                entry.shape
-            )
+            return torch.frombuffer(data, dtype=dtype, count=count, offset=start).view(entry.shape)
         block, size = GGML_QUANT_SIZES[entry.kind]
-        raw = np.frombuffer(self._data, np.uint8, entry.size, entry.offset)
-        values = np.empty(math.prod(entry.shape), np.float32)
+        raw = np.frombuffer(data, np.uint8, entry.size, start)
+        values = np.empty(count, np.float32)
         step = _BLOCK // block
         for i in range(0, entry.size // size, step):
             part = raw[i * size : (i + step) * size]
@@ -171,7 +165,7 @@ class GGUFFile(Checkpoint):
         return replace(config, rope_divisors=tuple(map(float, self._values(entry))))
 
     def _refuse_extras(self, reader: ConfigReader, config: ModelConfig, prefix: str) -> None:
-        """What changes the computation, and is not there in the models that the engine computes."""
+        """Refuse what changes the computation in a way that the engine does not know."""
         plain: dict[str, Any] = {
             "attention.value_length": config.head_dim,
             "rope.dimension_count": config.head_dim,
@@ -185,11 +179,6 @@ class GGUFFile(Checkpoint):
         window = self.metadata.get(f"{prefix}.attention.sliding_window") or config.positions
         if window < config.positions:
             raise reader.refuse(f"it uses a sliding window ({prefix}.attention.sliding_window)")
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what could be written to
 
 
 class _Header:
@@ -228,8 +217,7 @@ class _Header:
         return values
 
     def _string(self) -> str:
-        (size,) = self._take("Q")
-        return self._bytes(size).decode()
+        return self._bytes(*self._take("Q")).decode()
 
     def _bytes(self, size: int) -> bytes:
         if size > len(self._data) - self._at:
@@ -241,18 +229,15 @@ class _Header:
         kind = GGUFValueType(number)
         if kind is GGUFValueType.STRING:
             return self._string()
-        if kind is GGUFValueType.ARRAY:
-            of, count = self._take("IQ")
-            return self._array(GGUFValueType(of), count)
-        return self._take(_LAYOUTS[kind])[0]
-
-    def _array(self, of: GGUFValueType, count: int) -> list[Any]:
-        if of in _LAYOUTS:
-            layout = np.dtype("<" + _LAYOUTS[of])
-            return np.frombuffer(self._bytes(count * layout.itemsize), layout).tolist()
-        if of is not GGUFValueType.STRING:
+        if kind is not GGUFValueType.ARRAY:
+            return self._take(_LAYOUTS[kind])[0]
+        of, count = self._take("IQ")
+        if of == GGUFValueType.STRING:
+            return [self._string() for _ in range(count)]
+        if of == GGUFValueType.ARRAY:
             raise ValueError("it has arrays of arrays in its metadata")
-        return [self._string() for _ in range(count)]
+        layout = np.dtype("<" + _LAYOUTS[GGUFValueType(of)])
+        return np.frombuffer(self._bytes(count * layout.itemsize), layout).tolist()
 
 
 _LAYOUTS = {

@@ -7,27 +7,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from time import perf_counter
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 
-from pasta_async.backends.local.quantised import VNNI, Basis, blocks, quantised
+from pasta_async.backends.local.quantised import VNNI, Basis, blocks, cpu_has, quantised
 from pasta_async.errors import InvalidRequestError
 
 DType = Literal["float32", "bfloat16", "float16", "int8"]
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""`y = x W^T + b`, from `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 50_000_000  # weights; smaller models are computed exactly, for they are fast anyway
 _FEW_ROWS = 8  # the row count that the packed layout is chosen for
-
-
-class Linear(Protocol):
-    """`y = x W^T + b`."""
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        """From `[rows, in]` to `[rows, out]`, both of the type that `storage_dtype` says."""
-        ...
 
 
 def choose_dtype(name: DType | Literal["auto"], weights: int, device: torch.device) -> DType:
@@ -37,7 +31,7 @@ def choose_dtype(name: DType | Literal["auto"], weights: int, device: torch.devi
         name: What was asked for; ``auto`` takes float32 for fewer than 50 million weights, else what is fast:
             on a CPU int8 where it can be had, else float32 (bfloat16 is slower where a CPU emulates it, and
             slower than int8 where it does not); bfloat16 on CUDA.
-        weights: Of the model.
+        weights: How many the model has.
         device: Where it runs.
 
     Raises:
@@ -61,11 +55,8 @@ def fast_bfloat16(weights: int, device: torch.device) -> bool:
     """Whether bfloat16 is what to train and score in: on CUDA, and for a large model where it is faster."""
     if device.type != "cpu":
         return device.type == "cuda"
-    return (
-        weights >= _LARGE
-        and _cpu_has_bfloat16()
-        and _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
-    )
+    known = weights >= _LARGE and _cpu_has_bfloat16()
+    return known and _product_seconds(torch.bfloat16) < _product_seconds(torch.float32)
 
 
 @cache
@@ -100,8 +91,7 @@ def kv_dtype(name: DType, device: torch.device) -> torch.dtype:
 
 
 def _cpu_has_bfloat16() -> bool:
-    checks = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return any(check() for check in checks if check)
+    return cpu_has("avx512_bf16") or cpu_has("amx_tile")
 
 
 def linear(
@@ -125,8 +115,9 @@ def linear(
         return _Int8Linear(*quantised(matrices, scale, basis), bias)
     weight = _converted(matrices, storage_dtype(dtype), scale)
     bias = None if bias is None else bias.to(weight.dtype)
-    packed = _packed_product(weight)
-    return _PackedLinear(weight, bias, packed) if packed else partial(F.linear, weight=weight, bias=bias)
+    if weight.is_cpu and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        return _packed(weight, bias)
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 def pad_rows(rows: int, dtype: DType) -> int:
@@ -137,38 +128,27 @@ def pad_rows(rows: int, dtype: DType) -> int:
     return -(-rows // step) * step
 
 
-class Embedding:
-    """Rows of a table `[vocabulary, hidden]`, kept in 8 bits with a scale for each row if `dtype` is int8."""
-
-    def __init__(self, table: torch.Tensor, dtype: DType, basis: Basis | None = None) -> None:
-        self._scale: torch.Tensor | None = None
-        if dtype == "int8":
-            self._table, self._scale = quantised([table], None, basis)
-        else:
-            self._table = table.to(storage_dtype(dtype))
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of int64 ids `[rows]`, as `[rows, hidden]`."""
-        rows = self._table.index_select(0, ids)
-        return rows if self._scale is None else rows * self._scale.index_select(0, ids)
+def embedding(
+    table: torch.Tensor, dtype: DType, basis: Basis | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives a table's rows `[rows, hidden]` for int64 ids `[rows]`; int8 keeps a scale for each row."""
+    if dtype != "int8":
+        kept = table.to(storage_dtype(dtype))
+        return lambda ids: kept.index_select(0, ids)
+    rounded, scales = quantised([table], None, basis)
+    return lambda ids: rounded.index_select(0, ids) * scales.index_select(0, ids)
 
 
-class _PackedLinear:
+def _packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """float32 on a CPU, in oneDNN's layout.
 
     A decode step has as many rows as there are threads. The usual product of 2 to 16 rows costs about twice
     that of one row, since it packs the weights anew each time; with packed weights 8 rows cost little more
     than one (measured for 256 x 1408: 1.4 times).
     """
-
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, product: Callable[..., torch.Tensor]
-    ) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _FEW_ROWS)
-        self._bias, self._product = bias, product
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x, self._weight, self._bias, "none", [], "")
+    ops = cast("Any", torch.ops.mkldnn)
+    packed, product = ops._reorder_linear_weight(weight, _FEW_ROWS), ops._linear_pointwise.default
+    return lambda x: product(x, packed, bias, "none", [], "")
 
 
 class _Int8Linear:
@@ -188,8 +168,8 @@ class _Int8Linear:
         self._bias = None if bias is None else bias.float()
         self._packed = _pack(exact)
         # The operator itself, without what looks for tracers in the arguments: a tenth of a small product
-        self._product: Any = getattr(torch.ops.quantized.linear_dynamic.default, "_op", None)
-        self._product = self._product or torch.ops.quantized.linear_dynamic.default
+        product = untyped.ops.quantized.linear_dynamic.default
+        self._product: Any = getattr(product, "_op", product)
         self._reduce_range = not VNNI  # older instructions add pairs in 16 bits, which could overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -230,13 +210,3 @@ def _int8_engine() -> str | None:
     if not hasattr(torch, "_make_per_channel_quantized_tensor"):
         return None
     return next((name for name in ("x86", "fbgemm", "onednn") if name in settings.supported_engines), None)
-
-
-def _packed_product(weight: torch.Tensor) -> Callable[..., torch.Tensor] | None:
-    ops: Any = torch.ops.mkldnn
-    usable = (
-        weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    )
-    if not usable or not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
-        return None
-    return ops._linear_pointwise.default

@@ -56,12 +56,10 @@ def affordable_slots(checkpoint: Checkpoint, dtype: DType, wanted: int | None, d
     if wanted is None:
         slots = min(slots, max((room - weights - loading) // 2 // token, _FEWEST_SLOTS))
     if (needed := weights + loading + slots * token) > room:
-        sizes = (weights, loading, slots * token, needed, room)
-        parts = [f"{size / 1e9:.1f} GB" for size in sizes]
         raise UnsupportedModelError(
-            f"{checkpoint.path} does not fit in memory: its weights take {parts[0]} as {dtype}, loading them "
-            f"{parts[1]} more, the keys and values of {slots} tokens {parts[2]}; that is {parts[3]}, and "
-            f"{parts[4]} are free"
+            f"{checkpoint.path} does not fit in memory: its weights take {weights / 1e9:.1f} GB as {dtype}, "
+            f"loading them {loading / 1e9:.1f} GB more, the keys and values of {slots} tokens "
+            f"{slots * token / 1e9:.1f} GB; that is {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free"
         )
     return slots
 
@@ -86,51 +84,40 @@ def available_memory(device: torch.device, root: Path = Path("/")) -> int | None
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
         return None
-    system = _system_memory(root)
-    return min([*([] if system is None else [system]), *_group_rooms(root)], default=None)
+    return min([*_system_memory(root), *_group_rooms(root)], default=None)
 
 
-def _system_memory(root: Path) -> int | None:
+def _system_memory(root: Path) -> Iterator[int]:
     try:
-        return _table(root / "proc/meminfo")["MemAvailable:"] * 1024
+        yield _table(root / "proc/meminfo")["MemAvailable:"] * 1024
     except (OSError, KeyError):
-        pass
-    try:  # all there is, rather than what is free
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
+        with suppress(AttributeError, OSError, ValueError):  # all there is, rather than what is free
+            yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
     """What each control group above this process leaves; pages that only cache files do not count as used."""
-    version_2, version_1 = root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"
-    for line in _lines(root / "proc/self/cgroup"):
+    mounted, lines = root / "sys/fs/cgroup", list[str]()
+    with suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
         _, controllers, name = line.split(":", 2)
-        if not controllers:
-            yield from _rooms(version_2, name, ("memory.max", "memory.current", "inactive_file"))
+        if not controllers:  # version 2
+            yield from _rooms(mounted, name, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            yield from _rooms(version_1, name, files)
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            yield from _rooms(mounted / "memory", name, *files)
 
 
-def _rooms(top: Path, name: str, files: tuple[str, str, str]) -> Iterator[int]:
-    limit, usage, cached = files
+def _rooms(top: Path, name: str, limit: str, usage: str, cached: str) -> Iterator[int]:
     group = top / name.strip("/")
     for folder in (group, *group.parents):
-        try:  # in a container the group may stand at the top, under another name
+        # In a container the group may stand at the top, under another name.
+        with suppress(OSError, ValueError):  # no limit, or none of this process's business
             room = int((folder / limit).read_text()) - int((folder / usage).read_text())
             yield room + _table(folder / "memory.stat").get(cached, 0)
-        except (OSError, ValueError):  # no limit, or none of this process's business
-            pass
         if folder == top:
             return
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _table(path: Path) -> dict[str, int]:

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from pasta_async.backends.local.batch import Batch, Block, OwnPart, RowBatch
 from pasta_async.backends.local.cache import PAGE, KVCache
 from pasta_async.backends.local.checkpoint import ModelConfig
-from pasta_async.backends.local.compiled import CompiledStep, Team
-from pasta_async.backends.local.linear import DType, Embedding, Linear, linear, pad_rows, storage_dtype
+from pasta_async.backends.local.compiled import CompiledLinear, CompiledStep, Team, compilable
+from pasta_async.backends.local.linear import DType, Linear, embedding, linear, pad_rows, storage_dtype
 from pasta_async.backends.local.quantised import GROUP, Basis, quantised
 
 Read = Callable[[str], torch.Tensor]
@@ -43,26 +43,22 @@ class CausalLM:
         threads: CPU threads of our own kernels, where they can compute it.
     """
 
-    def __init__(
-        self, config: ModelConfig, read: Read, positions: int, dtype: DType, threads: int = 1
-    ) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, read: Read, positions: int, dtype: DType, threads: int) -> None:
         self._dtype: DType = dtype
         basis = Basis(config.hidden) if dtype == "int8" else None
-        team = _team(config, threads) if dtype == "int8" else None
-        product: Callable[..., Any] = _compiled_product if team else partial(linear, dtype)
+        own = dtype == "int8" and compilable(config)
+        product: Callable[..., Any] = _compiled_product if own else partial(linear, dtype)
         self._layers = [
             _Layer(config, read, f"model.layers.{i}.", dtype, basis, product) for i in range(config.layers)
         ]
         table = read("model.embed_tokens.weight")
         head = table if config.tied else read("lm_head.weight")
         self._head: Any = product([head], [], _norm_scale(read("model.norm.weight")), basis)
-        self._embedding = Embedding(table, dtype, basis)
+        self._embedding = embedding(table, dtype, basis)
         self._rotation = _rotations(config, positions, table.device)
-        self._epsilon = _epsilon(config, table.device)
-        self._compiled: CompiledStep | None = None
-        if team is not None:
-            self._compiled = self._compiled_step(team)
+        # The norm's epsilon as a length: sqrt(|x|^2 + hidden * eps) is hypot(|x|, this).
+        self._epsilon = torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=table.device)
+        self._compiled = self._compiled_step(config, threads) if own else None
 
     @property
     def compiled(self) -> bool:
@@ -79,41 +75,24 @@ class CausalLM:
         if isinstance(batch, RowBatch):
             assert self._compiled is not None
             return self._compiled(self._embedding(torch.as_tensor(batch.ids)), batch, cache)
-        ids, positions = batch.ids, batch.positions
-        if (padded := pad_rows(batch.rows, self._dtype)) > batch.rows:
-            ids, positions = (F.pad(rows, (0, padded - batch.rows)) for rows in (ids, positions))
+        ids, positions, padded = batch.ids, batch.positions, pad_rows(len(batch.ids), self._dtype)
+        if added := padded - len(ids):
+            ids, positions = F.pad(ids, (0, added)), F.pad(positions, (0, added))
         x = self._embedding(ids)  # [padded rows, hidden]
         rotation = self._rotation.index_select(0, positions)  # [padded rows, 1, head_dim / 2]
         for layer, kv in zip(self._layers, cache.layers, strict=True):
-            layer.attend(x, rotation, self._epsilon, batch, kv)
-            layer.feed_forward(x, self._epsilon)
+            x.add_(layer.attention(_normalised(x, self._epsilon), rotation, batch, kv))
+            x.add_(layer.feed_forward(_normalised(x, self._epsilon)))
         if len(batch.last) < padded:
             x = x.index_select(0, batch.last)
         return self._head(_normalised(x, self._epsilon))
 
-    def _compiled_step(self, team: Team) -> CompiledStep:
-        from pasta_async.backends.local.compiled import CompiledStep
-
+    def _compiled_step(self, config: ModelConfig, threads: int) -> CompiledStep:
+        team = Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
+        products = [layer.products for layer in self._layers]
         norms = [layer.qk_norm for layer in self._layers if layer.qk_norm is not None]
-        none = torch.empty(self.config.layers, 0, self.config.head_dim)
-        return CompiledStep(
-            self.config,
-            team,
-            [layer.products for layer in self._layers],
-            torch.stack(norms) if norms else none,
-            self._head,
-            self._rotation,
-            self._epsilon.item(),
-        )
-
-
-def _team(config: ModelConfig, threads: int) -> Team | None:
-    """Threads for our own kernels, where they can compute the model."""
-    from pasta_async.backends.local.compiled import Team, compilable
-
-    if not compilable(config):
-        return None
-    return Team(min(threads, config.hidden // GROUP))  # each has outputs of every product
+        stacked = torch.stack(norms) if norms else torch.empty(config.layers, 0, config.head_dim)
+        return CompiledStep(config, team, products, stacked, self._head, self._rotation, self._epsilon.item())
 
 
 def _compiled_product(
@@ -123,13 +102,11 @@ def _compiled_product(
     basis: Basis | None = None,
 ) -> Any:
     """The product of `linear`, for `CompiledStep` alone."""
-    from pasta_async.backends.local.compiled import CompiledLinear
-
     return CompiledLinear(*quantised(matrices, scale, basis), torch.cat(tuple(biases)) if biases else None)
 
 
 class _Layer:
-    """Attention and feed-forward, each on a normalised input and added to it."""
+    """Attention and feed-forward of normalised states, `[padded rows, hidden]`; results are of that shape."""
 
     def __init__(
         self,
@@ -140,12 +117,11 @@ class _Layer:
         basis: Basis | None,
         product: Callable[..., Any],
     ) -> None:
-        c = self.config = config
+        c = self._config = config
         norm1 = _norm_scale(read(prefix + "input_layernorm.weight"))
         norm2 = _norm_scale(read(prefix + "post_attention_layernorm.weight"))
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = [read(f"{attention}{name}_proj.weight") for name in "qkv"]
-        biases = [read(f"{attention}{name}_proj.bias") for name in "qkv"] if c.qkv_bias else []
+        qkv, biases = _taken(read, [f"{attention}{name}_proj" for name in "qkv"], c.qkv_bias)
         for parts in (qkv, biases):
             parts[:2] = [_rotary_order(part, c.head_dim) for part in parts[:2]]
         self._qkv: Linear = product(qkv, biases, norm1, basis)
@@ -167,26 +143,16 @@ class _Layer:
         """Queries, keys and values; out; gate and up; down."""
         return self._qkv, self._out, self._gate_up, self._down
 
-    def attend(
-        self,
-        x: torch.Tensor,
-        rotation: torch.Tensor,
-        epsilon: torch.Tensor,
-        batch: Batch,
-        kv: torch.Tensor,
-    ) -> None:
-        """Change `x`, `[padded rows, hidden]`, in place, and put keys and values into `kv`."""
-        x.add_(self._attention(_normalised(x, epsilon), rotation, batch, kv))
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What is to be added to the states."""
+        gate, up = self._gate_up(x).chunk(2, -1)
+        return self._down(F.silu(gate).mul_(up))
 
-    def feed_forward(self, x: torch.Tensor, epsilon: torch.Tensor) -> None:
-        """Change `x`, `[padded rows, hidden]`, in place."""
-        gate, up = self._gate_up(_normalised(x, epsilon)).chunk(2, -1)
-        x.add_(self._down(F.silu(gate).mul_(up)))
-
-    def _attention(
+    def attention(
         self, x: torch.Tensor, rotation: torch.Tensor, batch: Batch, kv: torch.Tensor
     ) -> torch.Tensor:
-        c, rows, padded = self.config, batch.rows, x.shape[0]
+        """What is to be added to the states; puts keys and values into `kv`."""
+        c, rows, padded = self._config, len(batch.ids), x.shape[0]
         qkv = self._qkv(x).view(padded, c.heads + 2 * c.kv_heads, c.head_dim)
         qk = qkv[:, : c.heads + c.kv_heads]
         if self.qk_norm is not None:
@@ -242,15 +208,9 @@ def _with_own_part(
 ) -> torch.Tensor:
     """Attention over what all queries see and what each alone does, under one softmax.
 
-    Args:
-        q: Scaled queries, `[kv_heads, heads per key-value head, queries, head_dim]`.
-        kv: The layer's cache.
-        own: Where each query's own keys and values are.
-        scores: Of the shared keys, `[kv_heads, heads per key-value head * queries, keys]`.
-        values: The shared ones, `[kv_heads, keys, head_dim]`.
-
-    Returns:
-        `[kv_heads, heads per key-value head * queries, head_dim]`.
+    `q` is scaled, `[kv_heads, heads per key-value head, queries, head_dim]`. Of the shared keys are `scores`,
+    `[kv_heads, heads per key-value head * queries, keys]`, and `values`, `[kv_heads, keys, head_dim]`.
+    Returns `[kv_heads, heads per key-value head * queries, head_dim]`.
     """
     kv_heads, repeats, queries, head_dim = q.shape
     own_keys, own_values = _keys_values(kv, own.table, queries)
@@ -267,11 +227,6 @@ def _normalised(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
     """Rows of unit length: the norm's `sqrt(hidden)` and weights are in the matrix that follows."""
     exact = x.float()  # itself, but for half precision
     return (exact / torch.hypot(_lengths(exact, 2, -1, True), epsilon)).to(x.dtype)
-
-
-def _epsilon(config: ModelConfig, device: torch.device) -> torch.Tensor:
-    """The norm's epsilon as a length: `sqrt(|x|^2 + hidden * eps)` is `hypot(|x|, this)`."""
-    return torch.tensor(math.sqrt(config.hidden * config.norm_eps), device=device)
 
 
 def _norm_scale(norm: torch.Tensor) -> torch.Tensor:
@@ -299,7 +254,7 @@ def _rotations(config: ModelConfig, positions: int, device: torch.device) -> tor
 
 def _rotate(qk: torch.Tensor, rotation: torch.Tensor) -> None:
     """Rotate `[rows, heads, head_dim]`, components in `_rotary_order`, in place."""
-    exact = qk if qk.dtype == torch.float32 else qk.float()
+    exact = qk.float()  # itself, but for half precision
     torch.view_as_complex(exact.view(*exact.shape[:-1], -1, 2)).mul_(rotation)
     if exact is not qk:
         qk.copy_(exact)

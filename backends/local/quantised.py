@@ -15,16 +15,16 @@ BLOCK = 64
 """Keys of a prompt that our own kernels multiply a query with at once."""
 
 
-def _cpu_has(name: str) -> bool:
+def cpu_has(name: str) -> bool:
     """Whether the CPU has some instructions, as far as torch says."""
     check: Any = getattr(torch.cpu, f"_is_{name}_supported", None)
     return check is not None and bool(check())
 
 
-VNNI: bool = _cpu_has("vnni")
+VNNI: bool = cpu_has("vnni")
 """Whether the CPU has AVX512-VNNI, which adds four products of 8-bit numbers at once."""
 
-AVX2: bool = _cpu_has("avx2")
+AVX2: bool = cpu_has("avx2")
 """Whether the CPU has AVX2, which adds two products of 16-bit numbers at once."""
 
 PANEL: int = GROUP if VNNI else 8

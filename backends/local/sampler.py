@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,55 +23,29 @@ LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
 _BITS = 2**64 - 1
 _BLOCK = 256  # tokens whose probabilities are added up first
 _CANDIDATES = 128  # likeliest tokens that cuts are tried on first
-_NONE = np.empty(0, np.int64)
 _BELOW_ONE = 1 - 1e-12  # so that no product with it is rounded up to the whole
 _NO_TOKEN = -1  # among tokens: of a row whose logits leave nothing to choose
 
 
+@dataclass(eq=False)
 class TokenSampler:
-    """How one sequence chooses its tokens.
+    """How one sequence chooses its tokens."""
 
-    Args:
-        sampling: Temperature and cuts.
-        seed: Of the random numbers; None for one of its own.
-        processor: Called with the ids generated so far and the logits, float32 `[vocabulary]`; returns the
-            logits to choose from.
-        banned: Ids that are never chosen, unless the processor raises them: it sees -inf there.
-        penalty: Repetition penalty where `sampling` has none of its own.
-        exempt: Ids that are never penalised, int64 `[n]`.
-        tags: Says which tags may come next, and is told what was chosen; None for all that are not banned.
-    """
+    sampling: Sampling  # temperature and cuts
+    seed: int | None  # of the random numbers; None for one of its own
+    processor: LogitsProcessor | None = None
+    """Gets the ids generated so far and the logits, float32 `[vocabulary]`; returns those to choose from."""
+    banned: tuple[int, ...] = ()  # never chosen, unless the processor raises them: it sees -inf there
+    penalty: float = 1.0  # for repetition, where `sampling` has none of its own
+    exempt: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # ids never penalised
+    tags: TagState | None = None
+    """Says which tags may come next, and is told what was chosen; None for all that are not banned."""
+    generated: list[int] = field(default_factory=list[int], init=False)
+    """What was chosen, for the processor; empty without one."""
 
-    def __init__(
-        self,
-        sampling: Sampling,
-        seed: int | None,
-        processor: LogitsProcessor | None = None,
-        banned: tuple[int, ...] = (),
-        penalty: float = 1.0,
-        exempt: NDArray[np.int64] = _NONE,
-        tags: TagState | None = None,
-    ) -> None:
-        self.sampling = sampling
-        self.processor = processor
-        self.banned = banned
-        self.penalty: float = sampling.repetition_penalty or penalty
-        self.exempt: NDArray[np.int64] = exempt
-        self.tags = tags
-        self.generated: list[int] = []
-        """What was chosen, for the processor; empty without one."""
-        self._seed = secrets.randbits(64) if seed is None else seed
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
-        return self.sampling.temperature == 0
-
-    @property
-    def cuts(self) -> bool:
-        """Whether unlikely tokens are left out."""
-        sampling = self.sampling
-        return sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
+    def __post_init__(self) -> None:
+        self.penalty = self.sampling.repetition_penalty or self.penalty
+        self._seed = secrets.randbits(64) if self.seed is None else self.seed
 
     def draw(self, position: int) -> float:
         """The random number, in [0, 1), for the token at a position of the context.
@@ -114,7 +89,7 @@ def sample(
     _exclude(logits, samplers)
     errors = _process(logits, samplers)
     tokens: Any = torch.empty(len(samplers), dtype=torch.int64, device=logits.device)
-    choices = [_choice(sampler) for sampler in samplers]
+    choices = [_choice(sampler.sampling) for sampler in samplers]
     for choose in dict.fromkeys(choices):
         rows = [row for row, choice in enumerate(choices) if choice is choose]
         chosen = [(samplers[row], len(contexts[row])) for row in rows]
@@ -179,51 +154,47 @@ def _penalise(
     logits: torch.Tensor, samplers: Sequence[TokenSampler], contexts: Sequence[NDArray[np.int64]]
 ) -> None:
     """Make what the contexts hold less likely, in place."""
-    penalised = [(row, sampler) for row, sampler in enumerate(samplers) if sampler.penalty != 1]
-    if not penalised:
+    rows = [row for row, sampler in enumerate(samplers) if sampler.penalty != 1]
+    if not rows:
         return
-    exempt = _places(logits, [(row, sampler.exempt) for row, sampler in penalised])
+    exempt = _places(logits, rows, [samplers[row].exempt for row in rows])
     kept = logits[exempt]
-    found = [(row, contexts[row]) for row, _ in penalised]
-    penalties = np.repeat([sampler.penalty for _, sampler in penalised], [len(ids) for _, ids in found])
-    penalty = torch.as_tensor(penalties, dtype=torch.float32, device=logits.device)
-    at = _places(logits, found)
+    at = _places(logits, rows, [contexts[row] for row in rows])
+    penalties = [sampler.penalty for sampler in samplers]
+    penalty = torch.tensor(penalties, dtype=torch.float32, device=logits.device)[at[0]]
     values = logits[at]  # read once: an id that stands twice is not penalised twice
     logits[at] = torch.where(values > 0, values / penalty, values * penalty)
     logits[exempt] = kept
 
 
 def _places(
-    logits: torch.Tensor, ids: Sequence[tuple[int, NDArray[np.int64]]]
+    logits: torch.Tensor, rows: Sequence[int], ids: Sequence[NDArray[np.int64]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows with ids of theirs, as an index of the logits."""
-    rows = np.repeat([row for row, _ in ids], [len(found) for _, found in ids])
-    columns = np.concatenate([found for _, found in ids])
-    return torch.as_tensor(rows, device=logits.device), torch.as_tensor(columns, device=logits.device)
+    repeated = torch.as_tensor(np.repeat(rows, [len(found) for found in ids]), device=logits.device)
+    return repeated, torch.as_tensor(np.concatenate(ids), device=logits.device)
 
 
 def _parameters(chosen: _Chosen, logits: torch.Tensor) -> _Parameters:
-    vocabulary = logits.shape[-1]
-    columns = [
-        (s.temperature, s.top_k or vocabulary, s.top_p, s.min_p, sampler.draw(position))
-        for sampler, position in chosen
-        for s in (sampler.sampling,)
-    ]
-    table = torch.tensor(columns, dtype=torch.float64, device=logits.device)
+    rows: list[tuple[float, ...]] = []
+    for sampler, position in chosen:
+        own = sampler.sampling
+        top_k = own.top_k or logits.shape[-1]
+        rows.append((own.temperature, top_k, own.top_p, own.min_p, sampler.draw(position)))
+    table = torch.tensor(rows, dtype=torch.float64, device=logits.device)
     return _Parameters(*table[:, :, None].unbind(1))
 
 
-def _choice(sampler: TokenSampler) -> Callable[[torch.Tensor, _Chosen], torch.Tensor]:
-    if sampler.greedy:
+def _choice(sampling: Sampling) -> Callable[[torch.Tensor, _Chosen], torch.Tensor]:
+    if sampling.temperature == 0:
         return _likeliest
-    return _draw_cut if sampler.cuts else _draw
+    cuts = sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
+    return _draw_cut if cuts else _draw
 
 
 def _likeliest(logits: torch.Tensor, _: _Chosen) -> torch.Tensor:
-    if logits.is_cpu:  # numpy's is thirteen times as fast there
-        token = torch.as_tensor(logits.numpy().argmax(-1))
-    else:
-        token = logits.argmax(-1)
+    # Numpy's is thirteen times as fast on a CPU.
+    token = torch.as_tensor(logits.numpy().argmax(-1)) if logits.is_cpu else logits.argmax(-1)
     possible = logits.gather(1, token[:, None])[:, 0] > -torch.inf  # NaN, which counts as the largest, is not
     return token.where(possible, _NO_TOKEN)
 

@@ -7,13 +7,10 @@ from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pasta_async.backends.local.cache import Node, RadixCache, SlotPool
+from pasta_async.backends.local.cache import Ids, Node, RadixCache, SlotPool
 from pasta_async.backends.local.sampler import TokenSampler
 from pasta_async.load import EngineLoad
-
-Ids = NDArray[np.int64]
 
 _HEADROOM = 8  # slots left for each running job when another is admitted
 _REMEMBERED = 4096  # answers that count as started
@@ -47,29 +44,18 @@ class Job:
         self.ids: Ids = np.empty(self.limit, np.int64)
         self.ids[: self.length] = ids
         self.slots: Ids = np.empty(self.limit, np.int64)
-        self.filled = 0
-        """Tokens that have keys and values."""
-        self.shared = 0
-        """Tokens of these whose slots the radix tree owns; the other slots are this job's own."""
-        self.last_slot: int | None = None
-        """That it was given, since it was admitted."""
-        self.node: Node | None = None
-        """Where it stands in the tree, locked; None while it waits."""
-        self.cached: int | None = None
-        """Tokens of the prompt that the cache had when it was first admitted."""
+        self.filled = 0  # tokens that have keys and values
+        self.shared = 0  # tokens of these whose slots the radix tree owns; the other slots are this job's own
+        self.last_slot: int | None = None  # that it was given, since it was admitted
+        self.node: Node | None = None  # where it stands in the tree, locked; None while it waits
+        self.cached: int | None = None  # tokens of the prompt that the cache had when it was first admitted
         self.arrival = 0
-        self.paused = False
-        """Whether its reader is behind; it then keeps its place but is not computed."""
+        self.paused = False  # whether its reader is behind; it then keeps its place but is not computed
 
     @property
     def decodes_nothing(self) -> bool:
         """Whether only its context is computed."""
         return self.limit == self.prompt
-
-    @property
-    def counts(self) -> bool:
-        """Whether it makes others wait."""
-        return not (self.paused or self.decodes_nothing)
 
     @property
     def missing(self) -> int:
@@ -92,12 +78,7 @@ class Scheduler:
     Jobs of answers that have started are admitted before new answers, in order of arrival. When slots run
     out, cached ones are evicted; then paused jobs and then the youngest are preempted: they wait again, and
     what they computed stays cached. The oldest is never preempted for want of slots, and no job may need more
-    than the pool, so something always moves.
-
-    Args:
-        slots: Size of the pool.
-        max_running: Most jobs in one step.
-        max_prefill_tokens: Most prompt tokens in one step.
+    than the pool of `slots`, so something always moves.
     """
 
     def __init__(self, slots: int, max_running: int, max_prefill_tokens: int) -> None:
@@ -128,7 +109,7 @@ class Scheduler:
         active = [job for job in self.running if not job.paused]
         tasks = [Task(job, 1) for job in active if job.missing == 1]
         budget = max(self._max_prefill_tokens - len(tasks), 1)
-        for job in sorted(active, key=_urgency):
+        for job in sorted(active, key=lambda job: job.decodes_nothing):
             if job.missing > 1 and budget:
                 tasks.append(Task(job, min(job.missing, budget)))
                 budget -= tasks[-1].tokens
@@ -144,13 +125,11 @@ class Scheduler:
 
         May be called from any thread.
         """
-        running, waiting = ([job for job in jobs[:] if job.counts] for jobs in (self.running, self.waiting))
-        return EngineLoad(
-            capacity=self._max_running,
-            running=len(running),
-            queued=len(waiting),
-            kv_use=1 - self._available / self.pool.size,
+        running, queued = (
+            sum(not (job.paused or job.decodes_nothing) for job in jobs[:])
+            for jobs in (self.running, self.waiting)
         )
+        return EngineLoad(self._max_running, running, queued, kv_use=1 - self._available / self.pool.size)
 
     def publish(self, job: Job) -> None:
         """Give the tree what a running job has computed since, so that others find it."""
@@ -170,9 +149,8 @@ class Scheduler:
         if len(self.running) >= self._max_running and not any(job.paused for job in self.running):
             return
         ready = [job for job in self.waiting if not job.paused]
-        for job in sorted(
-            ready, key=lambda job: (job.decodes_nothing, job.group not in self._started, job.arrival)
-        ):
+        ready.sort(key=lambda job: (job.decodes_nothing, job.group not in self._started, job.arrival))
+        for job in ready:
             if len(self.running) >= self._max_running and not self._preempt_paused():
                 return
             if not self._enter(job):
@@ -196,7 +174,10 @@ class Scheduler:
         job.cached = len(slots) if job.cached is None else job.cached
         self.waiting.remove(job)
         self.running.append(job)
-        self._remember(job.group)
+        self._started[job.group] = None
+        self._started.move_to_end(job.group)
+        if len(self._started) > _REMEMBERED:
+            self._started.popitem(last=False)
         return True
 
     def _leave(self, job: Job) -> None:
@@ -214,7 +195,7 @@ class Scheduler:
         """Preempt the youngest paused job."""
         paused = [job for job in self.running if job.paused]
         if paused:
-            self._preempt(max(paused, key=_arrival))
+            self._preempt(max(paused, key=lambda job: job.arrival))
         return bool(paused)
 
     @property
@@ -225,24 +206,10 @@ class Scheduler:
         """Evict, and if need be preempt jobs, until the pool has a slot for every task's token."""
         while (needed := sum(count for _, count in tasks)) > self._available:
             if not self._preempt_paused():
-                youngest = max(self.running, key=_arrival)
+                youngest = max(self.running, key=lambda job: job.arrival)
                 self._preempt(youngest)
                 tasks = [task for task in tasks if task.job is not youngest]
         if needed > self.pool.free_in_pages:  # single slots are left as a last resort: each would cost a page
             spare = max(needed - self.pool.free, self.pool.size // 64)
             self.pool.give(self.radix.evict(spare))
         return tasks
-
-    def _remember(self, group: Hashable) -> None:
-        self._started[group] = None
-        self._started.move_to_end(group)
-        while len(self._started) > _REMEMBERED:
-            self._started.popitem(last=False)
-
-
-def _arrival(job: Job) -> int:
-    return job.arrival
-
-
-def _urgency(job: Job) -> bool:
-    return job.decodes_nothing

@@ -7,7 +7,7 @@ thread, `Session` keeps that thread at work while streams of one event loop are 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from time import perf_counter
@@ -19,7 +19,7 @@ from pasta_async.backends.tokenization import Detokenizer, TextCodec
 from pasta_async.errors import BackendError
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 
-Delivery = Sequence[tuple["Stream", Sequence[Piece]]]
+Delivery = list[tuple["Stream", Sequence[Piece]]]
 
 _MOST_WAITING = 32  # pieces in a reader's buffer before its job pauses
 
@@ -41,10 +41,7 @@ class PieceWriter:
         if token in self._ends or token in self._tags:
             text = "" if token in self._ends else self._codec.detokenize([token])
             finish_reason = finish_reason or self._stop(text)
-            return [
-                *self._drain(None, complete=True),
-                Piece((token,), text, finish_reason),
-            ]
+            return [*self._drain(None, complete=True), Piece((token,), text, finish_reason)]
         text = self._text.add(token)
         finish_reason = finish_reason or self._stop(text)
         self._held.append(token)
@@ -68,16 +65,12 @@ class PieceWriter:
 
 
 class Stream:
-    """A job and its reader's buffer.
-
-    Belongs to the running event loop; `write` runs in the engine's thread.
-    """
+    """A job and its reader's buffer, of the running event loop; `write` runs in the engine's thread."""
 
     def __init__(self, job: Job, writer: PieceWriter) -> None:
         self.job = job
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.ended: asyncio.Event = asyncio.Event()
-        """Whether the engine is done with the job."""
+        self.ended: asyncio.Event = asyncio.Event()  # the engine is done with the job
         self._writer = writer
         self._pieces: deque[Piece] = deque()
         self._news = asyncio.Event()
@@ -96,11 +89,10 @@ class Stream:
 
     def write(self, output: Output) -> list[Piece]:
         """The pieces that a token makes ready, with the usage on the first and on the last."""
-        pieces = (
-            [Piece((), "", "length")]
-            if output.token is None
-            else self._writer.write(output.token, output.finish_reason)
-        )
+        if output.token is None:
+            pieces = [Piece((), "", "length")]
+        else:
+            pieces = self._writer.write(output.token, output.finish_reason)
         if pieces and (not self._written or pieces[-1].finish_reason):
             usage = {"prompt_tokens": self.job.prompt, "cached_tokens": self.job.cached}
             pieces[-1] = pieces[-1]._replace(**usage)
@@ -179,16 +171,18 @@ class EngineLoop:
                 return
 
     def _hand_out(self, outputs: Sequence[Output]) -> None:
-        ready: list[tuple[Stream, Sequence[Piece]]] = []
+        ready: defaultdict[asyncio.AbstractEventLoop, Delivery] = defaultdict(list)
         for output in outputs:
             stream = self._streams[id(output.job)]
             if output.error:
                 del self._streams[id(output.job)]
                 _call_soon(stream.loop, stream.fail, output.error)
             elif pieces := stream.write(output):
-                ready.append((stream, pieces))
+                ready[stream.loop].append((stream, pieces))
                 self._end(stream, pieces)
-        self._deliver(ready)
+        for loop, batch in ready.items():
+            if not _call_soon(loop, _post_all, batch):
+                self.drop_abandoned()
 
     def _end(self, stream: Stream, pieces: Sequence[Piece]) -> None:
         if pieces[-1].finish_reason:
@@ -196,21 +190,11 @@ class EngineLoop:
             if stream.job.node is not None:  # the text ended it, not the engine
                 self._engine.remove(stream.job)
 
-    def _deliver(self, ready: Delivery) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, Sequence[Piece]]]] = {}
-        for stream, pieces in ready:
-            by_loop.setdefault(stream.loop, []).append((stream, pieces))
-        for loop, batch in by_loop.items():
-            if not _call_soon(loop, _post_all, batch):
-                self.drop_abandoned()
-
 
 class Session:
     """The open streams of one event loop, and the task that exists while there are any.
 
-    Args:
-        engine_loop: Steps the engine.
-        executor: One thread, the engine's.
+    The task has `engine_loop` run in the one thread of `executor`.
     """
 
     def __init__(self, engine_loop: EngineLoop, executor: Executor) -> None:
@@ -225,11 +209,6 @@ class Session:
     def busy(self) -> bool:
         """Whether streams are open on a loop that is still alive."""
         return bool(self._open) and not self.loop.is_closed()
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the loop was closed while streams were open."""
-        return bool(self._open) and self.loop.is_closed()
 
     def open(self, stream: Stream) -> None:
         """Start a stream."""
@@ -256,16 +235,16 @@ class Session:
             raise cancelled
 
     async def fail(self, error: BaseException) -> None:
-        """End every stream with an error. A cancellation is raised only after the task has ended."""
+        """End every stream with an error. A cancellation is raised only after the task has ended.
+
+        Called on another event loop it has the session's own do that, and does not wait.
+        """
+        if self.loop is not asyncio.get_running_loop():
+            _call_soon(self.loop, self._fail, error)
+            return
         self._fail(error)
         if cancelled := await self._finish():
             raise cancelled
-
-    def fail_from_elsewhere(self, error: BaseException) -> None:
-        """As `fail`, called on another event loop or without one; returns at once."""
-        for stream in tuple(self._open):
-            self._engine_loop.submit(lambda stream=stream: self._engine_loop.remove(stream))
-        _call_soon(self.loop, self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
         for stream in self._open:
@@ -313,7 +292,7 @@ class Session:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
-    """Have a loop call something, from the engine's thread; False if it was closed meanwhile."""
+    """Have a loop call something, from another thread; False if it was closed meanwhile."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)
     except RuntimeError:

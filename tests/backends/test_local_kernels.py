@@ -13,8 +13,9 @@ import pytest
 import torch
 from cache_checks import check_scheduler
 
-from pasta_async.backends.local import LocalBackend, compiled
+from pasta_async.backends.local import LocalBackend, model
 from pasta_async.backends.local.checkpoint import ModelConfig
+from pasta_async.backends.local.compiled import compilable
 from pasta_async.backends.local.engine import Engine, EngineOptions
 from pasta_async.backends.local.quantised import AVX2
 from pasta_async.backends.local.sampler import TokenSampler
@@ -57,7 +58,7 @@ def cannot(_: ModelConfig) -> bool:
 
 def open_with_torch(folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any = "int8") -> Engine:
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "compilable", cannot)
+        patch.setattr(model, "compilable", cannot)
         return Engine(folder, EngineOptions(device="cpu", slots=1024, dtype=dtype))
 
 
@@ -143,5 +144,5 @@ async def test_the_kernels_have_the_threads_that_a_backend_is_given(tmp_path: Pa
 def test_sizes_that_the_kernels_do_not_take_are_computed_by_torch(tmp_path: Path) -> None:
     local_models.model(intermediate_size=160).save_pretrained(tmp_path)
     engine = open_int8(tmp_path)
-    assert not compiled.compilable(engine.config)
+    assert not compilable(engine.config)
     assert logits(engine, ids_of(9))[0][0].isfinite().all()
