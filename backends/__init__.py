@@ -144,18 +144,14 @@ def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
     names = [url.rstrip("/") for url in urls]
     if twice := {name for name in names if names.count(name) > 1}:
         raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
-    own = {name: _own(url, options) for name, url in zip(names, urls, strict=True)}
-    if unknown := sorted(options.keys() - set[str]().union(*own.values())):
+    takes = [_OPTIONS[_kind(url)[0]] for url in urls]
+    if unknown := sorted(options.keys() - set[str]().union(*takes)):
         raise InvalidRequestError(f"none of {', '.join(names)} takes {', '.join(unknown)}")
-    return RoutedBackend(
-        {name: open_backend(url, **own[name]) for name, url in zip(names, urls, strict=True)}
-    )
-
-
-def _own(url: str, options: BackendOptions) -> BackendOptions:
-    """Those options of several backends that are for this one."""
-    takes = _OPTIONS[_kind(url)[0]]
-    return cast("BackendOptions", {name: value for name, value in options.items() if name in takes})
+    members: dict[str, Backend] = {}
+    for name, url, known in zip(names, urls, takes, strict=True):
+        own = {option: value for option, value in options.items() if option in known}
+        members[name] = open_backend(url, **cast("BackendOptions", own))
+    return RoutedBackend(members)
 
 
 class WrappingBackend:

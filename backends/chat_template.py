@@ -28,10 +28,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals.update(_GLOBALS)
+        helpers: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
+        environment.globals.update(helpers)
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -62,18 +63,12 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-_EXTENSIONS = [_Generation, loopcontrols]
-
-
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
 def _now(format: str) -> str:  # templates may pass it by name
     return datetime.now().strftime(format)
-
-
-_GLOBALS: dict[str, Any] = {"raise_exception": _refuse, "strftime_now": _now}
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

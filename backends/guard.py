@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
-from pasta_async.errors import InvalidRequestError
+from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.protocol import Message
 
 MAX_DEPTH = 64
@@ -47,6 +47,18 @@ def check_messages(messages: Sequence[Message]) -> None:
         calls = content is None and len(message) > 2  # a call of a tool needs no words
         if not (isinstance(content, str | list) or calls) or not isinstance(message.get("role"), str):
             raise InvalidRequestError(f"message {i} needs a role, and a content: text, or a list of parts")
+
+
+def lone_text(messages: Sequence[Message]) -> str:
+    """What a model without a chat template takes: the text of one user message, and nothing besides.
+
+    Raises:
+        InvalidRequestError: There is more, or something else.
+    """
+    content: Any = messages[0].get("content")
+    if len(messages) > 1 or messages[0].get("role") != "user" or not isinstance(content, str):
+        raise InvalidRequestError("this model has no chat template: give it one user message, or text")
+    return content
 
 
 def texts_in(*values: Any) -> list[str]:
@@ -186,12 +198,11 @@ def apart(message: Message, marker: str) -> Message:
     parts: Any = message.get("content")
     if not isinstance(parts, list) or len(cast("list[Any]", parts)) < 2:
         return message
-    return {**message, "content": [_ended(part, marker) for part in cast("list[Any]", parts)]}
-
-
-def _ended(part: Any, marker: str) -> Any:
-    text = _get(part, "text")
-    return {**part, "text": text + marker} if isinstance(text, str) else part
+    content = [
+        {**part, "text": part["text"] + marker} if isinstance(_get(part, "text"), str) else part
+        for part in cast("list[Any]", parts)
+    ]
+    return {**message, "content": content}
 
 
 def with_arguments_read(message: Message) -> Message:
@@ -211,13 +222,21 @@ def _with_arguments_read(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": cast("dict[str, Any]", read)}}
 
 
-def beginnings(text: str, limit: int) -> Iterator[str]:
-    """Growing parts of a text that may be too long for so many tokens, each far longer than those before.
+def beginnings(texts: Iterable[str], limit: int) -> Iterator[str]:
+    """Growing parts of texts that may be too long for so many tokens, each far longer than those before.
 
-    If one of them has more than `limit` + `EDGE` tokens, the text has too many. Whoever encodes them first
-    never encodes much more than fits, however long the text is.
+    Whoever encodes them first, and gives the ids to `check_fits`, never encodes much more than fits.
     """
-    size = 8 * max(limit, 1)
-    while len(text) > size:
-        yield text[:size]
-        size *= 4
+    for text in texts:
+        size = 8 * max(limit, 1)
+        while len(text) > size:
+            yield text[:size]
+            size *= 4
+
+
+def check_fits(ids: Sequence[int], limit: int) -> None:
+    """Refuse the ids of a text's beginning if the text has more than `limit`, however it goes on."""
+    if len(ids) > limit + EDGE:
+        raise PromptTooLongError(
+            f"the text has more than the {limit} tokens that the model takes", limit=limit
+        )

@@ -40,9 +40,6 @@ PROBE_SECONDS, LONGEST_PROBE_SECONDS, PROBE_TIMEOUT = 1.0, 30.0, 20.0
 MALFORMED_ANSWERS = 3
 """Answers, one after another, to whose requests a member replies malformed before it is taken out."""
 
-_BAD_GATEWAY = (502, 504)
-"""What a proxy in front of a server says when it cannot reach it."""
-
 _SAMPLE = "One prompt, 2 servers: naïve “quotes”,\n\ttabs and <sync/> 12345."
 """Text that different tokenizers encode differently."""
 
@@ -154,14 +151,28 @@ class RoutedBackend:
         return (self._model or await self._connecting.run(self._start)).info
 
     async def _start(self) -> _Model:
-        self._model = await self._learn()
+        """Learn the model that all serve: members that cannot be used stay out."""
+        models: dict[str, _Model] = {}
+        for member, task in (await self._ask_all()).items():
+            try:
+                models[member.name], member.error = task.result(), None
+            except asyncio.CancelledError:
+                member.error = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
+            except BackendError as error:
+                member.error = error
+        if not models:
+            unusable = self._none_usable()
+            unusable.retryable = any(member.error and member.error.retryable for member in self.members)
+            raise unusable
+        self._model = _common(models)
         for member in self.members:
             if member.error:
+                _LOG.warning("%s is left out: %s", member.name, _loggable(member.error))
                 self._probe(member)
         return self._model
 
-    async def _learn(self) -> _Model:
-        """Ask every member what it serves: those that do not tell in time stay out."""
+    async def _ask_all(self) -> dict[Member, asyncio.Task[_Model]]:
+        """Ask every member what it serves; tasks of those that do not tell in time are cancelled."""
         tasks = {member: asyncio.create_task(member.learn()) for member in self.members}
         try:
             with suppress(TimeoutError):
@@ -175,23 +186,7 @@ class RoutedBackend:
             for task in tasks.values():
                 task.cancel()
             await asyncio.wait(tasks.values())
-        models: dict[str, _Model] = {}
-        for member, task in tasks.items():
-            try:
-                models[member.name], member.error = task.result(), None
-            except asyncio.CancelledError:
-                member.error = BackendTimeoutError(f"it did not answer within {START_SECONDS:g} s")
-            except BackendError as error:
-                member.error = error
-        if not models:
-            unusable = self._none_usable()
-            unusable.retryable = any(member.error and member.error.retryable for member in self.members)
-            raise unusable
-        common = _common(models)
-        for member in self.members:
-            if member.error:
-                _LOG.warning("%s is left out: %s", member.name, _loggable(member.error))
-        return common
+        return tasks
 
     async def encode(self, text: str) -> list[int]:
         """Encode text as data, on any member. May be cancelled at any point."""
@@ -398,5 +393,5 @@ def _is_gone(error: BackendError) -> bool:
     A 502 and a 504 are a proxy's, which says so of the server behind it; a 503 is a full queue.
     """
     if isinstance(error, BackendStatusError):
-        return error.status in _BAD_GATEWAY
+        return error.status in (502, 504)
     return isinstance(error, BackendTransportError)

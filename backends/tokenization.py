@@ -18,18 +18,19 @@ from tokenizers import AddedToken, Tokenizer
 
 from pasta_async.backends.chat_template import ChatTemplate
 from pasta_async.backends.guard import (
-    EDGE,
     apart,
     as_written,
     beginnings,
+    check_fits,
     check_messages,
     free_marker,
+    lone_text,
     mark,
     replace_texts,
     spells_command,
     texts_in,
 )
-from pasta_async.errors import InvalidRequestError, PromptTooLongError, UnsupportedModelError
+from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
@@ -43,11 +44,12 @@ LONG_TEXTS_AT_ONCE = 2
 """Worker threads that encode for one model at the same time."""
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")  # of added tokens
 _LOSSY = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Lowercase", "Strip", "StripAccents", "Nmt")
 
 
 class TokenizerFiles(NamedTuple):
-    """What the files of a model folder say of its tokenizer; the arguments of a `TextCodec`."""
+    """What the files of a model folder say of its tokenizer."""
 
     tokenizer: dict[str, Any]
     """The parsed `tokenizer.json`."""
@@ -74,16 +76,13 @@ class TokenizerFiles(NamedTuple):
         return cls(tokenizer, config, find_template(folder, config), tuple(named_ends(folder)))
 
     def codec(self, place: Path) -> TextCodec:
-        """The codec of these files.
-
-        Args:
-            place: What they were read from, for the message of an error.
+        """The codec of these files, which were read from a place.
 
         Raises:
             UnsupportedModelError: They are malformed, or of a kind that is not supported.
         """
         try:
-            return TextCodec(*self)
+            return TextCodec(self)
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedModelError(f"{place}: its tokenizer cannot be used: {error!r}") from error
 
@@ -94,24 +93,14 @@ class TextCodec:
     Decoding joins the tokens' own texts: nothing is skipped, no space is added or stripped. Encoding
     therefore adds no space either (SentencePiece-like tokenizers put one before a text by default), so that
     decoding gives every text back; only characters that the vocabulary cannot write at all are lost.
-
-    The arguments are those of `TokenizerFiles`.
     """
 
-    def __init__(
-        self,
-        tokenizer: dict[str, Any],
-        config: dict[str, Any],
-        template: str | None = None,
-        end_ids: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, files: TokenizerFiles) -> None:
+        tokenizer, config, template, end_ids = files
         added: list[dict[str, Any]] = tokenizer.get("added_tokens") or []
         self._added = {entry["id"]: str(entry["content"]) for entry in added}
-        spacing = [
-            entry
-            for entry in added
-            if not entry["special"] and entry["content"].replace(_SPACE, " ").isspace()
-        ]
+        plain = [entry for entry in added if not entry["special"]]
+        spacing = [entry for entry in plain if entry["content"].replace(_SPACE, " ").isspace()]
         self._full = _build(tokenizer)
         inner = _without_prefix(tokenizer)  # for what is not the beginning of a text
         self._inner = self._full if inner == tokenizer else _build(inner)
@@ -121,19 +110,19 @@ class TextCodec:
         unknown = self._full.token_to_id(str(tokenizer["model"].get("unk_token")))
         self._commands = set(self._added) - {entry["id"] for entry in spacing} - {unknown}
         self._bytes: dict[int, bytes] = {}
-        self._template = ChatTemplate(template, _named_tokens(config)) if template else None
-        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*end_ids, *self._ends(config)]))
-        self.tags: TagIds | None = self._find_tags()
+        named = _named_tokens(config)
+        self._template = ChatTemplate(template, named) if template else None
+        end = self._full.token_to_id(named.get("eos_token", ""))
+        self.end_ids: tuple[int, ...] = tuple(i for i in dict.fromkeys((*end_ids, end)) if i is not None)
+        by_text = {text: i for i, text in self._added.items()}
+        tags = [by_text[tag] for tag in TAG_TOKENS if tag in by_text]
+        self.tags: TagIds | None = TagIds(*tags) if len(tags) == len(TAG_TOKENS) else None
         special = {entry["id"] for entry in added if entry["special"]} - {unknown}
         self._special = special.union(self.tags or ())
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextCodec:
-        """Read a model folder: tokenizer.json, and where present tokenizer_config.json and a chat template.
-
-        Raises:
-            UnsupportedModelError: tokenizer.json is missing or malformed, or of a kind that is not supported.
-        """
+        """Read a model folder; raises as `TokenizerFiles.read`, and where the kind is not supported."""
         return TokenizerFiles.read(Path(folder)).codec(Path(folder) / "tokenizer.json")
 
     @property
@@ -144,17 +133,11 @@ class TextCodec:
     def encode(self, text: str, limit: int | None = None) -> list[int]:
         """Encode text as data: no added token comes out, whatever it spells; decoding gives it back.
 
-        Args:
-            text: Any text.
-            limit: Tokens that may come out; a longer text is refused before all of it is encoded.
-
         Raises:
             InvalidRequestError: The text is no valid Unicode.
-            PromptTooLongError: It has more tokens than `limit`.
+            PromptTooLongError: Its beginning has more tokens than `limit`.
         """
-        texts_in(text)
-        if limit:
-            self._check_length(text, limit)
+        self._check_length(texts_in(text), limit)
         return self._encode_parts(text)
 
     def encode_chat(
@@ -162,23 +145,17 @@ class TextCodec:
     ) -> list[int]:
         """Encode messages by the chat template, up to where the answer begins.
 
-        Whatever stands in the messages or in `template_kwargs` (descriptions of tools, say) is data.
-
-        Args:
-            messages: Each has a role and a content; further fields are the template's business.
-            template_kwargs: What else the template may name.
-            limit: Tokens that may come out; longer messages are refused before all of them are encoded.
+        Whatever stands in the messages (a role, a content, and what else the template knows) or in
+        `template_kwargs` (descriptions of tools, say) is data.
 
         Raises:
             InvalidRequestError: A message is malformed, the template refuses them, or there is none and they
                 are more than one user message.
-            PromptTooLongError: They have more tokens than `limit`.
+            PromptTooLongError: The beginning of a text has more tokens than `limit`.
         """
         check_messages(messages)
         texts = texts_in(messages, template_kwargs)
-        if limit:
-            for text in texts:
-                self._check_length(text, limit)
+        self._check_length(texts, limit)
         marker = free_marker(texts)
         commands = [self._added[i] for i in self._commands]
         guarded = {text: mark(text, commands, marker) for text in texts}
@@ -186,31 +163,24 @@ class TextCodec:
         if self._template is not None:
             marked = [apart(message, marker) for message in marked]
             return self._encode_marked(self._template.render(marked, kwargs), marker)
-        content: Any = messages[0]["content"]
-        if len(messages) != 1 or messages[0]["role"] != "user" or not isinstance(content, str):
-            raise InvalidRequestError("this model has no chat template: give it one user message, or text")
-        return self._opening() + self._encode_marked(guarded[content], marker)
+        return self._opening() + self._encode_marked(guarded[lone_text(messages)], marker)
 
-    def _check_length(self, text: str, limit: int) -> None:
-        for beginning in beginnings(text, limit):
-            if len(_token_ids(self._data, beginning)) > limit + EDGE:
-                raise PromptTooLongError(
-                    f"the text has more than the {limit} tokens that the model takes", limit=limit
-                )
+    def _check_length(self, texts: Iterable[str], limit: int | None) -> None:
+        if limit:
+            for beginning in beginnings(texts, limit):
+                check_fits(_token_ids(self._data, beginning), limit)
 
-    def check_data(self, texts: Iterable[str], limit: int | None = None) -> None:
+    def check_data(self, texts: Sequence[str], limit: int | None = None) -> None:
         """Refuse what would not be data where an engine encodes it as it is.
 
         Raises:
             InvalidRequestError: A text spells a special token or a tag.
-            PromptTooLongError: It has more tokens than `limit`.
+            PromptTooLongError: As for `encode`.
         """
-        for text in texts:
-            if limit:
-                self._check_length(text, limit)
-            for form in as_written([text]):
-                for i in self._special.intersection(_token_ids(self._full, form)):
-                    raise spells_command(form, self._added[i])
+        self._check_length(texts, limit)
+        for form in as_written(texts):
+            for i in self._special.intersection(_token_ids(self._full, form)):
+                raise spells_command(form, self._added[i])
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens kept, no spaces added; unfinished characters become U+FFFD."""
@@ -256,15 +226,6 @@ class TextCodec:
         """The ids that the tokenizer puts before every text (a beginning-of-text token, if any)."""
         both: list[int] = self._full.encode("", add_special_tokens=True).ids
         return [i for i in both if i not in self.end_ids]
-
-    def _ends(self, config: Mapping[str, Any]) -> tuple[int, ...]:
-        end = self._full.token_to_id(_named_tokens(config).get("eos_token", ""))
-        return () if end is None else (end,)
-
-    def _find_tags(self) -> TagIds | None:
-        by_text = {text: i for i, text in self._added.items()}
-        found = [by_text.get(tag) for tag in TAG_TOKENS]
-        return None if None in found else TagIds(*(i for i in found if i is not None))
 
 
 class AsyncTextCodec:
@@ -350,26 +311,26 @@ def named_ends(folder: Path) -> list[int]:
     Raises:
         UnsupportedModelError: A file is malformed.
     """
-    return [
-        end
-        for path in (folder / "generation_config.json", folder / "config.json")
-        for end in _as_ids((read_object(path) or {}).get("eos_token_id"), path)
-    ]
+    ends: list[int] = []
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        value: Any = (read_object(path) or {}).get("eos_token_id")
+        ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
+        if not all(type(one) is int for one in ids):
+            raise UnsupportedModelError(f"{path}: eos_token_id must be an id or several, not {value!r:.80}")
+        ends += ids
+    return ends
 
 
 def add_tags(tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     """Add the six tags as special tokens, with ids behind the others unless they have some.
 
-    Args:
-        tokenizer: The parsed `tokenizer.json`; it is changed.
-        config: The parsed `tokenizer_config.json`; it is changed where it lists added tokens.
+    The parsed `tokenizer.json` is changed, and `tokenizer_config.json` where it lists added tokens.
     """
     built: Any = Tokenizer.from_str(json.dumps(tokenizer))
     known = {entry["content"]: entry for entry in tokenizer.setdefault("added_tokens", [])}
     built.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in TAG_TOKENS])
     for tag in TAG_TOKENS:
-        form = {"content": tag, "single_word": False, "lstrip": False, "rstrip": False}
-        form |= {"normalized": False, "special": True}
+        form = {"content": tag, **dict.fromkeys(_FLAGS, False), "special": True}
         if tag in known:
             known[tag].update(form)
         else:
@@ -406,14 +367,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in named.items() if isinstance(value, str)}
 
 
-def _as_ids(value: Any, path: Path) -> list[int]:
-    """One id or several, as a file has them."""
-    ids = cast("list[Any]", value if isinstance(value, list) else [] if value is None else [value])
-    if not all(type(one) is int for one in ids):
-        raise UnsupportedModelError(f"{path}: eos_token_id must be an id or a list of ids, not {value!r:.80}")
-    return ids
-
-
 def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if len(text) <= LONG_TEXT:
         return tokenizer.encode(text, add_special_tokens=False).ids
@@ -437,11 +390,9 @@ def _with_model(full: Tokenizer, raw: dict[str, Any]) -> Tokenizer:
         built.normalizer = steps.normalizer
     if steps.pre_tokenizer is not None:
         built.pre_tokenizer = steps.pre_tokenizer
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    tokens = [
-        AddedToken(token["content"], **{key: token[key] for key in flags}) for token in raw["added_tokens"]
-    ]
-    built.add_tokens(tokens)
+    built.add_tokens(
+        [AddedToken(one["content"], **{key: one[key] for key in _FLAGS}) for one in raw["added_tokens"]]
+    )
     return built
 
 
@@ -469,9 +420,7 @@ def _piece_reader(raw: dict[str, Any]) -> Any:
     steps: list[dict[str, Any]] = decoder.get("decoders") or [decoder]
     kinds = {step["type"] for step in steps}
     if unknown := kinds - {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
-        raise ValueError(
-            f"its decoder {', '.join(sorted(unknown))} is neither byte-level nor SentencePiece-like"
-        )
+        raise ValueError(f"its decoder {', '.join(sorted(unknown))} is not byte-level, nor SentencePiece's")
     if "ByteLevel" in kinds:
         return _read_byte_level
     spaces = kinds & {"Metaspace", "Replace"}

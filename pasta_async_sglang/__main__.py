@@ -17,19 +17,11 @@ from pathlib import Path
 from pasta_async_sglang.fit import misfits
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Check, print the result, and return the exit status.
-
-    Args:
-        arguments: A version of SGLang, or none; None: those of the command line.
-    """
-    given = sys.argv[1:] if arguments is None else arguments
+def main() -> int:
+    """Check, print the result, and return the exit status."""
+    given = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
-        if given:
-            package = _downloaded(given[0], Path(folder))
-        else:
-            package = _installed()
-        problems = misfits(package)
+        problems = misfits(_downloaded(given[0], Path(folder)) if given else _installed())
     sys.stdout.write("\n".join(problems or ["the hooks fit"]) + "\n")
     return 1 if problems else 0
 

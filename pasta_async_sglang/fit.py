@@ -38,11 +38,7 @@ _NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def misfits(folder: Path) -> list[str]:
-    """What is missing, or has other parameters, in an SGLang; nothing if the plug-in fits.
-
-    Args:
-        folder: The package `sglang`, with its source.
-    """
+    """What is missing, or has other parameters, in a package `sglang`; nothing if the plug-in fits."""
     return [problem for file, classes in _NEEDED.items() for problem in _of_file(folder / file, classes)]
 
 

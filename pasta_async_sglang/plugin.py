@@ -51,13 +51,9 @@ def _unknown(sglang: Any) -> str:
 
 
 class Plugin:
-    """What the hooks do.
+    """What the hooks do; `off` is why nothing is published, empty if it is."""
 
-    Args:
-        off: Why nothing is published; empty if it is.
-    """
-
-    def __init__(self, off: str = "") -> None:
+    def __init__(self, off: str) -> None:
         self.off: str = ""
         if off:
             self._switch_off(off)
@@ -107,16 +103,14 @@ def _unsuitable(scheduler: Any) -> str:
 
 def _publish(scheduler: Any, rid: str) -> None:
     """Put what a running request has decoded into the tree; nothing if it is not running here."""
-    for batch in (scheduler.running_batch, scheduler.last_batch):
-        for request in batch.reqs if batch is not None else ():
-            if request.rid == rid:
-                if _publishable(request):
-                    request.refresh_fill_ids()
-                    # All but the token sampled last have KV; that of a step under way is not there yet.
-                    decoded = len(request.origin_input_ids) + len(request.output_ids) - 1
-                    up_to = min(decoded, request.kv.kv_committed_len)
-                    scheduler.tree_cache.checkpoint(request, up_to=up_to)
-                return
+    batches = [batch for batch in (scheduler.running_batch, scheduler.last_batch) if batch is not None]
+    request = next((one for batch in batches for one in batch.reqs if one.rid == rid), None)
+    if request is not None and _publishable(request):
+        request.refresh_fill_ids()
+        # All but the token sampled last have KV; that of a step under way is not there yet.
+        decoded = len(request.origin_input_ids) + len(request.output_ids) - 1
+        up_to = min(decoded, request.kv.kv_committed_len)
+        scheduler.tree_cache.checkpoint(request, up_to=up_to)
 
 
 def _publishable(request: Any) -> bool:

@@ -9,7 +9,7 @@ import uuid
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -106,12 +106,9 @@ class SGLangBackend:
             vocab_size=vocab_size,
             prefill_ahead=prefill_ahead,
         )
-        self._connections = Connections(
-            api_key=api_key, client=client, timeout=timeout, max_connections=max_connections
-        )
+        self._connections = Connections(api_key, client, timeout, max_connections)
         self._server = Server(url, self._connections)
-        self._folder = tokenizer
-        self._vocab_size, self._prefill_ahead = vocab_size, prefill_ahead
+        self._folder, self._vocab_size, self._prefill_ahead = tokenizer, vocab_size, prefill_ahead
         self._connecting = SingleFlight[ServedModel]()
         self._engines = [self._server]
         self._load = LoadReader()
@@ -167,9 +164,7 @@ class SGLangBackend:
         """Encode messages by the model's chat template. May be cancelled at any point.
 
         Raises:
-            InvalidRequestError: The text is no valid Unicode, or cannot be encoded as data.
-            PromptTooLongError: It has far more tokens than the model takes.
-            BackendError: The server failed, or its template refused the messages (400).
+            PastaError: As `encode`, and a `BackendError` (400) where the template refused the messages.
         """
         return await self._tokenize(lambda tokenizer: tokenizer.encode_chat(messages, template_kwargs))
 
@@ -198,20 +193,23 @@ class SGLangBackend:
             BackendError: The server refused or failed, or the backend was closed.
         """
         model = await self._connected()
-        reader = model.reader(request.stop_ids)
+        reader = model.reader()
         headers = {ROUTING_KEY: request.answer, **(request.headers or {})}
-        parent = self._main_request(request.answer) if request.thread and model.publishes else None
+        parent = None
+        if request.thread and model.publishes:  # what its main thread decodes now, it forks from
+            parent = next((call.rid for call in self._open if call.main_of == request.answer), None)
         async with self._call("/generate", _body(request, model), headers, parent) as call:
             increments = Increments(
                 model.info.vocab_size,
-                incremental=model.incremental and request.stream,
+                incremental=bool(model.about.incremental_streaming_output) and request.stream,
                 has_text=isinstance(model.tokenizer, RemoteTokenizer),
+                stop_ids=request.stop_ids,
                 request=call.rid,
             )
             call.main_of = request.answer if not request.thread and request.max_tokens else None
             while (event := await call.next()) is not None:
                 for piece in await reader.read(increments.take(event)):
-                    call.over = call.over or piece.finish_reason is not None
+                    call.over |= piece.finish_reason is not None
                     if not request.max_tokens:  # SGLang answers with one all the same
                         piece = piece._replace(ids=(), text="")
                     yield piece
@@ -253,9 +251,8 @@ class SGLangBackend:
     async def _call(
         self, path: str, body: dict[str, Any], headers: Mapping[str, str], parent: str | None = None
     ) -> AsyncGenerator[_Call]:
-        rid = next(self._rids)
-        body = {**body, "rid": f"{rid}:{parent}" if parent else rid}
-        call = _Call(self._server, path, body, headers, self._engines)
+        rid = f"{next(self._rids)}:{parent}" if parent else next(self._rids)
+        call = _Call(self._server, path, {**body, "rid": rid}, headers, self._engines, rid)
         self._open.add(call)
         try:
             with self._connections.key_hidden():
@@ -264,10 +261,6 @@ class SGLangBackend:
             with anyio.CancelScope(shield=True):
                 await call.end()
             self._open.discard(call)
-
-    def _main_request(self, answer: str) -> str | None:
-        """The id of the request by which an answer's main thread decodes now."""
-        return next((call.rid for call in self._open if call.main_of == answer), None)
 
     async def aclose(self) -> None:
         """End open requests with an error, abort them on the server, and close the connections.
@@ -281,59 +274,55 @@ class SGLangBackend:
             await self._connections.aclose()
 
 
+@dataclass(eq=False)
 class _Call:
     """One request on the server, which one of the engines knows."""
 
-    def __init__(
-        self,
-        server: Server,
-        path: str,
-        body: dict[str, Any],
-        headers: Mapping[str, str],
-        engines: Sequence[Server],
-    ) -> None:
-        self._server, self._path, self._engines = server, path, engines
-        self._body, self._headers = body, headers
-        self._stream: EventStream | None = None
-        self._ending: asyncio.Task[None] | None = None
-        self.rid: str = body["rid"]
-        self.main_of: str | None = None
-        """The answer whose main thread it decodes, if it does."""
-        self.over = False
-        """Whether nothing of it is left to abort."""
+    server: Server
+    path: str
+    body: dict[str, Any]
+    headers: Mapping[str, str]
+    engines: Sequence[Server]
+    rid: str
+    main_of: str | None = None
+    """The answer whose main thread it decodes, if it does."""
+    over: bool = False
+    """Whether nothing of it is left to abort."""
+    stream: EventStream | None = None
+    ending: asyncio.Task[None] | None = None
 
     async def next(self) -> dict[str, Any] | None:
         """The next event, None at the end. The first call sends the request."""
-        if self.over and not self._body["stream"]:
+        if self.over and not self.stream:
             return None
-        sent = self._server, self._path, self._body, self._headers
         try:
-            if self._body["stream"]:
-                self._stream = self._stream or await Server.stream(*sent)
-                return await self._stream.next()
-            event = await Server.decode(*sent)
+            if not self.stream:
+                reply = await self.server.decode(self.path, self.body, self.headers)
+                if isinstance(reply, dict):
+                    self.over = True
+                    return reply
+                self.stream = reply
+            return await self.stream.next()
         except (BackendStatusError, BackendConnectError, InvalidRequestError):
             self.over = True  # it was refused, or never arrived
             raise
-        self.over = True
-        return event
 
     async def end(self) -> None:
         """Abort it, unless it is over, and close its connection.
 
         A task does it, once: a second cancellation must not leave the request running.
         """
-        self._ending = self._ending or asyncio.create_task(self._end())
-        await asyncio.shield(self._ending)
+        self.ending = self.ending or asyncio.create_task(self._end())
+        await asyncio.shield(self.ending)
 
     async def _end(self) -> None:
         if not self.over:
             with anyio.move_on_after(ABORT_SECONDS):
-                for engine in self._engines:
+                for engine in self.engines:
                     await engine.abort(self.rid)
-        if self._stream:
+        if self.stream:
             with anyio.move_on_after(ABORT_SECONDS):
-                await self._stream.aclose()
+                await self.stream.aclose()
 
 
 def _request_ids() -> Iterator[str]:
@@ -348,16 +337,13 @@ def _request_ids() -> Iterator[str]:
 
 def _body(request: DecodeRequest, model: ServedModel) -> dict[str, Any]:
     """A request in the form of `/generate`; mappings in `request.extra` are merged into its fields."""
-    params = _sampling_params(request, model)
-    if not model.has_tokenizer:  # it could not tell what the text is
-        params.pop("stop_regex", None)
     body: dict[str, Any] = {
         "input_ids": _checked_ids(request.ids, model.info),
-        "sampling_params": params,
+        "sampling_params": _sampling_params(request, model),
         "stream": request.stream,
     }
-    if model.dp_size > 1:  # each rank has a prefix cache of its own
-        body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % model.dp_size
+    if (ranks := model.about.dp_size) > 1:  # each has a prefix cache of its own
+        body["routed_dp_rank"] = zlib.crc32(request.answer.encode()) % ranks
     for name, value in request.extra.items():
         mine = body.get(name)
         body[name] = {**mine, **value} if isinstance(mine, dict) else value
@@ -403,7 +389,8 @@ def _sampling_params(request: DecodeRequest, model: ServedModel) -> dict[str, An
         params["logit_bias"] = bias
     # As patterns: behind a stop string SGLang cuts the text but not the ids, here neither.
     patterns = [f"(?:{re.escape(text)})" for text in request.stop_text if text]
-    if patterns := [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]:
+    patterns = [pattern for pattern in patterns if len(pattern) <= MAX_STOP_PATTERN]
+    if patterns and not model.about.skip_tokenizer_init:  # else it could not tell what the text is
         params["stop_regex"] = patterns[:MAX_STOPS]
     if info.honours_seeds and request.seed is not None:
         params["sampling_seed"] = request.seed

@@ -54,8 +54,8 @@ class Increment(NamedTuple):
     ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None
-    matched: int | None
-    """The id that ended the request, where an id did."""
+    end: int | None
+    """The end-of-text id that ended the request, where one did."""
     prompt_tokens: int | None
     cached_tokens: int | None
 
@@ -67,18 +67,22 @@ class Increments:
         vocab_size: Ids are below this.
         incremental: The form: only what is new, or all so far.
         has_text: Whether events hold text; those of a server without a tokenizer do not.
+        stop_ids: Ids that the request asked to stop at; another one that ends it is end-of-text.
         request: The id of the request whose events they have to be.
     """
 
     def __init__(
-        self, vocab_size: int, *, incremental: bool, has_text: bool = True, request: str | None = None
+        self,
+        vocab_size: int,
+        *,
+        incremental: bool,
+        has_text: bool = True,
+        stop_ids: Sequence[int] = (),
+        request: str | None = None,
     ) -> None:
-        self._vocab_size = vocab_size
-        self._request = request
-        self._incremental = incremental
-        self._has_text = has_text
-        self._ids = 0
-        self._text = 0
+        self._vocab_size, self._incremental, self._has_text = vocab_size, incremental, has_text
+        self._stop_ids, self._request = stop_ids, request
+        self._ids = self._text = 0  # how many, and characters, so far
 
     def take(self, event: dict[str, Any]) -> Increment:
         """What is new in an event.
@@ -111,14 +115,9 @@ class Increments:
             raise BackendProtocolError("an event of another request")
         if max(matched or 0, *said.output_ids, 0) >= self._vocab_size:
             raise BackendProtocolError(f"an event with ids above the vocabulary's {self._vocab_size}")
-        new = Increment(
-            tuple(said.output_ids),
-            text,
-            reason.type if reason else None,
-            matched,
-            meta.prompt_tokens,
-            meta.cached_tokens,
-        )
+        end = None if matched in self._stop_ids else matched
+        why = reason.type if reason else None
+        new = Increment(tuple(said.output_ids), text, why, end, meta.prompt_tokens, meta.cached_tokens)
         return new, meta.completion_tokens
 
 
@@ -127,11 +126,8 @@ def _with_counts(pieces: list[Piece], new: Increment) -> list[Piece]:
     if not pieces and new.finish_reason:
         pieces = [Piece((), "")]
     if pieces:
-        pieces[-1] = pieces[-1]._replace(
-            finish_reason=new.finish_reason,
-            prompt_tokens=new.prompt_tokens,
-            cached_tokens=new.cached_tokens,
-        )
+        last = pieces[-1]
+        pieces[-1] = Piece(last.ids, last.text, new.finish_reason, new.prompt_tokens, new.cached_tokens)
     return pieces
 
 
@@ -140,13 +136,11 @@ class RemoteReader:
 
     Args:
         tags: Ids of the tag tokens, if the model has them.
-        stop_ids: Ids the request asked to stop at; another id that ends it is end-of-text.
         detokenize: Texts of several lists of ids, asked where an event does not tell which text is whose.
     """
 
-    def __init__(self, tags: TagIds | None, stop_ids: Sequence[int], detokenize: Detokenize) -> None:
+    def __init__(self, tags: TagIds | None, detokenize: Detokenize) -> None:
         self._written = dict(zip(tags, TAG_TOKENS, strict=True)) if tags else {}
-        self._stop_ids = frozenset(stop_ids)
         self._detokenize = detokenize
         self._ids: list[int] = []  # since the last tag
         self._text = 0  # characters of theirs in earlier pieces
@@ -155,8 +149,8 @@ class RemoteReader:
     async def read(self, new: Increment) -> list[Piece]:
         """The pieces of an increment; the last one carries the finish reason and the counts."""
         end = ""
-        if new.matched is not None and new.matched not in self._stop_ids:
-            [end] = await self._detokenize([[new.matched]])
+        if new.end is not None:
+            [end] = await self._detokenize([[new.end]])
         text = new.text.removesuffix(end)
         unread = text[self._ahead :]
         self._ahead = max(0, self._ahead - len(text))
@@ -203,13 +197,10 @@ class LocalReader:
     Args:
         detokenizer: Gives the text of ids as they come.
         tags: Ids of the tag tokens, if the model has them.
-        stop_ids: Ids the request asked to stop at; another id that ends it is end-of-text.
     """
 
-    def __init__(self, detokenizer: Detokenizer, tags: TagIds | None, stop_ids: Sequence[int]) -> None:
-        self._detokenizer = detokenizer
-        self._tags = tags
-        self._stop_ids = frozenset(stop_ids)
+    def __init__(self, detokenizer: Detokenizer, tags: TagIds | None) -> None:
+        self._detokenizer, self._tags = detokenizer, tags
 
     async def read(self, new: Increment) -> list[Piece]:
         """The pieces of an increment; the last one carries the finish reason and the counts."""
@@ -221,8 +212,7 @@ class LocalReader:
     def _pieces(self, new: Increment) -> Iterator[Piece]:
         ids: list[int] = []
         text = ""
-        ended = new.matched is not None and new.matched not in self._stop_ids
-        plain = len(new.ids) - 1 if ended else len(new.ids)
+        plain = len(new.ids) if new.end is None else len(new.ids) - 1
         for at, i in enumerate(new.ids):
             if self._tags is not None and i in self._tags:
                 text += self._detokenizer.flush()

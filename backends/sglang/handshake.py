@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +63,7 @@ class _Workers(Reply):
     workers: Listed[_Worker] | None = None
 
 
-class _About(Reply):
+class About(Reply):
     """`/server_info`, as far as it matters."""
 
     version: Annotated[str, Field(max_length=100)]
@@ -123,29 +122,22 @@ class ServedModel:
 
     info: ModelInfo
     tokenizer: AsyncTextCodec | RemoteTokenizer
-    incremental: bool
-    """Whether streams hold only what is new."""
-    dp_size: int = 1
-    has_tokenizer: bool = True
-    """Whether SGLang knows what text its ids are."""
-    publishes: bool = False
+    about: About
+    preferred: PreferredSampling
+    publishes: bool
     """Whether a fork that names its parent finds what that has decoded so far (`pasta_async_sglang`)."""
-    preferred: PreferredSampling = field(default_factory=PreferredSampling)
 
-    def reader(self, stop_ids: Sequence[int]) -> LocalReader | RemoteReader:
-        """A reader for one request, which asked to stop at these ids."""
+    def reader(self) -> LocalReader | RemoteReader:
+        """A reader for one request."""
         if isinstance(self.tokenizer, RemoteTokenizer):
-            return RemoteReader(self.info.tags, stop_ids, self.tokenizer.detokenize_for_reader)
-        return LocalReader(self.tokenizer.detokenizer(), self.info.tags, stop_ids)
+            return RemoteReader(self.info.tags, self.tokenizer.detokenize_for_reader)
+        return LocalReader(self.tokenizer.detokenizer(), self.info.tags)
 
 
 async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: int | None) -> ServedModel:
-    """Ask the server what it is, and what it serves.
+    """Ask a server, or a router's worker, what it is, and what it serves.
 
-    Args:
-        server: An SGLang server, or a router's worker.
-        folder: The model's tokenizer here, if the server is not to be asked.
-        vocab_size: Where the server does not tell.
+    It is not asked for what is known: the `folder` of the model's tokenizer here, or `vocab_size`.
 
     Raises:
         BackendConnectError: Nothing listens, or it is no SGLang server, or too old a one.
@@ -155,34 +147,26 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
     model = await server.ask(_Model, "/model_info")
     if not model.is_generation:
         raise UnsupportedModelError(f"{server.url} serves {model.model_path!r}, which does not generate text")
-    has_tokenizer = not about.skip_tokenizer_init
-    if not has_tokenizer and folder is None:
+    if about.skip_tokenizer_init and folder is None:
         raise UnsupportedModelError(
             f"{server.url} was started with --skip-tokenizer-init: it can neither encode a prompt "
             "nor read an answer. Start it without, or pass tokenizer= with the model's folder."
         )
     context_length = await _context_length(server, about)
-    size = vocab_size or await _vocab_size(server)
+    vocab_size = vocab_size or await _vocab_size(server)
     tokenizer, ends = await _tokenizer(server, context_length, folder)
     plugin = _plugin_state(about)
     info = ModelInfo(
         name=model.served_model_name or model.model_path or "unknown",
         context_length=context_length,
-        vocab_size=size,
+        vocab_size=vocab_size,
         end_ids=ends,
         tags=tokenizer.tags,
         honours_seeds=bool(about.enable_deterministic_inference),
         notes=() if plugin in (None, ON) else (f"the server's plug-in for forks is off: {plugin}",),
     )
-    return ServedModel(
-        info,
-        tokenizer,
-        incremental=bool(about.incremental_streaming_output),
-        dp_size=about.dp_size,
-        has_tokenizer=has_tokenizer,
-        publishes=plugin == ON,
-        preferred=model.preferred_sampling_params or PreferredSampling(),
-    )
+    preferred = model.preferred_sampling_params or PreferredSampling()
+    return ServedModel(info, tokenizer, about, preferred, publishes=plugin == ON)
 
 
 async def _tokenizer(
@@ -200,15 +184,12 @@ async def _tokenizer(
 
 
 async def engines(server: Server) -> list[Server]:
-    """The healthy workers of a router; the server itself, if it is no router.
-
-    Raises:
-        BackendConnectError: Nothing listens there, or the router has no healthy worker.
-    """
-    try:
-        said = await server.get("/workers")
-    except (BackendStatusError, BackendProtocolError):
-        return [server]  # if something else is wrong with it, whoever asks next will say so
+    """The healthy workers of a router (`BackendConnectError`: it has none); else the server itself."""
+    said = None
+    with suppress(BackendStatusError, BackendProtocolError):  # whoever asks next will say what is wrong
+        said = await server.send("/workers")
+    if not isinstance(said, dict):
+        return [server]
     listed = read(_Workers, said, f"{server.url}/workers: a reply").workers
     if listed is None:
         return [server]
@@ -221,9 +202,9 @@ async def engines(server: Server) -> list[Server]:
     return workers
 
 
-async def _about(server: Server) -> _About:
+async def _about(server: Server) -> About:
     try:
-        about = await server.ask(_About, "/server_info")
+        about = await server.ask(About, "/server_info")
     except (BackendStatusError, BackendProtocolError) as error:
         if isinstance(error, BackendStatusError) and error.status not in (404, 405):
             raise
@@ -240,7 +221,7 @@ async def _about(server: Server) -> _About:
     return about
 
 
-def _plugin_state(about: _About) -> str | None:
+def _plugin_state(about: About) -> str | None:
     """`ON`, or why the plug-in is off in a scheduler; None if a scheduler has none."""
     states: list[str | None] = [one.get(STATE) for one in about.internal_states or [{}]]
     return next((state for state in states if state != ON), ON)
@@ -252,7 +233,7 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-async def _context_length(server: Server, about: _About) -> int:
+async def _context_length(server: Server, about: About) -> int:
     length = (await server.ask(_Cards, "/v1/models")).data[0].max_model_len
     if length is None:
         raise BackendProtocolError(f"{server.url} does not tell its context length in /v1/models")
@@ -264,7 +245,7 @@ async def _vocab_size(server: Server) -> int:
     """Ids that the server's model knows."""
     params = {"max_new_tokens": 1, "logit_bias": {str(_FAR_ID): 0.0}}
     try:
-        await server.post("/generate", {"input_ids": [0], "sampling_params": params})
+        await server.send("/generate", {"input_ids": [0], "sampling_params": params})
     except BackendStatusError as error:
         if error.status == 400 and (size := _VOCABULARY.search(str(error))):
             return int(size[1]) + 1
@@ -280,20 +261,10 @@ async def _end_ids(server: Server, tokenizer: RemoteTokenizer) -> tuple[int, ...
     candidates = await _end_candidates(tokenizer)
     if not candidates:
         return ()
-    greedy = {"temperature": 0.0, "max_new_tokens": 2}
-    answers = await server.ask(
-        _Samples,
-        "/generate",
-        {
-            "input_ids": [[0]] * len(candidates),
-            "sampling_params": [{**greedy, "logit_bias": {str(i): 1000.0}} for i in candidates],
-        },
-    )
-    reasons = [answer.meta_info.finish_reason for answer in answers.root]
-    if len(reasons) != len(candidates):
-        raise BackendProtocolError(
-            f"{server.url}/generate answered {len(reasons)} of {len(candidates)} prompts"
-        )
+    params = [{"temperature": 0.0, "max_new_tokens": 2, "logit_bias": {str(i): 1000.0}} for i in candidates]
+    body = {"input_ids": [[0]] * len(candidates), "sampling_params": params}
+    reasons = [one.meta_info.finish_reason for one in (await server.ask(_Samples, "/generate", body)).root]
+    server.check_count("/generate", reasons, candidates)
     stopped = zip(candidates, reasons, strict=True)
     return tuple(i for i, reason in stopped if reason.type == "stop" and reason.matched == i)
 

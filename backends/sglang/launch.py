@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import anyio
 import httpx
@@ -27,7 +27,6 @@ from pasta_async.backends.local.backend import checked_path
 from pasta_async.backends.sglang.backend import NEVER, SGLangBackend
 from pasta_async.backends.sglang.handshake import ServedModel
 from pasta_async.errors import BackendConnectError, BackendError, UnsupportedModelError
-from pasta_async.protocol import ModelInfo
 from pasta_async_sglang import VARIABLE
 
 Device = Literal["cuda", "cpu"]
@@ -138,13 +137,16 @@ class LaunchedBackend(SGLangBackend):
     """An SGLang server of this program's own, started by `connect` and ended by `aclose`.
 
     It listens on a free port of the loopback interface, writes to standard error, and ends with the program,
-    however that ends.
+    however that ends. Cancelling `connect` stops the wait, not the start: a later call takes it up.
 
     Args:
         path: A model folder.
         device: Where to run; None looks for a GPU.
         server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
             which win over those chosen here, `log_level="error"` among them.
+
+    Raises:
+        BackendError: From `connect`, besides: SGLang is missing, or could not start.
     """
 
     def __init__(self, path: str | Path, *, device: Device | None = None, **server_args: Any) -> None:
@@ -156,26 +158,17 @@ class LaunchedBackend(SGLangBackend):
         self._flags = [*_flags({"log_level": "error", **server_args})]
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def connect(self) -> ModelInfo:
-        """Start the server, once.
-
-        Cancelling stops the wait, not the start: a later call takes it up, and `aclose` ends it.
-
-        Raises:
-            UnsupportedModelError: The folder holds no model that can be used.
-            BackendError: SGLang is missing, or could not start.
-        """
-        return await super().connect()
-
     async def _learn(self) -> ServedModel:
         if not (self._path / "config.json").is_file():
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
-        if self._process is None:
+        process = self._process  # which `aclose` may end and forget meanwhile
+        if process is None:
             command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
-            self._process = _start(command.argv, command.environment, 2)  # standard output is the program's
+            process = _start(command.argv, command.environment, 2)  # standard output is the program's
+            self._process = process
             atexit.register(self._stop)
         while not await asyncio.to_thread(_answers, f"{self._server.url}/model_info"):
-            if (status := self._process.poll()) is not None:
+            if (status := process.poll()) is not None:
                 self._stop()
                 raise BackendError(
                     f"SGLang could not start on {self._path}: it ended with status {status}, and says why in "
@@ -199,16 +192,15 @@ class LaunchedBackend(SGLangBackend):
 
 
 def _start(
-    argv: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int | None
+    argv: Sequence[str], environment: Mapping[str, str] | None = None, output: int | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a server in a process group of its own, which ends if this program is killed."""
     guard = [sys.executable, "-c", _END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
     return subprocess.Popen(
         [*guard, *argv],
-        env={**os.environ, **environment},
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=output,
-        stderr=output and subprocess.STDOUT,
         start_new_session=True,
     )
 
@@ -224,41 +216,28 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def running_server(
-    argv: Sequence[str],
-    ready: str,
-    *,
-    timeout: float,
-    output: IO[bytes] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Generator[None]:
+def running_server(argv: Sequence[str], ready: str, *, timeout: float) -> Generator[None]:
     """A server, from when it is ready; it and all that it started is stopped in the end.
 
     Args:
         argv: Its command.
         ready: URL that it answers with success when it is ready.
         timeout: Seconds that it may take until then.
-        output: Where it writes to (None: where this process does).
-        environment: Variables beside those of this process.
 
     Raises:
         BackendConnectError: Something answers there already, or the server ended, or was not ready in time.
     """
     if _answers(ready):
         raise BackendConnectError(f"{ready} is taken already: end that server, or choose another port")
-    process = _start(argv, environment or {}, output)
+    process = _start(argv)
     deadline = time.monotonic() + timeout
     try:
         while not _answers(ready):
-            if process.poll() is not None or time.monotonic() > deadline:
-                ended = process.returncode is not None
-                why = (
-                    f"ended with status {process.returncode}"
-                    if ended
-                    else f"is not ready after {timeout:g} s"
-                )
-                raise BackendConnectError(f"{shlex.join(argv)} {why}")
-            time.sleep(0.5)
+            if (status := process.poll()) is not None:
+                raise BackendConnectError(f"{shlex.join(argv)} ended with status {status}")
+            if time.monotonic() > deadline:
+                raise BackendConnectError(f"{shlex.join(argv)} is not ready after {timeout:g} s")
+            time.sleep(_POLL_SECONDS)
         yield
     finally:
         _stop(process)

@@ -41,12 +41,6 @@ class _Rank(Reply):
     total_prefill_uncached_tokens: Count = 0
     total_prefill_busy_us: Count = 0
 
-    @property
-    def totals(self) -> tuple[float, ...]:
-        """All that it counts."""
-        moments = self.decode_moments or (0.0,) * 6
-        return *moments, self.total_prefill_uncached_tokens, self.total_prefill_busy_us
-
 
 class _Loads(Reply):
     loads: Annotated[Listed[_Rank], Field(min_length=1)]
@@ -56,11 +50,12 @@ class LoadReader:
     """Reads the load of a server, or of a router's workers together, for all who want to know it."""
 
     def __init__(self) -> None:
-        self._reading = SingleFlight[EngineLoad | None]()
-        self._recent = _Recent()
+        self._reading = SingleFlight[None]()
         self._latest: EngineLoad | None = None
         self._error: BackendError | None = None
         self._until = 0.0
+        self._last: dict[_Key, tuple[float, ...]] = {}  # what each rank had counted
+        self._recent = RecentSums(8)
 
     async def read(self, servers: Sequence[Server]) -> EngineLoad | None:
         """The latest reading, taken now if it is older than a quarter of a second; None: it has no endpoint.
@@ -70,13 +65,13 @@ class LoadReader:
 
         Cancelling it leaves the reading to others who wait for it; with the last of them it ends.
         """
-        if monotonic() < self._until:
-            if self._error:
-                raise self._error
-            return self._latest
-        return await self._reading.run(lambda: self._read(servers))
+        if monotonic() >= self._until:
+            await self._reading.run(lambda: self._read(servers))
+        if self._error:
+            raise self._error
+        return self._latest
 
-    async def _read(self, servers: Sequence[Server]) -> EngineLoad | None:
+    async def _read(self, servers: Sequence[Server]) -> None:
         try:
             with anyio.fail_after(WAIT_SECONDS):
                 ranks = {
@@ -84,40 +79,19 @@ class LoadReader:
                     for server in servers
                     for number, rank in enumerate(await _ranks(server))
                 }
-            self._latest, self._error = self._recent.load(ranks) if ranks else None, None
+            self._latest, self._error = self._together(ranks) if ranks else None, None
         except BackendError as error:
             self._error = error
         except TimeoutError:
             where = servers[0].url
             self._error = BackendTimeoutError(f"{where}/v1/loads said nothing for {WAIT_SECONDS:g} s")
         self._until = monotonic() + (PAUSE_SECONDS if self._error else FRESH_SECONDS)
-        if self._error:
-            raise self._error
-        return self._latest
 
-
-async def _ranks(server: Server) -> list[_Rank]:
-    """Those of a server; none where it is too old to tell."""
-    try:
-        return (await server.ask(_Loads, "/v1/loads?include=core")).loads
-    except BackendStatusError as error:
-        if error.status == 404:
-            return []
-        raise
-
-
-class _Recent:
-    """What ranks count, over the latest steps instead of all: what was measured long ago is forgotten."""
-
-    def __init__(self) -> None:
-        self._last: dict[_Key, tuple[float, ...]] = {}
-        self._counted = RecentSums(8)
-
-    def load(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
-        """All ranks together."""
-        news = [self._new(key, rank.totals) for key, rank in ranks.items()]
-        self._counted.add(*map(sum, zip(*news, strict=True)))
-        steps, requests, micros, squares, products, _, tokens, busy = self._counted.sums
+    def _together(self, ranks: Mapping[_Key, _Rank]) -> EngineLoad:
+        """All ranks together; what they count, over the latest steps instead of all."""
+        news = [self._growth(key, rank) for key, rank in ranks.items()]
+        self._recent.add(*map(sum, zip(*news, strict=True)))
+        steps, requests, micros, squares, products, _, tokens, busy = self._recent.sums
         return EngineLoad(
             capacity=sum(rank.max_running_requests for rank in ranks.values()),
             running=sum(rank.num_running_reqs for rank in ranks.values()),
@@ -128,8 +102,20 @@ class _Recent:
             replicas=len(ranks),
         )
 
-    def _new(self, key: _Key, totals: tuple[float, ...]) -> list[float]:
+    def _growth(self, key: _Key, rank: _Rank) -> Sequence[float]:
         """What a rank has counted since the last time: all of it, if it was started since."""
+        moments = rank.decode_moments or (0.0,) * 6
+        totals: tuple[float, ...] = (*moments, rank.total_prefill_uncached_tokens, rank.total_prefill_busy_us)
         growth = [new - old for new, old in zip(totals, self._last.get(key, (0.0,) * 8), strict=True)]
         self._last[key] = totals
-        return list(totals) if min(growth) < 0 else growth
+        return totals if min(growth) < 0 else growth
+
+
+async def _ranks(server: Server) -> list[_Rank]:
+    """Those of a server; none where it is too old to tell."""
+    try:
+        return (await server.ask(_Loads, "/v1/loads?include=core")).loads
+    except BackendStatusError as error:
+        if error.status == 404:
+            return []
+        raise

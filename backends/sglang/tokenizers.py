@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pasta_async.backends.guard import (
-    EDGE,
     apart,
     as_written,
     beginnings,
+    check_fits,
     check_messages,
+    lone_text,
     mark,
     replace_texts,
     spells_command,
@@ -23,18 +24,15 @@ from pasta_async.backends.guard import (
 )
 from pasta_async.backends.sglang.replies import Id, Listed, Reply
 from pasta_async.backends.sglang.transport import Server
-from pasta_async.errors import (
-    BackendProtocolError,
-    BackendStatusError,
-    InvalidRequestError,
-    PromptTooLongError,
-)
+from pasta_async.errors import BackendStatusError, InvalidRequestError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
 
 MARKERS = "\ue000\uf8ff\u2063\u241f\u00a6\u00a7|~^"
 """Characters tried as marker: rare ones first, since a tokenizer without bytes may know none of those."""
+
+_NO_DATA = "the model's tokenizer cannot express the text without its special tokens"
 
 ROUNDS = 8
 """Times new special tokens may show up behind those that were cut: they overlap."""
@@ -61,8 +59,7 @@ class RemoteTokenizer:
     """
 
     def __init__(self, server: Server, context_length: int) -> None:
-        self._server = server
-        self._limit = context_length
+        self._server, self._limit = server, context_length
         self.tags: TagIds | None = None
         self._before: list[int] = []
         self._specials: dict[int, str] = {}  # special tokens met so far, with their written forms
@@ -91,15 +88,15 @@ class RemoteTokenizer:
             PromptTooLongError: It has far more tokens than the model takes.
         """
         await self._check_length(texts_in(text))
-        for marker in _markers([text] if text else []):
+        if not text:
+            return []
+        for marker in _markers([text]):
             if guarded := await self._guard([text], marker, edges=False):
                 [ids], [marked] = guarded
                 found = ids if marked == text else await self._without_marker(ids, marker)
                 if found is not None:
                     return found
-        if not text:
-            return []
-        raise _cannot_guard()
+        raise InvalidRequestError(_NO_DATA)
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
         """Ids of messages by the chat template; what stands in them, in any field, is data.
@@ -120,13 +117,15 @@ class RemoteTokenizer:
                 said, kwargs = replace_texts([messages, dict(template_kwargs)], marked.__getitem__)
                 said = [apart(message, marker) for message in said]
                 ids = await self.tokenize_chat(said, kwargs)
-                if ids is None:
-                    return await self._without_template(messages)
+                if ids is None:  # the model has no chat template
+                    text = lone_text(messages)
+                    [around] = await self._tokenize([""], special=True)
+                    return [*around[:1], *await self.encode(text)]
                 plain = said == messages and guarded[1] == texts
                 found = ids if plain else await self._without_marker(ids, marker)
                 if found is not None:
                     return found
-        raise _cannot_guard()
+        raise InvalidRequestError(_NO_DATA)
 
     async def check_data(self, texts: Sequence[str]) -> None:
         """Refuse what would not be data where the server encodes it as it is.
@@ -151,21 +150,19 @@ class RemoteTokenizer:
 
     # What the server does ---------------------------------------------------------------------------------
 
-    async def tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Ids of texts as the server reads them, special tokens too; `special` adds those around a text."""
-        before = [] if special else self._before
-        found = await self._tokenize(["\n" + text for text in texts] if before else texts, special)
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts as the server reads them, special tokens too."""
+        before = self._before
+        found = await self._tokenize(["\n" + text for text in texts] if before else texts)
         if all(ids[: len(before)] == before for ids in found):
             return [ids[len(before) :] for ids in found]
-        return await self._tokenize(texts, special)
+        return await self._tokenize(texts)
 
-    async def _tokenize(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+    async def _tokenize(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """The same with nothing before a text, or, if `special`, with the tokens that belong around one."""
         body = {"prompt": list(texts), "add_special_tokens": special}
         found = (await self._server.ask(_IdsOfTexts, "/tokenize", body)).tokens if texts else []
-        if len(found) != len(texts):
-            raise BackendProtocolError(
-                f"{self._server.url}/tokenize answered {len(found)} of {len(texts)} texts"
-            )
+        self._server.check_count("/tokenize", found, texts)
         return found
 
     async def tokenize_chat(
@@ -187,16 +184,13 @@ class RemoteTokenizer:
         filled = [one for one in lists if one]  # an empty first list is read as no list at all
         body = {"tokens": filled, "skip_special_tokens": skip_special}
         found = (await self._server.ask(_Texts, "/detokenize", body)).text if filled else []
-        if len(found) != len(filled):
-            raise BackendProtocolError(
-                f"{self._server.url}/detokenize answered {len(found)} of {len(filled)} lists of ids"
-            )
+        self._server.check_count("/detokenize", found, filled)
         texts = iter(found)
         return [next(texts).removeprefix("\n" if self._before else "") if one else "" for one in lists]
 
     async def detokenize_for_reader(self, ids: list[list[int]]) -> list[str]:
         """Texts of lists of ids; that of a lone id, end-of-text in general, is asked for once."""
-        if len(ids) != 1 or len(ids[0]) != 1:
+        if [*map(len, ids)] != [1]:
             return await self.detokenize_all(ids)
         [[lone]] = ids
         if lone not in self._lone:
@@ -206,14 +200,9 @@ class RemoteTokenizer:
     # What is data -----------------------------------------------------------------------------------------
 
     async def _check_length(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            for beginning in beginnings(text, self._limit):
-                [ids] = await self.tokenize([beginning])
-                if len(ids) > self._limit + EDGE:
-                    raise PromptTooLongError(
-                        f"the text has more than the {self._limit} tokens that the model takes",
-                        limit=self._limit,
-                    )
+        for beginning in beginnings(texts, self._limit):
+            [ids] = await self.tokenize([beginning])
+            check_fits(ids, self._limit)
 
     async def _guard(
         self, texts: list[str], marker: str, *, edges: bool
@@ -256,22 +245,9 @@ class RemoteTokenizer:
         exact = probe == "x" + marker and without == with_marker.replace(marker, "")
         return found if exact else None
 
-    async def _without_template(self, messages: Sequence[Message]) -> list[int]:
-        content: Any = messages[0].get("content")
-        if len(messages) > 1 or messages[0].get("role") != "user" or not isinstance(content, str):
-            raise InvalidRequestError(
-                "the model has no chat template: it takes one message of the role user, in text"
-            )
-        [around] = await self.tokenize([""], special=True)
-        return [*around[:1], *await self.encode(content)]
-
-
-def _cannot_guard() -> InvalidRequestError:
-    return InvalidRequestError("the model's tokenizer cannot express the text without its special tokens")
-
 
 def _markers(texts: Sequence[str]) -> Iterator[str]:
-    return (marker for marker in MARKERS if texts and not any(marker in text for text in texts))
+    return (marker for marker in MARKERS if not any(marker in text for text in texts))
 
 
 def _without(ids: list[int], part: list[int]) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sized
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar, cast
 
@@ -52,16 +52,11 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 class Connections:
     """The HTTP connections of a backend, to one server or to several.
 
-    Args:
-        api_key: Sent as a bearer token.
-        client: The client to use, which is then not closed here; None makes one.
-        timeout: For decoding; whatever else a server does may take no longer than `SHORT_READ`.
-        max_connections: Requests that decode at the same time.
+    Its arguments are those of `SGLangBackend`.
     """
 
     def __init__(
         self,
-        *,
         api_key: str | None,
         client: httpx.AsyncClient | None,
         timeout: httpx.Timeout | float,
@@ -79,7 +74,7 @@ class Connections:
         self.client: httpx.AsyncClient = client or httpx.AsyncClient(
             limits=httpx.Limits(
                 max_connections=count, max_keepalive_connections=count, keepalive_expiry=KEEPALIVE
-            ),
+            )
         )
         self._waits: set[anyio.CancelScope] = set()
         self._closed = False
@@ -87,18 +82,18 @@ class Connections:
     @contextmanager
     def waiting(self, where: str) -> Generator[None]:
         """Wait for a server: failures become errors of pasta_async, and `interrupt` ends the wait."""
-        if self._closed or self.client.is_closed:
-            raise _closed(where)
-        with anyio.CancelScope() as scope:
-            self._waits.add(scope)
-            try:
-                yield
-            except httpx.RequestError as error:
-                raise _transport_error(error, where) from error
-            finally:
-                self._waits.discard(scope)
-        if scope.cancelled_caught:
-            raise _closed(where)
+        if not self._closed and not self.client.is_closed:
+            with anyio.CancelScope() as scope:
+                self._waits.add(scope)
+                try:
+                    yield
+                except httpx.RequestError as error:
+                    raise _transport_error(error, where) from error
+                finally:
+                    self._waits.discard(scope)
+            if not scope.cancelled_caught:
+                return
+        raise BackendError(f"{where}: the backend is closed")
 
     @contextmanager
     def key_hidden(self) -> Generator[None]:
@@ -118,17 +113,12 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close the connections, unless the client was given to us."""
-        self.interrupt()
         if self._owned:
             await self.client.aclose()
 
 
 class Server:
-    """An SGLang server at a URL.
-
-    Args:
-        url: Its base, a path included where it has one.
-        connections: What it is reached by.
+    """An SGLang server at a base URL, a path included where it has one.
 
     Raises:
         InvalidRequestError: The URL is none of an HTTP server.
@@ -138,67 +128,58 @@ class Server:
         self.url: str = _checked_url(url)
         self.connections: Connections = connections
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at a path."""
-        return _expect_object(await self._answer(self._request("GET", path, short=True)), self.url + path)
-
-    async def post(self, path: str, body: Any) -> Any:
-        """Post JSON; the JSON that comes back (None for an empty body)."""
-        return await self._answer(self._request("POST", path, body, short=True))
+    async def send(self, path: str, body: Any = None) -> Any:
+        """Get a path, or post JSON to it; the JSON that comes back (None for an empty reply)."""
+        request = self._request(path, body, self.connections.short_timeout)
+        where = str(request.url)
+        with self.connections.waiting(where):
+            content = await _read(await self.connections.client.send(request, stream=True), where)
+        return _json(content, where) if content.strip() else None
 
     async def ask(self, form: type[_Form], path: str, body: Any = None) -> _Form:
         """What a path says, to a body if there is one, in the form that it must have."""
-        said = await (self.get(path) if body is None else self.post(path, body))
-        return read(form, said, f"{self.url}{path}: a reply")
+        return read(form, await self.send(path, body), f"{self.url}{path}: a reply")
 
-    async def decode(self, path: str, body: Any, headers: Mapping[str, str]) -> Any:
-        """The same, with further headers, where the server decodes an answer, which may take long."""
-        return await self._answer(self._request("POST", path, body, headers))
+    def check_count(self, path: str, found: Sized, asked: Sized) -> None:
+        """Raise `BackendProtocolError` where a path did not answer everything that it was asked."""
+        if len(found) != len(asked):
+            raise BackendProtocolError(f"{self.url}{path} answered {len(found)} of {len(asked)} inputs")
 
-    async def stream(self, path: str, body: Any, headers: Mapping[str, str]) -> EventStream:
-        """Post JSON, with further headers; the server-sent events that come back. The caller closes them."""
-        request = self._request("POST", path, body, headers)
+    async def decode(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> EventStream | dict[str, Any]:
+        """Post JSON, with further headers, where the server decodes an answer, which may take long.
+
+        The object that comes back; where the body has a true `stream`, events, which the caller closes.
+        """
+        request = self._request(path, body, self.connections.timeout, headers)
         where = str(request.url)
         with self.connections.waiting(where):
             response = await self.connections.client.send(request, stream=True)
-            if response.is_success and "text/event-stream" in response.headers.get("content-type", ""):
+            has_events = "text/event-stream" in response.headers.get("content-type", "")
+            if body["stream"] and response.is_success and has_events:
                 return EventStream(response, where, self.connections)
             content = await _read(response, where)
-        _raise_for_status(response, content, where)
-        said = _excerpt(content.decode(errors="replace"))
-        raise BackendProtocolError(f"{where} sent no event stream but {said}")
+        if body["stream"]:
+            said = _excerpt(content.decode(errors="replace"))
+            raise BackendProtocolError(f"{where} sent no event stream but {said}")
+        return _expect_object(_json(content, where), where)
 
     async def abort(self, request_id: str) -> None:
         """Ask for a request's end. Closing its connection asks again, so no failure matters here."""
-        request = self._request("POST", "/abort_request", {"rid": request_id}, short=True)
-        with suppress(httpx.HTTPError, BackendProtocolError):
+        request = self._request("/abort_request", {"rid": request_id}, self.connections.short_timeout)
+        with suppress(httpx.HTTPError, BackendError):
             await _read(await self.connections.client.send(request, stream=True), str(request.url))
 
-    async def _answer(self, request: httpx.Request) -> Any:
-        where = str(request.url)
-        with self.connections.waiting(where):
-            content = await _read(response := await self.connections.client.send(request, stream=True), where)
-        _raise_for_status(response, content, where)
-        return _json(content, where) if content.strip() else None
-
     def _request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        short: bool = False,
+        self, path: str, body: Any, timeout: httpx.Timeout, headers: Mapping[str, str] | None = None
     ) -> httpx.Request:
         own = self.connections
-        timeout = own.short_timeout if short else own.timeout
+        method = "GET" if body is None else "POST"
+        headers = {**(headers or {}), **own.headers}
         try:
             return own.client.build_request(
-                method,
-                self.url + path,
-                json=body,
-                headers={**(headers or {}), **own.headers},
-                timeout=timeout,
+                method, self.url + path, json=body, headers=headers, timeout=timeout
             )
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequestError(f"a request that cannot be sent: {error}") from error
@@ -212,7 +193,7 @@ class EventStream:
         self._where = where
         self._connections = connections
         self._chunks = _chunks(response, where)
-        self._lines: deque[bytes] = deque()
+        self._lines = deque[bytes]()
         self._tail = bytearray()  # a line whose end is still to come
 
     async def next(self) -> dict[str, Any] | None:
@@ -268,7 +249,7 @@ async def _chunks(response: httpx.Response, where: str) -> AsyncGenerator[bytes,
 
 
 async def _read(response: httpx.Response, where: str) -> bytes:
-    """All of a response, which is then closed."""
+    """All of a response, which is then closed; an error where it is one."""
     content = bytearray()
     try:
         async with aclosing(_chunks(response, where)) as chunks:
@@ -277,16 +258,14 @@ async def _read(response: httpx.Response, where: str) -> bytes:
                 _check_size(len(content), where)
     finally:
         await response.aclose()
+    if not response.is_success:
+        raise _refusal(response, content, where)
     return bytes(content)
 
 
 def _check_size(size: int, where: str) -> None:
     if size > MAX_REPLY:
         raise BackendProtocolError(f"{where} sent more than {MAX_REPLY} bytes at once")
-
-
-def _closed(where: str) -> BackendError:
-    return BackendError(f"{where}: the backend is closed")
 
 
 def _transport_error(error: httpx.RequestError, where: str) -> BackendTransportError:
@@ -320,16 +299,14 @@ def _checked_url(url: str) -> str:
     return str(parsed).rstrip("/")
 
 
-def _raise_for_status(response: httpx.Response, content: bytes, where: str) -> None:
-    if response.is_success:
-        return
+def _refusal(response: httpx.Response, content: bytearray, where: str) -> BackendStatusError:
     try:
         detail: Any = json.loads(content)
     except (ValueError, RecursionError):
         detail = content.decode(errors="replace")
     if isinstance(detail, dict):
         detail = cast("dict[str, Any]", detail).get("error", detail)
-    raise _status_error(detail, where, response)
+    return _status_error(detail, where, response)
 
 
 def _status_error(detail: Any, where: str, response: httpx.Response | None = None) -> BackendStatusError:
@@ -374,6 +351,6 @@ def _expect_object(value: Any, where: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _excerpt(text: str, limit: int = 300) -> str:
+def _excerpt(text: str) -> str:
     text = " ".join(text.split())
-    return (text[:limit] + "..." if len(text) > limit else text) or "nothing"
+    return (text[:300] + "..." if len(text) > 300 else text) or "nothing"

@@ -13,7 +13,7 @@ from live_server import PATIENCE, LiveServer, running
 from odd_server import OddServer, backend
 
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.errors import InvalidRequestError, PromptTooLongError
+from pasta_async.errors import BackendProtocolError, InvalidRequestError, PromptTooLongError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASKED = {"role": "user", "content": "Why?"}
@@ -155,6 +155,13 @@ async def test_what_cannot_fit_or_be_read_is_refused_before_it_is_sent(engine: O
         await refused(made, {"messages": [called(text)]}, InvalidRequestError)
     await refused(made, {"prompt": "x" * 100_000}, PromptTooLongError)
     assert not engine.sent(CHAT) and max(len(str(body)) for body in engine.sent("/tokenize")) < 10_000
+
+
+@pytest.mark.parametrize("reply", [[1], "x", 7, None])
+async def test_a_reply_that_is_no_object_is_the_engines_fault(engine: OddServer, reply: Any) -> None:
+    engine.routes[CHAT] = httpx.Response(200, json=reply)
+    with pytest.raises(BackendProtocolError):
+        await anext(backend(engine).openai(CHAT, {"messages": [ASKED]}))
 
 
 async def refused(made: SGLangBackend, body: dict[str, Any], kind: type[InvalidRequestError]) -> None:

@@ -67,7 +67,7 @@ async def pieces_of(ids: Sequence[int], sizes: Sequence[int]) -> list[Piece]:
         return [decode(one) for one in lists]
 
     increments = Increments(VOCABULARY, incremental=True)
-    reader = RemoteReader(TagIds(*TAGS), (), detokenize)
+    reader = RemoteReader(TagIds(*TAGS), detokenize)
     pieces: list[Piece] = []
     done = 0
     for size in [*sizes, len(ids)]:
@@ -116,7 +116,7 @@ async def test_text_that_lags_behind_is_neither_lost_nor_read_twice(
 
     tags = TagIds(*map(vocabulary.token_to_id, TAG_TOKENS))
     increments = Increments(VOCABULARY, incremental=False)
-    reader = RemoteReader(tags, (), detokenize)
+    reader = RemoteReader(tags, detokenize)
     pieces: list[Piece] = []
     for done in sorted({*accumulate(sizes), len(ids)}):
         if done <= len(ids):
@@ -142,7 +142,7 @@ async def test_pieces_by_the_models_own_tokenizer(table_folder: Path) -> None:
     vocabulary = table_model.tokenizer()
     ids: list[int] = vocabulary.encode("é<sync/>").ids
     end: int = vocabulary.token_to_id("</s>")
-    reader = LocalReader(Detokenizer(codec), codec.tags, ())
+    reader = LocalReader(Detokenizer(codec), codec.tags)
     increments = Increments(VOCABULARY, incremental=True)
     finish_reason = {"type": "stop", "matched": end}
     parts = [(ids[:1], None), ([*ids[1:], ids[0]], None), ([end], finish_reason)]
