@@ -119,11 +119,7 @@ def _message(index: int, value: object) -> Message:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse what is no token id.
-
-    Raises:
-        InvalidRequestError: The first that is none, and where.
-    """
+    """Refuse what is no token id: an `InvalidRequestError` names the first one, and where it stands."""
     for index, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab_size:
             raise InvalidRequestError(
@@ -132,11 +128,7 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 
 def check_json(value: object, name: str) -> None:
-    """Refuse what cannot be sent as JSON in UTF-8.
-
-    Raises:
-        InvalidRequestError: Why not.
-    """
+    """Refuse what cannot be sent as JSON in UTF-8: an `InvalidRequestError` says why."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -144,22 +136,14 @@ def check_json(value: object, name: str) -> None:
 
 
 def check_text(text: object) -> None:
-    """Refuse what is no text that can be encoded.
-
-    Raises:
-        InvalidRequestError: It is something else, or has half a surrogate pair.
-    """
+    """Refuse, by an `InvalidRequestError`, what is no text, or has half a surrogate pair."""
     if not isinstance(text, str):
         raise InvalidRequestError(f"a text is encoded, not {shortened(text)}")
     check_json(text, "the text")
 
 
 def check_length(ids: Sequence[int], info: ModelInfo, limits: Limits) -> None:
-    """Refuse a prompt that is too long.
-
-    Raises:
-        PromptTooLongError: For the model, or for `Limits.prompt_tokens`.
-    """
+    """Refuse, by a `PromptTooLongError`, a prompt too long for the model or for `Limits.prompt_tokens`."""
     allowed = {info.name: info.context_length - 1, "Limits.prompt_tokens": limits.prompt_tokens}
     for what, limit in allowed.items():
         if limit is not None and len(ids) > limit:

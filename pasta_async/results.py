@@ -154,9 +154,8 @@ class Generation(_Record):
         """Take what `model_dump` makes: the document in written form, its diagnostics beside it."""
         if not isinstance(data, dict) or not isinstance(cast("dict[str, Any]", data).get("document"), str):
             return cast("Any", data)
-        given = {
-            name: value for name, value in cast("dict[str, Any]", data).items() if name != "text_speedup"
-        }
+        given = {**cast("dict[str, Any]", data)}
+        given.pop("text_speedup", None)
         found = TypeAdapter(tuple[Diagnostic, ...]).validate_python(given.pop("diagnostics", ()))
         return {**given, "document": Document(parse(given["document"]).nodes, found)}
 

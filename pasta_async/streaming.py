@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 from anyio import CancelScope
@@ -44,11 +43,25 @@ class AnswerStream:
         self._task.add_done_callback(lambda _: self._news.set())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the answer, finished or not: when this returns, no task and no request of it is left."""
-        await self._end()
+    async def __aexit__(self, *exc: object) -> None:
+        """End the answer, finished or not: when this returns, no task and no request of it is left.
+
+        That is so even if it is cancelled meanwhile.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        self._left = True
+        if self._task:
+            self._task.cancel()
+            while not self._task.done():
+                try:
+                    with CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
+                        await asyncio.wait([self._task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            if not self._task.cancelled() and not self._task.exception():
+                self._generation = self._task.result()
+        if cancelled:
+            raise cancelled
 
     def __aiter__(self) -> Self:
         """The events, until the answer is done."""
@@ -112,29 +125,9 @@ class AnswerStream:
                 if not self._task.cancelled():
                     self._generation = self._task.result()
                 elif not self._left:
-                    raise self._cancelled_error()
+                    error = PastaError("the answer's task was cancelled, and not by whoever reads the stream")
+                    error.partial = self.partial
+                    raise error
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-
-    def _cancelled_error(self) -> PastaError:
-        error = PastaError("the answer's task was cancelled, and not by whoever reads the stream")
-        error.partial = self.partial
-        return error
-
-    async def _end(self) -> None:
-        """Cancel the answer and wait until it is gone, even if we are cancelled meanwhile."""
-        cancelled: asyncio.CancelledError | None = None
-        self._left = True
-        if self._task:
-            self._task.cancel()
-            while not self._task.done():
-                try:
-                    with CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
-                        await asyncio.wait([self._task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            if not self._task.cancelled() and not self._task.exception():
-                self._generation = self._task.result()
-        if cancelled:
-            raise cancelled

@@ -23,17 +23,10 @@ MIN_TOKENS = 32
 
 
 class AheadSender:
-    """Sends the join ahead, at most one request at a time, while main waits.
+    """Sends the join ahead while main waits, if its model asks for that: at most one request at a time.
 
-    A request that fails is no error of the answer: no further one is sent then.
-
-    Args:
-        backend: Where they are sent; nothing is sent unless its model asks for it.
-        machine: Says what is certain.
-        observer: Is told of the requests, as main's.
-        context: The prompt and these parts as token ids.
-        share: Knows whether the engine has room for what nobody waits for.
-        group: Owns the requests' tasks.
+    A request that fails is no error of the answer: no further one is sent then. The observer is told of
+    requests as of main's. `context` makes token ids of the prompt and these parts; `group` owns the tasks.
     """
 
     def __init__(
@@ -80,7 +73,7 @@ class AheadSender:
 
     def _certain_tokens(self) -> int:
         """Tokens of chunks in what is certain, those of the first aside, which its own thread cached."""
-        chunks = self._machine.round
+        chunks = self._machine.answer.budget.round
         while self._done < len(chunks) and (chunk := chunks[self._done]).state == "done":
             self._done += 1
             if not chunk.superseded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import cast
 
@@ -14,39 +14,25 @@ from pasta_async.protocol import FinishReason
 from pasta_async.results import Generation, RequestRecord, Span, Usage, Width
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
-    """What the threads wrote so far, where the answer ends in it, and the result that it makes.
+    """What the threads wrote so far, where the answer ends in it, and the result that it makes."""
 
-    Args:
-        main: The first of its threads.
-        budget: Knows where `max_tokens` cuts.
-        visible: Knows where a stop text cuts.
-        prompted: Whether tags are text for the model.
-        width: What the result says of that.
-        notes: The same.
-    """
-
-    def __init__(
-        self,
-        main: Thread,
-        budget: TokenBudget,
-        visible: Visible,
-        *,
-        prompted: bool,
-        width: Width,
-        notes: tuple[str, ...],
-    ) -> None:
-        self.threads: list[Thread] = [main]
-        """Main, then that of each promise."""
-        self.spans: list[Span] = []
-        self.prefills: list[RequestRecord] = []
-        """Requests that were sent ahead of a join."""
-        self.finish_reason: FinishReason = "abort"  # until it is over
-        self.truncated: bool = False
-        """Whether what stands behind the answer's last token, or the stop text, was left out."""
-        self.width: Width = width
-        self.notes: tuple[str, ...] = notes
-        self._budget, self._visible, self._prompted = budget, visible, prompted
+    threads: list[Thread]
+    """Main, then that of each promise."""
+    budget: TokenBudget
+    visible: Visible
+    prompted: bool
+    """Whether tags are text for the model."""
+    width: Width
+    notes: tuple[str, ...]
+    spans: list[Span] = field(default_factory=list[Span])
+    prefills: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    """Requests that were sent ahead of a join."""
+    finish_reason: FinishReason = "abort"
+    """Until it is over."""
+    truncated: bool = False
+    """Whether what stands behind the answer's last token, or the stop text, was left out."""
 
     def document(self) -> Document:
         """The document, up to the stop text that ended it, if one did."""
@@ -58,27 +44,25 @@ class Answer:
     def text(self, number: int) -> str:
         """The text of a thread, or what main wrote in its place, up to the stop text."""
         thread = self.threads[number]
-        if number == 0 or thread.superseded or self._visible.stopped:
+        if number == 0 or thread.superseded or self.visible.stopped:
             return dict(enumerate(_texts(self._nodes()))).get(number, "")
         return _texts(thread.reader.parser.nodes)[0] if thread.kept else ""
 
     @property
     def cut(self) -> Cut | None:
         """Where `max_tokens` cuts the answer, once nothing is decoded any more; None if it fits."""
-        return None if self.truncated else self._budget.cut()
+        return None if self.truncated else self.budget.cut()
 
     def cut_ids(self, cut: Cut) -> tuple[list[int], int]:
         """Ids of the cut thread up to the cut, and how many of them are known to say what was read so far."""
         thread = self.threads[cut.thread]
-        start = 0 if cut.thread else self._budget.round_start
+        start = 0 if cut.thread else self.budget.round_start
         return thread.recorded.raw[: cut.tokens - start], max(0, thread.reader.known(cut.tokens) - start)
 
     def truncate(self, cut: Cut, rest: str) -> dict[int, str]:
         """Leave out what stands behind the answer's last token; returns the texts of threads that changed.
 
-        Args:
-            cut: Where that is.
-            rest: What the ids up to the cut say behind those that are known (`cut_ids`).
+        `rest` is what the ids up to the cut say behind those that are known (`cut_ids`).
         """
         before = _texts(self._nodes())
         main, inside = self.threads[0], self.threads[cut.thread]
@@ -121,12 +105,11 @@ class Answer:
         completion = sum(record.tokens for record in records)
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
-        if self._prompted:
-            text_tokens = round(
-                (completion - discarded) * len(document.text) / max(1, len(document.format()))
-            )
+        if self.prompted:
+            written = max(1, len(document.format()))
+            text_tokens = round((completion - discarded) * len(document.text) / written)
         return Generation(
-            text="".join(self._visible.shown),
+            text="".join(self.visible.shown),
             reasoning="".join(threads[0].reader.reasoning),
             document=document,
             threads=records,
@@ -138,10 +121,10 @@ class Answer:
                 prefilled_tokens=sum(one.prompt_tokens - (one.cached_tokens or 0) for one in computed),
                 requests=len(requests) + len(self.prefills),
             ),
-            critical_path=self._budget.critical_path,
+            critical_path=self.budget.critical_path,
             text_tokens=text_tokens,
             finish_reason=self.finish_reason,
-            matched_stop=self._visible.matched_stop,
+            matched_stop=self.visible.matched_stop,
             elapsed=now,
             timeline=tuple(self.spans),
             prefills=tuple(self.prefills),
@@ -152,7 +135,7 @@ class Answer:
     def _nodes(self) -> tuple[Node, ...]:
         """The document's, up to the stop text."""
         nodes = tuple(_with_chunks(self.threads))
-        return tuple(_truncated(nodes, self._visible.length)) if self._visible.stopped else nodes
+        return tuple(_truncated(nodes, self.visible.length)) if self.visible.stopped else nodes
 
     def _leave_out(self, last: int) -> None:
         """The document ends before the promises of the threads behind this one."""

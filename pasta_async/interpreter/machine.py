@@ -10,43 +10,24 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pasta_async import events as ev
+from pasta_async import lang
 from pasta_async.errors import PastaError
 from pasta_async.interpreter.assembly import Answer, diagnostics_since
 from pasta_async.interpreter.reading import Dialect, Part, Reader, ReasoningRead, RecordedTokens
 from pasta_async.interpreter.threads import Cut, Thread, TokenBudget
 from pasta_async.interpreter.visible import Visible
-from pasta_async.lang import (
-    ASYNC_CLOSE,
-    ASYNC_OPEN,
-    PROMISE_OPEN,
-    SYNC,
-    ChunkBegun,
-    ChunkEnded,
-    ClosedBy,
-    Ignored,
-    Promise,
-    PromiseRead,
-    Reading,
-    SyncRead,
-)
 from pasta_async.observers import AnswerStart
 from pasta_async.protocol import FinishReason, ModelInfo, Piece
-from pasta_async.results import Generation, RequestRecord, Span
+from pasta_async.results import Generation, RequestRecord, Span, Width
 from pasta_async.tag_tokens import TagGrammar
 
-_SYNCS = (SYNC, "<sync />", "<sync>")
+_SYNCS = (lang.SYNC, "<sync />", "<sync>")
 
 
 class Machine:
     """One answer: its threads, what they have written, and what must be decoded next.
 
-    Args:
-        info: The model.
-        dialect: How its tags are read.
-        start: What was asked for.
-        thinking: Whether the answer begins inside a thinking block.
-        listen: Whether somebody reads `events`.
-        notes: What the result says of it.
+    `thinking` is whether it begins inside a thinking block, `listen` whether somebody reads `events`.
     """
 
     def __init__(
@@ -68,20 +49,19 @@ class Machine:
         self.info: ModelInfo = info
         self.dialect: Dialect = dialect
         self.start: AnswerStart = start
+        self._tags = tags = info.tags if dialect == "ids" else None
+        self._opening: Part = (tags.open_async,) if tags else lang.ASYNC_OPEN
+        self._closing: Part = (tags.close_async,) if tags else lang.ASYNC_CLOSE
         self._listen = listen
         self._visible = Visible(start.sampling.stop, start.sampling.max_tokens)
-        reader = Reader(dialect, info.tags, main=True, thinking=thinking)
+        reader = Reader(dialect, self._tags, main=True, thinking=thinking)
         self.main: Thread = Thread(0, reader, self._visible.tail, opened=0.0)
         self._budget = TokenBudget(self.main, start.sampling.max_tokens, start.limits)
+        width: Width = "plain" if dialect == "plain" else "one" if start.parallel == "never" else "full"
+        self.threads: list[Thread] = [self.main]
         self.answer: Answer = Answer(
-            self.main,
-            self._budget,
-            self._visible,
-            prompted=dialect == "text",
-            width="plain" if dialect == "plain" else "one" if start.parallel == "never" else "full",
-            notes=notes,
+            self.threads, self._budget, self._visible, prompted=dialect == "text", width=width, notes=notes
         )
-        self.threads: list[Thread] = self.answer.threads
         self._joined: list[Part] = []
         self._inline: Thread | None = None
         self._stops_idly = False  # a request of main ended at a tag that had no effect
@@ -91,10 +71,8 @@ class Machine:
     def context(self, number: int) -> list[Part]:
         """What a thread has behind the prompt: its view, by the language's rule, and what it wrote so far."""
         thread = self.threads[number]
-        own = [tuple(thread.recorded.raw)] if thread.recorded.raw else []
-        if number == 0:
-            return [*self._joined, *own]
-        return [*self._joined, *self.main.recorded.before(number), self._written(ASYNC_OPEN), *own]
+        forked = [*self.main.recorded.before(number), self._opening] if number else []
+        return [*self._joined, *forked, tuple(thread.recorded.raw)]
 
     def allowance(self, number: int) -> int:
         """Tokens that a thread may still generate, as far as is known now."""
@@ -102,10 +80,8 @@ class Machine:
 
     def takes(self, number: int, piece: Piece) -> bool:
         """Whether a piece can be fed as it is: it is within all limits, and no tag ends amid its tokens."""
-        thread, tokens = self.threads[number], len(piece.ids)
-        if tokens > 1 and self.dialect == "text":
-            return False
-        return thread.state != "open" or self._budget.allows(thread, tokens)
+        tokens = len(piece.ids)
+        return (tokens <= 1 or self.dialect != "text") and self.allows(number, tokens)
 
     def allows(self, number: int, tokens: int) -> bool:
         """Whether a thread may generate so many more tokens, as far as is known now, or is over anyway."""
@@ -115,43 +91,33 @@ class Machine:
     def stops(self, number: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Ids, and texts, at which the next request of this thread ends.
 
-        Main's requests end at a sync, so that nothing is decoded behind it and what was decoded is in the
-        prefix cache when the written form is prefilled. A sync with nothing open ends one for nothing, which
-        cannot be known when it is sent: nothing is open then. After the first of those, main's requests go on
-        past syncs until the next join. One that has an effect is then ended from here, and what was decoded
-        behind the sync meanwhile is never read.
-
+        Main's end at a sync, so that what was decoded is in the prefix cache when the written form is
+        prefilled; but after one at an idle sync, which had to end there for nothing, not until the next join.
         A chunk's end at `</async>`, and at the promise or sync that a thread writes when it forgot that tag.
         """
-        tags = self.info.tags
         if self.dialect == "plain" or (number == 0 and self._stops_idly):
             return (), ()
-        if self.dialect == "ids" and tags:
+        if tags := self._tags:
             return ((tags.close_async, tags.promise, tags.sync) if number else (tags.sync,)), ()
-        return (), ((ASYNC_CLOSE, PROMISE_OPEN, *_SYNCS) if number else _SYNCS)
+        return (), ((lang.ASYNC_CLOSE, lang.PROMISE_OPEN, *_SYNCS) if number else _SYNCS)
 
     def banned(self, number: int) -> tuple[int, ...]:
         """Ids of tags that would be wrong wherever the next request of this thread wrote them.
 
-        Only the interpreter writes `<async>`, and only a thread ends its chunk; an answer in the plain form
-        has no tag at all. A thread's promise or sync stays possible: it ends the chunk. Where tags are text
-        nothing can be banned, for the tokens they are made of have other uses.
+        A thread's promise or sync is none of them: it ends the chunk. Where tags are text nothing can be
+        banned, for the tokens they are made of have other uses.
         """
-        tags = self.info.tags
-        if not tags or self.dialect == "text":
-            return ()
         if self.dialect == "plain":
-            return tags
-        if number:
-            return tags.tokens, tags.end, tags.open_async
-        return tags.open_async, tags.close_async
+            return self.info.tags or ()
+        if not (tags := self._tags):
+            return ()
+        return (tags.tokens, tags.end, tags.open_async) if number else (tags.open_async, tags.close_async)
 
     def grammar(self, number: int) -> TagGrammar | None:
         """Which tags may come next, where `banned` says no more: it depends on what was written before."""
-        tags = self.info.tags
-        if not tags or self.dialect != "ids":
+        if not self._tags:
             return None
-        return TagGrammar(tags, self.info.end_ids, chunk=number > 0, open=bool(self._budget.round))
+        return TagGrammar(self._tags, self.info.end_ids, chunk=number > 0, open=bool(self._budget.round))
 
     def wants(self, number: int) -> bool:
         """Whether a request of this thread is to be sent (again)."""
@@ -215,20 +181,12 @@ class Machine:
         """Threads that main has to wait for."""
         return [thread.number for thread in self._budget.round if thread.state == "open"]
 
-    @property
-    def round(self) -> list[Thread]:
-        """The threads of the promises since the last join."""
-        return self._budget.round
-
     def certain(self) -> list[Part]:
         """The beginning of main's next context, up to what is still written; main waits at a sync."""
         chunks: dict[int, list[Part]] = {}
         for thread in self._budget.round:
             if thread.state != "done":
-                chunks[thread.number] = [
-                    self._written(ASYNC_OPEN),
-                    *thread.recorded.joined({}, grows=True),
-                ]
+                chunks[thread.number] = [self._opening, *thread.recorded.joined({}, grows=True)]
                 return [*self._joined, *self.main.recorded.joined(chunks, last=thread.number)]
             if not thread.superseded:
                 chunks[thread.number] = self._chunk(thread)
@@ -266,7 +224,7 @@ class Machine:
 
     # Reading ----------------------------------------------------------------------------------------------
 
-    def _act(self, thread: Thread, readings: Sequence[Reading | ReasoningRead], now: float) -> None:
+    def _act(self, thread: Thread, readings: Sequence[lang.Reading | ReasoningRead], now: float) -> None:
         found = thread.reader.parser.diagnostics
         if self._listen and len(found) > thread.reported:
             self.events += map(ev.DiagnosticFound, diagnostics_since(thread, thread.reported))
@@ -278,20 +236,20 @@ class Machine:
                 self._tell(ev.ReasoningDelta(reading.text))
             elif thread is self.main:
                 self._act_on_main(reading, now)
-            elif isinstance(reading, ChunkEnded):
+            elif isinstance(reading, lang.ChunkEnded):
                 thread.recorded.end(thread.reader.parser.offset - reading.end)
                 self._close(thread, "stop", reading.closed_by, now)
 
-    def _act_on_main(self, reading: Reading, now: float) -> None:
-        if isinstance(reading, ChunkBegun):
+    def _act_on_main(self, reading: lang.Reading, now: float) -> None:
+        if isinstance(reading, lang.ChunkBegun):
             self._supersede(reading.gap, now)
             return
         self._release()
-        if isinstance(reading, PromiseRead):
+        if isinstance(reading, lang.PromiseRead):
             self._open(reading.promise, self.main.reader.parser.offset - reading.end, now)
-        elif isinstance(reading, ChunkEnded):
+        elif isinstance(reading, lang.ChunkEnded):
             self._end_inline(now)
-        elif isinstance(reading, SyncRead):
+        elif isinstance(reading, lang.SyncRead):
             self.main.recorded.end(self.main.reader.parser.offset - reading.end)
             self.main.state = "joining"
             self._tell(ev.SyncWaiting(tuple(self.open_threads), now))
@@ -331,12 +289,11 @@ class Machine:
 
     # Threads ----------------------------------------------------------------------------------------------
 
-    def _open(self, promise: Promise, left: int, now: float) -> None:
+    def _open(self, promise: lang.Promise, left: int, now: float) -> None:
         number = len(self.threads)
         self.main.recorded.mark(number, left)
-        reader = Reader(self.dialect, self.info.tags, main=False)
-        thread = Thread(number, reader, self._visible.open(), now, promise, closed_by="interrupted")
-        thread.behind = left
+        reader, lane = Reader(self.dialect, self._tags, main=False), self._visible.open()
+        thread = Thread(number, reader, lane, now, promise, closed_by="interrupted", behind=left)
         self._budget.open(thread, promise.tokens)
         self.threads.append(thread)
         self._tell(ev.PromiseOpened(number, promise.topic, promise.tokens, now))
@@ -399,7 +356,9 @@ class Machine:
         if self._visible.ready:
             self._show(self._visible.take(), now)
 
-    def _close(self, thread: Thread, finish_reason: FinishReason, closed_by: ClosedBy, now: float) -> None:
+    def _close(
+        self, thread: Thread, finish_reason: FinishReason, closed_by: lang.ClosedBy, now: float
+    ) -> None:
         """End a thread; what its parser held back is text after all."""
         over = closed_by == "interrupted" or (finish_reason == "length" and self._budget.at_the_end(thread))
         readings = thread.reader.close(cut=over)  # half a tag is nothing to show
@@ -416,25 +375,19 @@ class Machine:
 
     # Contexts ---------------------------------------------------------------------------------------------
 
-    def _written(self, tag: str) -> Part:
-        """A forced tag as the model reads it."""
-        tags = self.info.tags
-        if self.dialect == "ids" and tags:
-            return (tags.open_async if tag == ASYNC_OPEN else tags.close_async,)
-        return tag
-
     def _chunk(self, thread: Thread) -> list[Part]:
         """A chunk as it stands in the written form."""
-        closed = [] if thread.closed_by == "writer" else [self._written(ASYNC_CLOSE)]
+        closed = [] if thread.closed_by == "writer" else [self._closing]
         nested = thread.closed_by == "nested"
         body = self._rewritten(thread) if nested else thread.recorded.joined({})
-        return [self._written(ASYNC_OPEN), *body, *closed]
+        return [self._opening, *body, *closed]
 
     def _rewritten(self, thread: Thread) -> list[Part]:
-        """A chunk of which the end was left out, maybe in the middle of a token: to be encoded anew."""
-        return [
-            self._written(node.source)
-            if isinstance(node, Ignored)
-            else (node.format() if self.dialect == "text" else node.text)
-            for node in thread.reader.parser.nodes
-        ]
+        """A chunk of which the end was left out, maybe in the middle of a token: to be encoded anew.
+
+        Of tag ids only `<async>` is ignored in a chunk; the others end it, or are text.
+        """
+        nodes = thread.reader.parser.nodes
+        if self.dialect == "text":
+            return [node.format() for node in nodes]
+        return [self._opening if isinstance(node, lang.Ignored) else node.text for node in nodes]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby
 from typing import Literal, NamedTuple
 
 from pasta_async.lang import PROMISE_OPEN, PROMISE_TOKENS, Parser, Reading
@@ -87,16 +86,12 @@ There is one for every token, and the garbage collector passes over plain tuples
 class Reader:
     """Reads what one thread writes, and remembers where its tokens end in it.
 
-    Args:
-        dialect: How tags are read.
-        tags: Ids of the tag tokens, if the model has them.
-        main: Whether this is the main thread; else its text stands inside a chunk.
-        thinking: Whether the answer begins inside a thinking block.
+    Only the main thread's answer may have a thinking block, and `thinking` is whether it begins inside one.
     """
 
     def __init__(self, dialect: Dialect, tags: TagIds | None, *, main: bool, thinking: bool = False) -> None:
         self._arguments = (dialect, tags, main, thinking)
-        self._tags: Collection[int] = tags if tags and dialect == "ids" else ()
+        self._tags: Collection[int] = tags or ()
         self.parser: Parser = Parser("main" if main else "chunk")
         self._parse = self.parser.feed if dialect == "text" else self.parser.feed_text
         self._thinking = ThinkingFilter(inside=thinking) if main else None
@@ -118,10 +113,8 @@ class Reader:
     def first(self, tokens: int, rest: str = "", *, but: int = 0) -> Reader:
         """A closed reader that has read only the first so many tokens. Half a tag at the end is left out.
 
-        Args:
-            tokens: How many.
-            rest: What those of them say that were read at once with tokens behind them.
-            but: Characters at the end of the last unit that are left out.
+        `rest` is what those of them say that were read at once with tokens behind them; `but` so many
+        characters at the end of the last unit are left out.
         """
         dialect, tags, main, thinking = self._arguments
         again = Reader(dialect, tags, main=main, thinking=thinking)
@@ -240,19 +233,12 @@ class RecordedTokens:
 
     def joined(
         self, chunks: Mapping[int, list[Part]], *, last: int | None = None, grows: bool = False
-    ) -> list[Part]:
+    ) -> Iterator[Part]:
         """All of it, with the chunk of each promise right behind it (none for a promise not in `chunks`).
 
-        Args:
-            chunks: By thread.
-            last: The promise, by its thread, behind whose chunk to end.
-            grows: Whether more will be added, so that the unit that was added last may yet change.
+        `last` is the thread of the promise behind whose chunk to end; `grows` is whether more will be added,
+        so that the unit that was added last may yet change.
         """
-        return list(_merged(self._with_chunks(chunks, last, grows=grows)))
-
-    def _with_chunks(
-        self, chunks: Mapping[int, list[Part]], last: int | None, *, grows: bool
-    ) -> Iterator[Part]:
         done = 0
         for unit in self._units:
             yield tuple(self.raw[done : unit.start])
@@ -268,14 +254,5 @@ class RecordedTokens:
                 if thread == last:
                     return
                 at = end
-            if unit.split:
+            if unit.split and at < len(unit.text):
                 yield unit.text[at:]
-
-
-def _merged(parts: Iterable[Part]) -> Iterator[Part]:
-    """Neighbouring ids as one part."""
-    for is_text, run in groupby(parts, lambda part: isinstance(part, str)):
-        if is_text:
-            yield from (part for part in run if part)
-        elif ids := tuple(chain.from_iterable(part for part in run if isinstance(part, tuple))):
-            yield ids

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import TypeVar
 
 from pasta_async.clock import Clock
@@ -42,24 +42,19 @@ def retry_delay(attempt: int, error: BackendError) -> float:
 async def with_retries(work: Callable[[], Awaitable[_T]], retries: int, clock: Clock) -> _T:
     """Do something that may be repeated (connect, encode), again after each error that is `retryable`.
 
-    Args:
-        work: Called once for each try.
-        retries: How often it is tried again; 0: one try.
-        clock: Where the waiting is done.
-
     Raises:
         BackendError: What the last try ended with.
 
     Cancelling it cancels the try, or the wait, that is under way.
     """
-    for attempt in count():
+    for attempt in range(retries):
         try:
             return await work()
         except BackendError as error:
-            if attempt >= retries or not error.retryable:
+            if not error.retryable:
                 raise
             await clock.sleep(retry_delay(attempt, error))
-    raise AssertionError("unreachable")
+    return await work()
 
 
 async def run_restarting(
@@ -73,8 +68,7 @@ async def run_restarting(
         attempt: Runs the answer, shows its events here, gives it these notes, and takes so many of the
             retries of each request as spent.
         emit: Where events are shown. None: nobody watches, so nothing is shown before the end.
-        retries: How often a request is sent again at most, by the answer's restarts or without: a prompt that
-            kills its server must not kill them all.
+        retries: Of a request, restarts included: a prompt that kills its server must not kill them all.
 
     Raises:
         PastaError: What the last attempt ended with.
@@ -127,13 +121,17 @@ class _Screen:
 
     async def restart(self) -> None:
         failures = [event for event in self._held if isinstance(event, ThreadFailed)]
-        self._held = []
-        await _handed(self.show([ThreadFailed(event.thread, event.error, "restart") for event in failures]))
+        await self._instead([ThreadFailed(event.thread, event.error, "restart") for event in failures])
 
     async def end(self) -> None:
         self.begun = True
-        events, self._held = self._held, []
-        await _handed(self.show(events))
+        await self._instead(self._held)
+
+    async def _instead(self, events: list[Event]) -> None:
+        """Show these in place of what was held."""
+        self._held = []
+        if wait := self.show(events):
+            await wait
 
 
 _QUIET = (ThreadStarted, ThreadFailed, ThreadDone)
@@ -141,8 +139,3 @@ _QUIET = (ThreadStarted, ThreadFailed, ThreadDone)
 
 def _is_end(event: Event) -> bool:
     return isinstance(event, ThreadDone) or (isinstance(event, ThreadFailed) and event.action == "fail")
-
-
-async def _handed(wait: Awaitable[None] | None) -> None:
-    if wait is not None:
-        await wait

@@ -50,18 +50,12 @@ _BEFORE = 16
 
 
 class Runner:
-    """Runs one answer on a backend.
+    """Runs one answer, as the machine decides, on a backend that is connected.
 
     Args:
-        backend: Where tokens come from; connected.
-        machine: What decides.
-        prompt: Token ids of the prompt.
-        share: What it holds of the client's slots and the engine's room.
-        clock: Time-outs are measured on it.
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
-        observer: Is told of turns and requests.
         spent: How many retries of each request were taken by earlier runs of the answer.
     """
 
@@ -148,11 +142,10 @@ class Runner:
 
     # Threads ----------------------------------------------------------------------------------------------
 
-    def _begin(self, number: int) -> asyncio.Task[None]:
+    def _begin(self, number: int) -> None:
         work = self._thread(number) if number else self._main()
-        task = self._group.create_task(work, name=f"pasta {self._start.answer} thread {number}")
-        self._tasks[number] = task
-        return task
+        name = f"pasta {self._start.answer} thread {number}"
+        self._tasks[number] = self._group.create_task(work, name=name)
 
     async def _main(self) -> None:
         """Thread 0: decode up to a sync, wait for the round's threads, go on."""
@@ -227,14 +220,10 @@ class Runner:
         """One request, sent again if it fails before its first token."""
         machine = self.machine
         for attempt in count(self._spent):
-            if not machine.wants(number):
-                return
-            request = await self._request(number)
-            if request is None:
+            if not machine.wants(number) or not (request := await self._request(number)):
                 return
             try:
-                await self._exchange(request)
-                return
+                return await self._exchange(request)
             except BackendError as error:
                 decoded = machine.threads[number].requests[-1].completion_tokens
                 if decoded or not error.retryable or attempt >= self._limits.retries:

@@ -133,11 +133,6 @@ class TokenBudget:
     known to stand behind the last token of the answer can be cancelled at once, and where that token is
     does not depend on who decoded when. A promise that main may still keep itself counts for nothing yet, and
     nor does what main wrote behind it.
-
-    Args:
-        main: The main thread.
-        max_tokens: Tokens of the answer.
-        limits: Caps of chunks, and the bound on everything that is generated.
     """
 
     def __init__(self, main: Thread, max_tokens: int, limits: Limits) -> None:

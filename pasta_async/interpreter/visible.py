@@ -78,11 +78,7 @@ class Visible:
         return self._show(text)
 
     def close(self, whole: str | None = None) -> str:
-        """What is left, finished or not: the answer is over.
-
-        Args:
-            whole: The visible text, if its last token cuts it.
-        """
+        """What is left, finished or not; the answer is over. `whole` is its text where a token cuts it."""
         if whole is None:
             for lane in self._lanes:
                 lane.done, lane.held = True, False

@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from math import inf
 
 from pasta_async.clock import Clock
@@ -43,12 +44,9 @@ _EXPECTED = Payoff()
 
 
 class WidthControl:
-    """Shares what an engine has room for among the answers of a client.
+    """Shares what an engine has room for among the answers of a client, of at most `slots` threads at once.
 
-    Args:
-        backend: Says how busy its engine is, if it is a `LoadReporting`.
-        slots: Threads that the client decodes at once, at most.
-        clock: What readings grow old on.
+    The backend says how busy its engine is, if it is a `LoadReporting`.
     """
 
     def __init__(self, backend: Backend, slots: int, clock: Clock) -> None:
@@ -64,12 +62,7 @@ class WidthControl:
 
     @contextmanager
     def answering(self, answer: str, *, limited: bool) -> Generator[Share]:
-        """Count an answer, from before it is encoded until it is over.
-
-        Args:
-            answer: Its id.
-            limited: Whether the load limits it; if not, its threads only count.
-        """
+        """Count an answer, from before it is encoded until it is over, whether the load limits it or not."""
         share = Share(self, self._engine(""), answer, limited=limited)
         try:
             yield share
@@ -216,43 +209,41 @@ def _attended(prompt: int, tokens: int) -> float:
     return tokens * (prompt + tokens / 2)
 
 
+@dataclass(slots=True, eq=False)
 class Share:
-    """What an answer holds of its engine's room; `WidthControl.answering` makes it.
+    """What an answer holds of its engine's room; `WidthControl.answering` makes it."""
 
-    Args:
-        control: What gave it.
-        engine: Where the answer is, as far as is known.
-        answer: Its id.
-        limited: Whether the load limits it.
-    """
+    control: WidthControl
+    engine: _Engine
+    """Where the answer is, as far as is known."""
+    answer: str
+    """Its id."""
+    limited: bool
+    """Whether the load limits it."""
+    begun: bool = False
+    """Whether a thread of it has decoded."""
+    held: int = 0
+    """Threads that decode."""
+    waiting: deque[_Turn] = field(default_factory=deque[_Turn])
+    """Those that wait, in document order."""
+    trouble: str | None = None
+    """Why the engine's load is not known, if that was asked for in vain."""
 
-    def __init__(self, control: WidthControl, engine: _Engine, answer: str, *, limited: bool) -> None:
-        self._control = control
-        self.engine: _Engine = engine
-        self.answer: str = answer
-        self.limited: bool = limited
-        self.begun: bool = False
-        """Whether a thread of it has decoded."""
-        self.held: int = 0
-        """Threads that decode."""
-        self.waiting: deque[_Turn] = deque()
-        """Those that wait, in document order."""
-        self.trouble: str | None = None
-        """Why the engine's load is not known, if that was asked for in vain."""
-        engine.count(self, 1)
+    def __post_init__(self) -> None:
+        self.engine.count(self, 1)
 
     async def crowded(self) -> str | None:
         """Why the answer is not worth decoding in parallel; None if it is. Cancelling it is safe."""
         if not self.limited:
             return None
-        await self._control.read(self)
+        await self.control.read(self)
         await asyncio.sleep(0)  # what begins in the same moment counts too
-        return self._control.refuse(self.engine)
+        return self.control.refuse(self.engine)
 
     async def spare(self) -> bool:
         """Whether the engine has room for what nobody waits for. Cancelling it is safe."""
-        await self._control.read(self)
-        return not (self._control.crowd(self.engine) or self._control.is_full(self.engine))
+        await self.control.read(self)
+        return not (self.control.crowd(self.engine) or self.control.is_full(self.engine))
 
     @asynccontextmanager
     async def thread(self) -> AsyncGenerator[str | None]:
@@ -264,7 +255,7 @@ class Share:
             self._release()
 
     async def _acquire(self) -> str | None:
-        control, turn = self._control, asyncio.get_running_loop().create_future()
+        control, turn = self.control, asyncio.get_running_loop().create_future()
         self.waiting.append(turn)
         control.queue[turn] = self
         try:
@@ -288,7 +279,7 @@ class Share:
 
     def _release(self) -> None:
         self.hold(-1)
-        self._control.admit()
+        self.control.admit()
 
     def hold(self, change: int) -> None:
         """Count threads that begin to decode, or, negative, that ended."""
@@ -298,20 +289,20 @@ class Share:
         self.engine.count(self, 1)
 
 
+@dataclass(slots=True, eq=False)
 class _Engine:
     """What a client has on an engine, and what others have."""
 
-    def __init__(self) -> None:
-        self.load: EngineLoad | None = None
-        self.until: float = 0.0
-        """The clock's time until which that serves."""
-        self.foreign: int = 0
-        """Requests of others."""
-        self.answers: int = 0
-        self.held: int = 0
-        """Threads of theirs that decode."""
-        self.extra: int = 0
-        """Those beside the first of each answer."""
+    load: EngineLoad | None = None
+    until: float = 0.0
+    """The clock's time until which that serves."""
+    foreign: int = 0
+    """Requests of others."""
+    answers: int = 0
+    held: int = 0
+    """Threads of theirs that decode."""
+    extra: int = 0
+    """Those beside the first of each answer."""
 
     def count(self, share: Share, sign: int) -> None:
         """Add an answer, or take one away."""

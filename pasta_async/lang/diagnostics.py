@@ -37,11 +37,7 @@ class Code(StrEnum):
     TAG_FORM = "tag-form", "the tag is not in its exact form", "it is read all the same"
     TAG_CUT = "tag-cut", "the text ends inside a tag, which is kept as text", "complete the tag"
     TAG_BROKEN = "tag-broken", 'a tag that "<" or its length breaks off is text', "end it with > in good time"
-    PROMISE_NESTED = (
-        "promise-nested",
-        "promise inside a chunk; it has no thread",
-        "write </async> before it",
-    )
+    PROMISE_NESTED = "promise-nested", "promise inside a chunk; it has no thread", "write </async> before it"
     PROMISE_OPEN = "promise-open", "no chunk keeps this promise", "write <async>...</async> right behind it"
     ASYNC_STRAY = "async-stray", "<async> without a promise; it is ignored", "put a promise right before it"
     ASYNC_APART = "async-apart", "white space between a promise and its <async>", "write them without a gap"

@@ -66,8 +66,9 @@ class Lexer:
 
     @property
     def place(self) -> Place:
-        """The place behind what was fed, if nothing is held."""
-        return Place(self.offset, self._line, self.offset - self._line_start + 1)
+        """Where what is held starts; behind what was fed, if nothing is."""
+        start = self.offset - len(self.held)
+        return Place(start, self._line, start - self._line_start + 1)
 
     def skip(self, piece: str) -> None:
         """Count a piece that needs no lexing; nothing is held."""
@@ -78,9 +79,7 @@ class Lexer:
 
     def drop(self) -> Place:
         """Forget what is held; returns the place where it starts."""
-        self._walked = 0
-        start = self._place(self.held, self.offset - len(self.held), 0)
-        self.held = ""
+        start, self.held = self.place, ""
         return start
 
     def feed(self, piece: str) -> list[Lexeme]:
@@ -94,19 +93,12 @@ class Lexer:
         return lexemes
 
     def close(self) -> tuple[str, Place | None, Place]:
-        """End the text.
-
-        Returns:
-            What was held, as text; where it starts if it is a tag that was cut (more than a stray `<`); where
-            the text ends.
-        """
-        held, base = self.held, self.offset - len(self.held)
-        self._walked = 0
-        start = self._place(held, base, 0)
+        """End the text; gives what was held, where that starts if it is half a tag, and where all ends."""
+        held, start = self.held, self.place
         found = _UNFINISHED.fullmatch(held)
         cut = start if found and found[2] and not found[1] else None
-        text, self.held, self._shown = held[self._shown :], "", 0
-        return text, cut, self._place(held, base, len(held))
+        text, self.held, self._shown, self._walked = held[self._shown :], "", 0, 0
+        return text, cut, self._place(held, start.offset, len(held))
 
     def _complete(self, buffer: str, base: int) -> tuple[list[Lexeme], int]:
         """Take the tags that are complete (or broken) and the text before them; also the index behind."""
@@ -196,17 +188,14 @@ _NAMES = frozenset({"topic", "tokens"})
 
 
 def read_promise(tag: Tag) -> tuple[Promise | None, list[Code]]:
-    """Read a promise tag, leniently where it was written as text.
+    """Read a promise tag, leniently where it was written as text, and say what is wrong with it.
 
-    Returns:
-        The promise, or None if the tag is to be ignored, and the codes of what is wrong with it.
+    There is no promise if the tag is to be ignored.
     """
     attributes = read_attributes(tag.rest) if tag.values is None else _named(tag.values)
     if isinstance(attributes, Code):
         return None, [attributes]
-    codes: list[Code] = []
-    if not _EXACT.fullmatch(tag.source):
-        codes.append(Code.TAG_FORM)
+    codes: list[Code] = [] if _EXACT.fullmatch(tag.source) else [Code.TAG_FORM]
     topic = attributes.get("topic", "")
     words = len(topic.split())
     if words == 0 or words > 3:
@@ -240,10 +229,8 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     if not value:  # left out, or empty
         return None, None
     digits = value.strip().lstrip("0")
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > len(str(MAX_ESTIMATE)):
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
+    if not is_number or int(digits) > MAX_ESTIMATE:
         return None, Code.TOKENS_BAD
-    number = int(digits)
-    if number > MAX_ESTIMATE:
-        return None, Code.TOKENS_BAD
-    rounded = -(-number // 10) * 10
-    return rounded, None if rounded == number else Code.TOKENS_NOT_TENS
+    rounded = -(-int(digits) // 10) * 10
+    return rounded, None if rounded == int(digits) else Code.TOKENS_NOT_TENS

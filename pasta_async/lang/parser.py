@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 from pasta_async.lang.diagnostics import MAX_DIAGNOSTICS, STYLE_CODES, Code, Diagnostic, ParseError
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 _PIECE = 1 << 16  # readings of a long text are dropped as it goes
-_SHARED = 256  # equal ignored tags share one node, up to this many different ones
+_ignored = lru_cache(256)(Ignored)  # equal tags share one node: a hostile text may be nothing but them
 
 
 class PromiseRead(NamedTuple):
@@ -118,7 +119,6 @@ class Parser:
         self._gap = False  # whether nothing but white space came since the last promise
         self._place = Place(0, 1, 1)  # of that promise
         self._open = False  # whether a promise was made since the last sync
-        self._ignored: dict[str, Ignored] = {}
         self._text: list[str] = []  # since the last node
         self._values: list[str] | None = None  # of the promise whose tag ids are coming in
         self._values_place = self._place
@@ -241,14 +241,13 @@ class Parser:
             place, end = self._values_place, self._lexer.offset
             self._on_tag(Tag(promise_source(values), "promise", False, "", place, end, values), events)
 
-    def _break_tag(self, events: list[Reading], code: Code | None = Code.TAG_BROKEN) -> None:
+    def _break_tag(self, events: list[Reading], code: Code = Code.TAG_BROKEN) -> None:
         """The tag ids that came in make no tag: they are text."""
         if self._values is not None:
             text, self._values = PROMISE_OPEN + PROMISE_TOKENS.join(self._values), None
             self._on_text(text, events)
             self._end_gap(events)
-            if code:
-                self._report(code, self._values_place)
+            self._report(code, self._values_place)
 
     def close(self, *, cut: bool = False) -> list[Reading]:
         """End the text: what was held back comes out, and an open chunk ends (`closed_by="end"`).
@@ -325,22 +324,14 @@ class Parser:
             events.append(text)
 
     def _on_tag(self, tag: Tag, events: list[Reading]) -> None:
-        code = self._act(tag, events)
-        if code:
+        """Do what a tag says; what does it gives a code instead if the tag is to be ignored."""
+        opening = {"promise": self._on_promise, "async": self._on_async, "sync": self._on_sync}
+        act = self._on_close if tag.closing else opening[tag.name]
+        if code := act(tag, events):
             self._end_gap(events)
             self._report(code, tag.place)
-            self._append(self._shared(tag.source))
+            self._append(_ignored(tag.source))
             events.append(IgnoredRead(tag.source, tag.end))
-
-    def _act(self, tag: Tag, events: list[Reading]) -> Code | None:
-        """Do what a tag says; if it is to be ignored, say why instead."""
-        if tag.closing:
-            return self._on_close(tag, events)
-        if tag.name == "promise":
-            return self._on_promise(tag, events)
-        if tag.name == "async":
-            return self._on_async(tag, events)
-        return self._on_sync(tag, events)
 
     def _on_promise(self, tag: Tag, events: list[Reading]) -> Code | None:
         if self._in_chunk:
@@ -444,14 +435,6 @@ class Parser:
     def _append(self, node: Node) -> None:
         self._end_text()
         self._target.append(node)
-
-    def _shared(self, source: str) -> Ignored:
-        node = self._ignored.get(source)
-        if node is None:
-            node = Ignored(source)
-            if len(self._ignored) < _SHARED:
-                self._ignored[source] = node
-        return node
 
 
 def parse(text: str, strict: bool = False) -> Document:

@@ -18,7 +18,6 @@ from pasta_async.lang.document import (
     TAG_TOKENS,
     Chunk,
     Document,
-    Ignored,
     Node,
     Promise,
     Sync,
@@ -117,9 +116,6 @@ def _bare(node: Node, start: int) -> Iterator[Segment]:
 
 def _body(chunk: Chunk, start: int) -> Iterator[Segment]:
     for node in chunk.nodes:
-        if isinstance(node, Ignored):
-            yield from segments(node.source)
-        else:
-            yield Segment(node.text, start=start)
+        yield from _bare(node, start)
         start += len(node.text)
     yield Segment(ASYNC_CLOSE, is_tag=True)
