@@ -9,22 +9,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from pasta_async import __version__
 from pasta_async.cli.command import as_command, read_text, reported_errors, require_stdout
 from pasta_async.cli.generate import GenerateOptions, run
 from pasta_async.cli.models import ExportOptions, PullOptions, export, pull
 from pasta_async.errors import missing_extra
 
-app: typer.Typer = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app: typer.Typer = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _tell_version(asked: bool) -> None:
     if asked:
-        from pasta_async import __version__
-
         sys.stdout.write(f"pasta-async {__version__}\n")
         raise typer.Exit
 

@@ -171,7 +171,10 @@ def reported_errors() -> Generator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _give_up_unwritten()
+        try:
+            _flush()
+        except OSError:  # forget what standard output does not take, or Python fails over it again as it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         fail(str(error))
     except (PastaError, ModuleNotFoundError) as error:
         fail(str(error), code=2 if isinstance(error, InvalidRequestError) else 1)
@@ -184,17 +187,14 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _give_up_unwritten() -> None:
-    """Forget what standard output does not take, or Python would fail over it once more as it ends."""
-    try:
-        _flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def say(message: str) -> None:
+    """Tell the user of `pasta-async` something on stderr."""
+    sys.stderr.write(f"pasta-async: {message}\n")
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Say on stderr what is wrong and leave."""
-    sys.stderr.write(f"pasta-async: {message}\n")
+    """Say what is wrong and leave."""
+    say(message)
     sys.exit(code)
 
 

@@ -102,8 +102,7 @@ class JsonDisplay(Display):
 class LiveDisplay(Display):
     """Draws the answer so far several times a second; at the end the text, the timeline and the numbers.
 
-    Args:
-        console: Where to draw; None: standard output. Without a terminal, only the end is shown.
+    It draws on `console`, or on standard output. Without a terminal, only the end is shown.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -128,16 +127,14 @@ class LiveDisplay(Display):
 
     def done(self, answer: Generation, baseline: Generation | None) -> None:
         """The answer, the timeline and the numbers."""
-        self._stop()
         width = min(max(self._console.width - 44, 16), 64)
-        for line in (answer.text, "", *summary(answer, baseline, width=width)):
-            self._console.print(Text(_printable(line)), soft_wrap=True)
+        self._end_with(answer.text, "", *summary(answer, baseline, width=width))
 
     def broken(self) -> None:
         """The text so far."""
-        self._stop()
-        if (partial := self._partial()) and partial.text:
-            self._console.print(Text(_printable(partial.text)), soft_wrap=True)
+        partial = self._partial()
+        lines = [partial.text] if partial and partial.text else []
+        self._end_with(*lines)
 
     def _draw(self) -> None:
         self._next = None
@@ -146,23 +143,18 @@ class LiveDisplay(Display):
             picture = view(partial, title=title, waiting=self._waiting, width=self._console.width)
             self._live.update(picture, refresh=True)
 
-    def _stop(self) -> None:
+    def _end_with(self, *lines: str) -> None:
         if self._next:
             self._next.cancel()
-            self._next = None
         self._live.stop()
+        for line in lines:
+            self._console.print(Text(_printable(line)), soft_wrap=True)
 
 
-def view(
-    answer: Generation, *, title: str = "main", waiting: bool = False, width: int = 100
-) -> RenderableType:
-    """A picture of an answer: the main thread on top, below it a row for each promise.
+def view(answer: Generation, *, width: int, title: str = "main", waiting: bool = False) -> RenderableType:
+    """A picture of an answer so far: the main thread on top, below it a row for each promise.
 
-    Args:
-        answer: The answer so far.
-        title: Of the main thread.
-        waiting: Whether main waits for its threads.
-        width: Of the screen, in characters.
+    It fits a screen of `width` characters. The main thread has a `title` and may be `waiting` for the others.
     """
     main, *threads = answer.threads
     heading = f"{title} · {main.tokens} tokens" + (" · waits for its threads" if waiting else "")
@@ -192,12 +184,8 @@ def _tail(text: str, length: int) -> str:
 def summary(answer: Generation, baseline: Generation | None = None, *, width: int = _BAR) -> list[str]:
     """The timeline and below it the numbers, as lines of text.
 
-    The timeline has a line for each thread, and one for the baseline, on one scale of time.
-
-    Args:
-        answer: Whose threads are drawn.
-        baseline: Drawn below, as one bar.
-        width: Of the longest bar, in characters.
+    The timeline has a line for each thread, and one for the baseline, on one scale of time. The longest bar
+    has `width` characters.
     """
     longest = max(answer.elapsed, baseline.elapsed if baseline else 0.0)
     rows = [
@@ -207,15 +195,11 @@ def summary(answer: Generation, baseline: Generation | None = None, *, width: in
     if baseline:
         rows.append(("baseline", [*baseline.timeline], baseline.usage.completion_tokens))
     margin = max(len(name) for name, _, _ in rows)
-    return [
-        *(
-            f"{name:{margin}}  {bar(spans, longest, width)}  {tokens:>5} tokens"
-            for name, spans, tokens in rows
-        ),
-        f"{'':{margin}}  0{f'{longest:.2f} s':>{width - 1}}",
-        "",
-        *_numbers(answer, baseline),
+    bars = [
+        f"{name:{margin}}  {bar(spans, longest, width)}  {tokens:>5} tokens" for name, spans, tokens in rows
     ]
+    scale = f"{'':{margin}}  0{f'{longest:.2f} s':>{width - 1}}"
+    return [*bars, scale, "", *_numbers(answer, baseline)]
 
 
 def _label(thread: ThreadRecord) -> str:
@@ -229,9 +213,8 @@ def bar(spans: Iterable[Span], longest: float, width: int) -> str:
     """When a thread decoded, drawn over `longest` seconds in `width` characters."""
     cells = [" "] * width
     for span in spans:
-        first = int(span.start / longest * width) if longest else 0
+        first = min(int(span.start / longest * width), width - 1) if longest else 0
         last = int(span.end / longest * width) if longest else width
-        first = min(first, width - 1)
         last = min(max(last, first + 1), width)
         cells[first:last] = "█" * (last - first)
     return "".join(cells)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pasta_async.cli.command import fail, read_text
+from pasta_async.cli.command import fail, read_text, say
 from pasta_async.client import Client
 from pasta_async.errors import GenerationTimeoutError, InvalidRequestError, PastaError
 from pasta_async.options import AnswerOptions, Limits, Options, Sampling
@@ -59,11 +58,7 @@ class GenerateOptions(Sampling, Limits):
 
 
 def run(options: GenerateOptions, backend: Backend | None) -> None:
-    """Answer on a display.
-
-    Args:
-        options: What was asked for.
-        backend: Decodes instead of what they name.
+    """Answer on a display. A `backend` decodes instead of what the options name.
 
     Raises:
         PastaError: What ended the answer; what there was of it is printed. So it is after Ctrl-C.
@@ -108,7 +103,7 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     }
     info = await _connected(client)  # not part of anybody's time
     if info.dtype not in (None, "float32"):  # no exact computation: say so
-        sys.stderr.write(f"pasta-async: {info.name} is computed in {info.dtype}\n")
+        say(f"{info.name} is computed in {info.dtype}")
     if options.compare:
         await client.generate("Hello.", sampling=_WARM_UP, prompted=options.prompted)
     done: list[Generation] = []
@@ -121,7 +116,7 @@ async def answer(client: Client, options: GenerateOptions, display: Display) -> 
     both = done[0], done[1] if options.compare else None
     display.done(*both)
     for note in done[0].notes:  # what the backend could not honour
-        sys.stderr.write(f"pasta-async: note: {note}\n")
+        say(f"note: {note}")
     return both
 
 

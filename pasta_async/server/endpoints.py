@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 from uuid import uuid4
@@ -17,10 +17,9 @@ from pasta_async.errors import BackendProtocolError, GenerationTimeoutError
 from pasta_async.events import AnswerDone, Event, ReasoningDelta, TextDelta, ThreadDelta
 from pasta_async.protocol import PassThrough
 from pasta_async.results import Generation
-from pasta_async.server.errors import ApiError
+from pasta_async.server.errors import ApiError, log_failure, stopping
 from pasta_async.server.requests import (
     ChatRequest,
-    CompletionRequest,
     GenerateRequest,
     answer_limits,
     check_request,
@@ -32,36 +31,34 @@ from pasta_async.server.service import Service, service_of
 from pasta_async.server.streaming import event_fields, merged, stream_response, unless_gone
 
 Json = dict[str, Any]
-Mode = Literal["parallel", "sequential", "baseline"]
+
+_SUMMARY = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
+"""Fields of a generation that are told of each choice, beside its count of threads."""
 
 _BEGINNING = (TextDelta, ReasoningDelta, ThreadDelta, AnswerDone)
 """With one of these a stream begins; what fails before has an HTTP status."""
 
 
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
-    return await _respond(request, ChatRequest)
+async def respond(request: Request, form: type[GenerateRequest]) -> Response:
+    """Answer a conversation, or continue each prompt, a text or token ids, without a chat template.
 
-
-async def completions(request: Request) -> Response:
-    """Continue each prompt, a text or token ids, without a chat template."""
-    return await _respond(request, CompletionRequest)
-
-
-async def _respond(request: Request, form: type[GenerateRequest]) -> Response:
-    """The response; that of a stream is not made before its first text, so that errors have a status.
-
-    A client that goes away, or a cancellation, ends every choice with all its threads.
+    A stream does not begin before its first text, so that errors have a status. A client that goes away, or a
+    cancellation, ends every choice with all its threads.
     """
     service = service_of(request)
-    body = await read_body(request, form, service.settings)
-    check_request(body, service)
-    reply = _EngineReply(service, body) if body.engine_only else _Reply(service, body)
-    headers = {"x-pasta-mode": reply.mode}
-    if body.stream:
-        return await stream_response(request, reply.chunks(), headers, service.settings)
-    whole = await unless_gone(request, reply.whole())
-    return Response(to_json(whole), media_type="application/json", headers=headers)
+    try:
+        body = await read_body(request, form, service.settings)
+        check_request(body, service)
+        reply = _EngineReply(service, body) if body.engine_only else _Reply(service, body)
+        headers = {"x-pasta-mode": reply.mode}
+        if body.stream:
+            return await stream_response(request, reply.chunks(), headers, service.settings)
+        whole = await unless_gone(request, reply.whole())
+        return Response(to_json(whole), media_type="application/json", headers=headers)
+    except asyncio.CancelledError:  # by the ASGI server, which stops
+        return stopping().response
+    except Exception as error:
+        return log_failure(error, text=service.settings.log_text).response
 
 
 class _Reply:
@@ -80,7 +77,7 @@ class _Reply:
         }
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> Literal["parallel", "sequential", "baseline"]:
         """How answers are decoded. A model that must be told about tags is not told by a bare text."""
         options = self._request.pasta
         untold = not self._chat and self._service.info.tags is None and not options.prompted
@@ -103,16 +100,16 @@ class _Reply:
         return {
             **self._envelope,
             "object": "chat.completion" if self._chat else "text_completion",
-            "choices": [self._choice(index, each) for index, each in enumerate(generations)],
+            "choices": [self._whole_choice(index, each) for index, each in enumerate(generations)],
             "usage": self._usage(generations),
-            "pasta": self._pasta(enumerate(generations)),
+            "pasta": self._pasta(*enumerate(generations)),
         }
 
     async def chunks(self) -> AsyncGenerator[list[Json], None]:
         """The stream's chunks; the first item holds all up to the first text."""
         held: list[Json] = []
         if self._chat:
-            held += [self._chunk(self._delta(i, role="assistant", content="")) for i in range(self._count)]
+            held += [self._chunk(self._choice(i, role="assistant", content="")) for i in range(self._count)]
         done: dict[int, Generation] = {}
         begun = False
         async with self._service.admission.enter(self._count):
@@ -142,29 +139,30 @@ class _Reply:
             pasta: Json = {"mode": self.mode, "choices": [], "event": event_fields(event), "index": index}
             yield self._chunk(pasta=pasta)
         if isinstance(event, TextDelta):
-            yield self._chunk(self._delta(index, content=event.delta))
+            yield self._chunk(self._choice(index, content=event.delta))
         elif isinstance(event, ReasoningDelta) and self._chat:
-            yield self._chunk(self._delta(index, reasoning_content=event.delta))
+            yield self._chunk(self._choice(index, reasoning_content=event.delta))
         elif isinstance(event, AnswerDone):
-            last = self._delta(index, finish_reason=_finish_reason(event.generation))
-            yield self._chunk(last, pasta=self._pasta([(index, event.generation)]))
+            last = self._choice(index, ended=event.generation)
+            yield self._chunk(last, pasta=self._pasta((index, event.generation)))
 
     def _chunk(self, *choices: Json, **more: Any) -> Json:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._envelope, "object": kind, "choices": choices, **more}
 
-    def _delta(self, index: int, *, finish_reason: str | None = None, **delta: str) -> Json:
-        text = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
-        return {"index": index, "logprobs": None, "finish_reason": finish_reason, **text}
+    def _whole_choice(self, index: int, generation: Generation) -> Json:
+        message = {"role": "assistant", "content": generation.text, "refusal": None}
+        if generation.reasoning:
+            message["reasoning_content"] = generation.reasoning
+        return self._choice(index, "message", ended=generation, **message)
 
-    def _choice(self, index: int, generation: Generation) -> Json:
-        text: Json = {"text": generation.text}
-        if self._chat:
-            message = {"role": "assistant", "content": generation.text, "refusal": None}
-            if generation.reasoning:
-                message["reasoning_content"] = generation.reasoning
-            text = {"message": message}
-        return {"index": index, "logprobs": None, "finish_reason": _finish_reason(generation), **text}
+    def _choice(
+        self, index: int, part: str = "delta", *, ended: Generation | None = None, **message: Any
+    ) -> Json:
+        """A choice, or in a stream what is new of it. Its reason to end is in OpenAI's words."""
+        text = {part: message} if self._chat else {"text": message.get("content", "")}
+        reason = ("length" if ended.finish_reason == "length" else "stop") if ended else None
+        return {"index": index, "logprobs": None, "finish_reason": reason, **text}
 
     def _usage(self, generations: Sequence[Generation]) -> Json:
         """Tokens of a request, tags counted; the prompt of several choices counts once."""
@@ -178,25 +176,14 @@ class _Reply:
             "prompt_tokens_details": {"cached_tokens": sum(map(_cached_tokens, firsts))},
         }
 
-    def _pasta(self, choices: Iterable[tuple[int, Generation]]) -> Json:
+    def _pasta(self, *choices: tuple[int, Generation]) -> Json:
         """The field `pasta`: for each choice its summary, or where the request asks for it its record."""
-        describe = _record if self._request.pasta.record else _summary
-        described = [{"index": index, **describe(generation)} for index, generation in choices]
+        described: list[Json] = []
+        for index, generation in choices:
+            fields: Json = {"index": index, "threads": len(generation.threads)}
+            include = None if self._request.pasta.record else _SUMMARY
+            described.append(fields | generation.model_dump(mode="json", include=include))
         return {"mode": self.mode, "choices": described}
-
-
-def _record(generation: Generation) -> Json:
-    return generation.model_dump(mode="json")
-
-
-def _summary(generation: Generation) -> Json:
-    fields = {"critical_path", "text_speedup", "elapsed", "width", "notes"}
-    return {"threads": len(generation.threads), **generation.model_dump(mode="json", include=fields)}
-
-
-def _finish_reason(generation: Generation) -> str:
-    """Why an answer ended, in OpenAI's words."""
-    return "length" if generation.finish_reason == "length" else "stop"
 
 
 def _cached_tokens(generation: Generation) -> int:

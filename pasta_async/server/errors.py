@@ -23,6 +23,9 @@ from pasta_async.errors import (
 
 _LOG = logging.getLogger("pasta_async.server")
 
+_UNION_MEMBERS = ("str", "int", "constrained-str")
+"""Pydantic puts the member of a union into the place of an error: `content.str`, or `content.list[Part]`."""
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -40,8 +43,6 @@ class ApiError(Exception):
     """The field of the request that is to blame."""
     retry_after: float | None = None
     """Seconds after which asking again may help."""
-    retry: bool | None = None
-    """Whether OpenAI's client may ask again by itself (`x-should-retry`); None: as it sees fit."""
     partial: str | None = None
     """Text of the answer so far."""
 
@@ -58,8 +59,8 @@ class ApiError(Exception):
         headers: dict[str, str] = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
-        if self.retry is not None:
-            headers["x-should-retry"] = str(self.retry).lower()
+        if self.code == "timeout":  # OpenAI's client would ask again by itself
+            headers["x-should-retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body, self.status, headers)
@@ -79,7 +80,6 @@ def api_error(error: Exception) -> ApiError:
         status,
         code=code,
         retry_after=cause.retry_after if isinstance(cause, BackendStatusError) and status == 503 else None,
-        retry=False if code == "timeout" else None,
         partial=error.partial.text if error.partial and not refused else None,
     )
 
@@ -114,11 +114,9 @@ def _status(cause: PastaError) -> tuple[int, str | None]:
 
 
 def log_failure(error: Exception, *, text: bool) -> ApiError:
-    """As `api_error`; what is not the client's fault is logged as well.
+    """As `api_error`; what is not the client's fault is logged.
 
-    Args:
-        error: What ended a request.
-        text: Whether the error's message, which may quote a prompt, may be logged.
+    With `text` its message is logged as well, which may quote a prompt.
     """
     found = api_error(error)
     if found.status >= 500:
@@ -136,7 +134,8 @@ def invalid_body(error: ValidationError) -> ApiError:
         error.errors(include_url=False, include_context=False, include_input=False),
         key=lambda found: (len(found["loc"]), order.get(found["type"], 2)),
     )
-    param = ".".join(str(part) for part in first["loc"] if not _is_union_member(part))
+    parts = (str(part) for part in first["loc"] if part not in _UNION_MEMBERS)
+    param = ".".join(part for part in parts if "[" not in part)
     match first["type"]:
         case "missing":
             message, code = f"Missing required parameter: '{param}'.", "missing_required_parameter"
@@ -145,11 +144,3 @@ def invalid_body(error: ValidationError) -> ApiError:
         case _:
             message, code = f"Invalid '{param}': {first['msg']}.", "invalid_value"
     return ApiError(message, code=code, param=param)
-
-
-_UNION_MEMBERS = ("str", "int", "constrained-str")
-
-
-def _is_union_member(part: int | str) -> bool:
-    """Pydantic puts the member of a union into the place of an error: `messages.0.content.str`."""
-    return isinstance(part, str) and (part in _UNION_MEMBERS or "[" in part)

@@ -41,31 +41,25 @@ _KNOWN_FIELDS = frozenset([*RESERVED_ATTRS, "taskName", "color_message"])
 
 
 class Operations:
-    """Metrics, traces and logs of one app. Its metrics are in a registry of their own.
-
-    Args:
-        settings: Whether there are traces, and whether texts may appear in them and in logs.
-    """
+    """Metrics, traces and logs of an app, as its settings say. Its metrics are in a registry of their own."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.registry: CollectorRegistry = CollectorRegistry()
+        self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self.registry)
+            collector(registry=self._registry)
         text, labels = "Responses, by path and status.", ("path", "status")
-        self._responses = Counter("pasta_http_responses", text, labels, registry=self.registry)
+        self._responses = Counter("pasta_http_responses", text, labels, registry=self._registry)
         self._in_flight = self._gauge("in_flight", "Places that are taken; several choices take several.")
         self._queued = self._gauge("queued", "Answers that wait for a place.")
         self._gauge("limit", "Places there are.").set(settings.max_answers)
         self._provider: TracerProvider | None = None
-        self.observers: list[Observer] = [Metrics(self.registry), Logs(text=settings.log_text)]
-        self._traced: list[Middleware] = []
-        if settings.traced:
-            self._trace(text=settings.log_text)
+        self._observers: list[Observer] = [Metrics(self._registry), Logs(text=settings.log_text)]
+        self._traced: list[Middleware] = [self._trace(text=settings.log_text)] if settings.traced else []
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
-        return Gauge(f"pasta_server_answers_{name}", documentation, registry=self.registry)
+        return Gauge(f"pasta_server_answers_{name}", documentation, registry=self._registry)
 
-    def _trace(self, *, text: bool) -> None:
+    def _trace(self, *, text: bool) -> Middleware:
         """Trace answers, and each HTTP request around them, continuing the trace of whoever asks."""
         try:
             from opentelemetry.instrumentation.asgi import (  # pyright: ignore[reportMissingTypeStubs]
@@ -77,15 +71,13 @@ class Operations:
             self._provider = _open_provider()
         except ModuleNotFoundError as error:
             raise missing_extra("--otel", "server,otel", error) from error
-        self.observers.append(Tracing(self._provider, text=text))
-        self._traced = [
-            Middleware(
-                OpenTelemetryMiddleware,
-                tracer_provider=self._provider,
-                exclude_spans=["receive", "send"],
-                excluded_urls="/health$,/metrics$",
-            )
-        ]
+        self._observers.append(Tracing(self._provider, text=text))
+        return Middleware(
+            OpenTelemetryMiddleware,
+            tracer_provider=self._provider,
+            exclude_spans=["receive", "send"],
+            excluded_urls="/health$,/metrics$",
+        )
 
     def middleware(self, paths: Collection[str]) -> list[Middleware]:
         """What goes around everything else; `paths` are counted under their names, others together."""
@@ -96,17 +88,17 @@ class Operations:
         """Observe a client's answers and what waits for it."""
         self._in_flight.set_function(lambda: admission.in_flight)
         self._queued.set_function(lambda: admission.queued)
-        client.observers.extend(self.observers)
+        client.observers.extend(self._observers)
         try:
             yield
         finally:
-            for observer in self.observers:
+            for observer in self._observers:
                 client.observers.remove(observer)
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: Prometheus's text, or OpenMetrics for who accepts it."""
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self.registry), headers={"content-type": kind})
+        return Response(encode(self._registry), headers={"content-type": kind})
 
     async def aclose(self) -> None:
         """Send the spans that are left, for as long as OTLP's time-out; cancelling it does not stop that."""

@@ -1,7 +1,7 @@
 """What OpenAI's API is asked, as pydantic models, and what `Client.generate` is called with for it.
 
-Fields are those of OpenAI's reference, and a few of SGLang's. `ENGINE_ONLY` names those that only an engine's
-own endpoint can honour; a request that sets one is passed through to it, as it is.
+Fields are those of OpenAI's reference, and a few of SGLang's. A request that sets one that only an engine's
+own endpoint can honour (`passed_on`) is passed through to it, as it is.
 """
 
 from __future__ import annotations
@@ -23,39 +23,7 @@ _T = TypeVar("_T")
 _Form = TypeVar("_Form", bound="GenerateRequest")
 
 MAX_MESSAGES = 2048
-"""Messages of a conversation, and parts of a message; checked while they are read, so that a long list costs
-nothing."""
-
-ENGINE_ONLY: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-    "regex": (None,),
-    "ebnf": (None,),
-}
-"""Fields that the interpreter cannot honour, with the values that ask for nothing."""
-
-_CHAT_ONLY: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "auto", "none"),
-    "parallel_tool_calls": (None, True, False),
-    "response_format": (None, {"type": "text"}),
-    "functions": (None, []),
-    "function_call": (None, "auto", "none"),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "audio": (None,),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-}
-_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "logprobs": (None,),  # 0 asks for those of the chosen tokens
-}
-"""The same, of one endpoint."""
+"""Messages of a conversation, parts of a message; checked as they are read: a long list costs nothing."""
 
 _IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 """Fields that say nothing about the answer."""
@@ -136,10 +104,19 @@ class ChatMessage(_Body):
 
 
 class GenerateRequest(BaseModel):
-    """What both endpoints take. Fields that are passed through or ignored are not declared but in tables."""
+    """What both endpoints take. Fields that are passed through or ignored are in tables, not declared."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+        "logit_bias": (None, {}),
+        "regex": (None,),
+        "ebnf": (None,),
+    }
+    """Fields that only an engine's own endpoint can honour, with the values that ask for nothing."""
+    default_tokens: ClassVar[int | None] = None
+    """Tokens that an answer may have where the request says nothing; None: as the server has it."""
 
     model: str
     stream: bool | None = None
@@ -167,30 +144,38 @@ class GenerateRequest(BaseModel):
         """What is to be answered, each with as many choices: texts and token ids have no chat template."""
         raise NotImplementedError
 
-    default_tokens: ClassVar[int | None] = None
-    """Tokens that an answer may have where the request says nothing; None: as the server has it."""
-
     @property
     def token_limit(self) -> int | None:
         """Tokens that an answer may have, as was asked for."""
         return self.max_tokens
 
     @property
-    def unknown(self) -> list[str]:
-        """Fields that the API does not have."""
-        return [name for name in self.model_extra or () if name not in self.passed_on.keys() | _IGNORED]
-
-    @property
     def engine_only(self) -> tuple[str, ...]:
         """Fields that ask for what only the engine's own endpoint does."""
-        nothing = self.passed_on
-        return tuple(name for name in nothing if getattr(self, name, None) not in nothing[name])
+        return tuple(
+            name for name, nothing in self.passed_on.items() if getattr(self, name, None) not in nothing
+        )
 
 
 class ChatRequest(GenerateRequest):
     """`POST /v1/chat/completions`."""
 
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _CHAT_ONLY
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerateRequest.passed_on,
+        "tools": (None, []),
+        "tool_choice": (None, "auto", "none"),
+        "parallel_tool_calls": (None, True, False),
+        "response_format": (None, {"type": "text"}),
+        "functions": (None, []),
+        "function_call": (None, "auto", "none"),
+        "reasoning_effort": (None,),
+        "verbosity": (None,),
+        "prediction": (None,),
+        "web_search_options": (None,),
+        "audio": (None,),
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+    }
 
     messages: Annotated[_Short[ChatMessage], Field(min_length=1)]
     max_completion_tokens: _Count | None = None
@@ -221,8 +206,12 @@ class ChatRequest(GenerateRequest):
 class CompletionRequest(GenerateRequest):
     """`POST /v1/completions`."""
 
-    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = ENGINE_ONLY | _COMPLETION_ONLY
-
+    passed_on: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerateRequest.passed_on,
+        "echo": (None, False),
+        "suffix": (None, ""),
+        "logprobs": (None,),  # 0 asks for those of the chosen tokens
+    }
     default_tokens: ClassVar[int | None] = 16  # OpenAI's at this endpoint
 
     prompt: str | _Listed[StrictInt] | _Short[str] | _Short[_Listed[StrictInt]]
@@ -260,26 +249,19 @@ async def read_body(request: Request, form: type[_Form], settings: ServerSetting
 
 
 def parse_body(raw: bytes | bytearray, form: type[_Form]) -> _Form:
-    """Check a body.
-
-    Raises:
-        ApiError: It is no JSON, or not in that form.
-    """
+    """Check a body; an `ApiError` says what is wrong with it."""
     try:
         body = form.model_validate_json(raw)
     except ValidationError as error:
         raise invalid_body(error) from None
-    for field in body.unknown:
-        raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
+    for field in body.model_extra or ():
+        if field not in body.passed_on.keys() | _IGNORED:
+            raise ApiError(f"Unknown parameter: '{field}'.", code="unknown_parameter", param=field)
     return body
 
 
 def check_request(request: GenerateRequest, service: Service) -> None:
-    """Refuse what no way of answering could honour.
-
-    Raises:
-        ApiError: What, and why.
-    """
+    """Refuse with an `ApiError` what no way of answering could honour."""
     settings, names = service.settings, service.model_names
     if request.model not in names:
         message = f"the model {request.model!r} does not exist here; there is {', '.join(names)}"
@@ -290,7 +272,8 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         if not request.prompts or not all(request.prompts):
             raise ApiError("the prompt is empty", param="prompt")
         if request.best_of not in (None, request.choices):
-            raise _unsupported("best_of is not supported: it must equal n", "best_of")
+            message = "best_of is not supported: it must equal n"
+            raise ApiError(message, code="unsupported_parameter", param="best_of")
     if (count := len(request.prompts) * request.choices) > settings.max_choices:
         raise ApiError(f"at most {settings.max_choices} answers for a request, not {count}", param="n")
     if settings.max_tokens and (request.token_limit or 0) > settings.max_tokens:
@@ -299,15 +282,11 @@ def check_request(request: GenerateRequest, service: Service) -> None:
         raise ApiError("max_tokens and max_completion_tokens exclude each other", param="max_tokens")
     drawn = sampling_values(request, settings)["temperature"] > 0
     if request.seed is not None and drawn and not service.info.honours_seeds:
-        raise _unsupported(
+        message = (
             "this engine does not honour seeds (SGLang does with --enable-deterministic-inference); "
-            "leave the seed out, or set temperature to 0",
-            "seed",
+            "leave the seed out, or set temperature to 0"
         )
-
-
-def _unsupported(message: str, field: str) -> ApiError:
-    return ApiError(message, code="unsupported_parameter", param=field)
+        raise ApiError(message, code="unsupported_parameter", param="seed")
 
 
 def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str, Any]]:
@@ -320,16 +299,16 @@ def generate_kwargs(request: GenerateRequest, service: Service) -> list[dict[str
     options = request.pasta
     kwargs: dict[str, Any] = {
         "limits": answer_limits(options.limits, service.limits),
-        **options.model_dump(include={"prompted", "baseline"}),
+        "prompted": options.prompted,
+        "baseline": options.baseline,
         "parallel": options.parallel or service.settings.parallel,
+        "sampling": Sampling(**sampling_values(request, service.settings)),
     }
     if isinstance(request, ChatRequest):
         kwargs["chat_template_kwargs"] = request.chat_template_kwargs
-    sampling = Sampling(**sampling_values(request, service.settings))
     if request.seed is None:
-        return [{**kwargs, "sampling": sampling}] * request.choices
-    seeds = [(request.seed + index) % 2**63 for index in range(request.choices)]
-    return [{**kwargs, "sampling": sampling, "seed": seed} for seed in seeds]
+        return [kwargs] * request.choices
+    return [{**kwargs, "seed": (request.seed + index) % 2**63} for index in range(request.choices)]
 
 
 def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[str, Any]:
@@ -348,11 +327,7 @@ def sampling_values(request: GenerateRequest, settings: ServerSettings) -> dict[
 
 
 def answer_limits(wanted: Limits, own: Limits) -> Limits:
-    """The limits of one answer.
-
-    Raises:
-        ApiError: More is asked for than the server gives.
-    """
+    """The limits of one answer; an `ApiError` if more is asked for than the server gives."""
     values = wanted.model_dump(exclude_unset=True, exclude_none=True)
     for name in values.keys() - {"on_failure"}:
         most = getattr(own, name)

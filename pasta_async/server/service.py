@@ -81,7 +81,7 @@ class Admission:
         """Answers that wait."""
 
     @asynccontextmanager
-    async def enter(self, count: int = 1) -> AsyncGenerator[None]:
+    async def enter(self, count: int) -> AsyncGenerator[None]:
         """Hold places for so many answers.
 
         Raises:

@@ -39,12 +39,7 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 class _EventResponse(EventSourceResponse):
     """Server-sent events from a generator, which is closed whatever becomes of the response.
 
-    Args:
-        events: Bytes, or events.
-        headers: Of the response.
-        ping: As for `AnswerResponse`.
-        drain: The same.
-        stopped: Makes the last event of a stream that has to end because the server does.
+    `stopped` makes the last event of a stream that has to end because the server does.
     """
 
     def __init__(
