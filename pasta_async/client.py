@@ -195,8 +195,11 @@ class Client:
     def _start(self, prompt: Prompt, options: AnswerOptions, *, streamed: bool) -> AnswerStart:
         """What was asked for, checked but for the prompt."""
         given: dict[str, Any] = {**options}
+        if unknown := sorted(given.keys() - AnswerOptions.__optional_keys__):
+            raise InvalidRequestError(f"an answer has no option {unknown[0]!r}; see AnswerOptions")
         sampling = Sampling.of(given.pop("sampling", None)).model_dump(exclude_unset=True)
         direct = {name: given.pop(name, None) for name in Sampling.model_fields}
+        sampling |= {name: value for name, value in direct.items() if value is not None}
         limits = Limits.of(given.pop("limits", None))
         kwargs = given.pop("chat_template_kwargs", None)
         check_json(kwargs, "chat_template_kwargs")
@@ -204,9 +207,7 @@ class Client:
             answer=uuid4().hex,
             prompt=prompt,
             streamed=streamed,
-            sampling=Sampling(
-                **sampling | {name: value for name, value in direct.items() if value is not None}
-            ),
+            sampling=Sampling(**sampling),
             limits=limits.over(self.limits),
             chat_template_kwargs={} if kwargs is None else kwargs,
             **given,
@@ -337,12 +338,10 @@ class Client:
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
     ) -> list[int]:
-        return await self._encoding.run(  # several answers to one conversation, asked for together, share it
-            lambda: with_retries(
-                lambda: self._backend.encode_chat(messages, kwargs), start.limits.retries, self._clock
-            ),
-            json.dumps([messages, kwargs, start.limits.retries], sort_keys=True),
-        )
+        """Ids of a chat; several answers to one conversation, asked for together, share the encoding."""
+        encode, retries = partial(self._backend.encode_chat, messages, kwargs), start.limits.retries
+        key = json.dumps([messages, kwargs, retries], sort_keys=True)
+        return await self._encoding.run(lambda: with_retries(encode, retries, self._clock), key)
 
     async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:
         """What the chat template puts into the system message of a chat that has none."""
@@ -364,11 +363,8 @@ class Client:
         self, end: str, ids: list[int], kwargs: Mapping[str, Any], start: AnswerStart
     ) -> bool:
         """Whether a prompt with this kind of end opens a thinking block."""
-
-        async def find() -> bool:
-            return (await self._detokenize(ids[-_END:], start)).rstrip().endswith(THINK_OPEN)
-
-        return await self._learn(end, kwargs, find)
+        text = await self._learn(end, kwargs, lambda: self._detokenize(ids[-_END:], start))
+        return text.rstrip().endswith(THINK_OPEN)
 
     async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:
         return await with_retries(lambda: self._backend.detokenize(ids), start.limits.retries, self._clock)
@@ -406,17 +402,15 @@ def _open(
 
 def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dialect:
     """How the model's tags are read; `can_instruct` is whether a system message can explain them."""
-    prompted = start.prompted
-    if start.baseline or (prompted is None and info.tags is None and not can_instruct):
+    untrained = info.tags is None
+    if start.baseline or (start.prompted is None and untrained and not can_instruct):
         return "plain"
-    if prompted is False and info.tags is None:
+    if start.prompted is False and untrained:
         raise InvalidRequestError(
             f"{info.name} has no tag tokens in its vocabulary, so prompted=False cannot work; "
             "leave `prompted` out, or ask for baseline=True"
         )
-    if prompted is None:
-        prompted = info.tags is None
-    return "text" if prompted else "ids"
+    return "text" if start.prompted or untrained else "ids"
 
 
 def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:

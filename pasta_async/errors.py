@@ -1,23 +1,4 @@
-"""The errors of pasta_async, one tree.
-
-::
-
-    PastaError
-    ├── ParseError                      strict reading met something malformed (in `pasta_async.lang`)
-    ├── InvalidRequestError             a value was refused before any work started (also a ValueError)
-    │   └── PromptTooLongError          the prompt has more tokens than the model, or a limit, takes
-    ├── InvalidStateError               a closed client, a stream that was not entered (also a RuntimeError)
-    ├── GenerationTimeoutError          the answer's time limit passed (also a TimeoutError)
-    ├── ThreadFailedError               one thread of an answer failed, with its cause
-    ├── TrainingError                   a training run cannot go on
-    └── BackendError                    the place where tokens come from
-        ├── BackendTransportError       the connection broke off
-        │   ├── BackendConnectError     nothing answers at that address
-        │   └── BackendTimeoutError     the server sent nothing for too long
-        ├── BackendStatusError          the server refused or failed (4xx, 5xx)
-        ├── BackendProtocolError        the server's reply was malformed or incomplete
-        ├── BackendLostError            the server that had an answer is gone; others may take the answer
-        └── UnsupportedModelError       the model cannot be used, and why
+"""The errors of pasta_async, one tree: each is a `PastaError`, and so is `pasta_async.lang.ParseError`.
 
 Every error that ends an answer carries what was generated so far in ``partial``. A bad option is refused
 before there is one.

@@ -87,11 +87,9 @@ class Journal:
         return json.loads(self._file.readline())
 
     def __enter__(self) -> Self:
-        """The journal itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, row: Mapping[str, Any]) -> int:
@@ -121,11 +119,9 @@ class Journal:
     def _check(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         differ = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
         if differ:
-            differences = "; ".join(
-                f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ
-            )
+            said = "; ".join(f"{key}: {found.get(key)!r} there, {wanted.get(key)!r} now" for key in differ)
             raise InvalidRequestError(
-                f"{self.path} holds results of something else ({differences}); "
+                f"{self.path} holds results of something else ({said}); "
                 "ask for the same again, or write to another place"
             )
 
@@ -179,25 +175,16 @@ class Advance(Protocol):
 def progress(total: int, label: str, *, done: int = 0, shown: bool = True) -> Generator[Advance]:
     """Show on stderr how far some work is, where rich is installed and stderr is a terminal.
 
-    Args:
-        total: Steps of the whole work.
-        label: What the steps are, shown before the bar.
-        done: Steps that an earlier run has done.
-        shown: Whether to show anything: of several processes only one should.
+    `done` steps were done by an earlier run. Of several processes only one should have it `shown`.
     """
     if not shown or find_spec("rich") is None:
         yield lambda steps=1, note=None: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    bars = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = "{task.description}", *bars, "{task.fields[note]}"
     drawn = Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with drawn as bar:
         task = bar.add_task(label, total=total, completed=done, note="")

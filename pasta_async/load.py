@@ -118,11 +118,7 @@ class EngineLoad:
 
 
 class RecentSums:
-    """Sums over an engine's latest steps.
-
-    Args:
-        size: How many there are. The first one counts the steps.
-    """
+    """So many sums over an engine's latest steps; the first one counts the steps."""
 
     def __init__(self, size: int) -> None:
         self.sums: list[float] = [0.0] * size
@@ -142,13 +138,10 @@ class StepMeter:
         self._mixed = RecentSums(5)  # steps, requests, context, seconds, prefilled tokens
 
     def add(self, requests: int, context: int, prefilled: int, seconds: float) -> None:
-        """Count a step.
+        """Count a step that took so many seconds.
 
-        Args:
-            requests: For each of so many it decoded a token.
-            context: Tokens that these attended to, all together.
-            prefilled: Tokens of prompts that it computed.
-            seconds: That it took.
+        It decoded a token for each of its requests, which attended to so many tokens of context together, and
+        computed so many tokens of prompts.
         """
         if prefilled:
             self._mixed.add(1, requests, context, seconds, prefilled)
@@ -178,12 +171,8 @@ def _slopes(
 ) -> tuple[float, float]:
     """What a step's time goes up by, for a request and for a token of context; neither is below 0.
 
-    Args:
-        requests: Variance of the requests of a step.
-        context: Variance of their context.
-        both: Covariance of the two.
-        of_requests: Covariance of requests and seconds.
-        of_context: Covariance of context and seconds.
+    It is given the variances of a step's requests and of their context, the covariance of both, and that of
+    each with the seconds.
     """
     independent = requests * context - both**2
     if independent <= _SAME * requests * context:  # the requests' slope is about both

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, InstanceOf, SkipValidation, StrictBool
@@ -94,11 +93,8 @@ class Observer(Protocol):
 class Observation(AnswerObserver):
     """One answer before its observers: entered when it begins, left when it is over, one way or the other.
 
-    It passes on what it is told. A mistake in one of them harms neither the answer nor the others.
-
-    Args:
-        observers: The client's.
-        start: What is told of the answer; its model comes with `begin`.
+    It passes on what it is told, from `begin` on or, where that is not reached, when it is left. A mistake in
+    one of the observers harms neither the answer nor the others.
     """
 
     def __init__(self, observers: Sequence[Observer], start: AnswerStart) -> None:
@@ -110,20 +106,16 @@ class Observation(AnswerObserver):
         """The answer, once it is there."""
 
     def __enter__(self) -> Self:
-        """The answer begins; observers are called from `begin` on, or when it fails before that."""
         return self
 
     def begin(self, model: ModelInfo | None) -> None:
-        """Tell the observers of the answer."""
+        """Tell the observers of the answer, and of its model."""
         self._answers = []
         for observer in self._observers:
             with _logged(observer):
                 self._answers.append(observer.answer(self._start.model_copy(update={"model": model})))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Tell them how it ended."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._observers:
             if self._answers is None:
                 self.begin(None)
@@ -165,14 +157,10 @@ async def observed_request(
     decode: Callable[[DecodeRequest], Awaitable[FinishReason]],
     record: Callable[[FinishReason], RequestRecord],
 ) -> None:
-    """Decode a request, and tell an observer of it.
+    """Decode a request, and tell an observer of it; the headers that it gives are sent along.
 
-    Args:
-        observer: Told before and after; the headers that it gives are sent along.
-        request: What is to be decoded.
-        decode: Does it, and says why it ended.
-        record: Makes the record of a request that ended so, also by an error ("error") or a cancellation
-            ("abort"), which go on.
+    `decode` says why the request ended; `record` makes the record of one that ended so, also by an error
+    ("error") or a cancellation ("abort"), which go on.
     """
     if headers := observer.request_started(request):
         request = replace(request, headers=headers)

@@ -209,9 +209,6 @@ class Settings(Limits, BaseSettings):
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
 
-    def __init__(self) -> None:
-        super().__init__()
-
     @classmethod
     def _field_label(cls, path: tuple[int | str, ...]) -> str:
         return f"PASTA_{path[0]}".upper()

@@ -13,7 +13,7 @@ from contextvars import ContextVar, Token
 
 from pasta_async.observers import AnswerObserver, AnswerStart, Turn, error_type, outcome
 from pasta_async.protocol import DecodeRequest
-from pasta_async.results import Generation, RequestRecord, ThreadRecord
+from pasta_async.results import Generation, RequestRecord
 
 current_answer: ContextVar[str | None] = ContextVar("pasta_answer", default=None)
 """Id of the answer at work."""
@@ -66,13 +66,8 @@ class _AnswerLog(AnswerObserver):
         self._log(logging.DEBUG, f"thread {turn}", thread_id=thread)
 
     def request_started(self, request: DecodeRequest) -> Mapping[str, str] | None:
-        self._log(
-            logging.DEBUG,
-            "request begins",
-            thread_id=request.thread,
-            prompt_tokens=len(request.ids),
-            max_tokens=request.max_tokens,
-        )
+        fields = {"prompt_tokens": len(request.ids), "max_tokens": request.max_tokens}
+        self._log(logging.DEBUG, "request begins", thread_id=request.thread, **fields)
 
     def request_ended(
         self, request: DecodeRequest, record: RequestRecord, error: BaseException | None
@@ -82,8 +77,10 @@ class _AnswerLog(AnswerObserver):
         self._log(level, "request failed" if error else "request ended", thread_id=request.thread, **fields)
 
     def ended(self, generation: Generation | None, error: BaseException | None) -> None:
+        hidden = {"thread", "requests"} if self._text else {"thread", "requests", "text", "topic"}
         for record in generation.threads if generation else ():
-            self._log_thread(record)
+            fields = record.model_dump(exclude=hidden)
+            self._log(logging.DEBUG, "thread ended", thread_id=record.thread, **fields)
         finish_reason = outcome(generation, error)
         failed = finish_reason == "error"
         self._log(
@@ -96,13 +93,7 @@ class _AnswerLog(AnswerObserver):
         )
         current_answer.reset(self._outside)
 
-    def _log_thread(self, record: ThreadRecord) -> None:
-        hidden = {"thread", "requests"} if self._text else {"thread", "requests", "text", "topic"}
-        fields = record.model_dump(exclude=hidden)
-        self._log(logging.DEBUG, "thread ended", thread_id=record.thread, **fields)
-
     def _figures(self, generation: Generation) -> dict[str, object]:
-        text = {"text": generation.text} if self._text else {}
         return {
             "threads": len(generation.threads),
             "width": generation.width,
@@ -111,15 +102,14 @@ class _AnswerLog(AnswerObserver):
             **generation.usage.model_dump(),
             "critical_path": generation.critical_path,
             "text_speedup": round(generation.text_speedup, 3),
-            **text,
+            **({"text": generation.text} if self._text else {}),
         }
 
     def _failure(self, error: BaseException | None) -> dict[str, object]:
         """What may be said of an error: its message may quote a prompt."""
         if error is None:
             return {}
-        message = {"error": str(error)} if self._text else {}
-        return {"error_type": error_type(error), **message}
+        return {"error_type": error_type(error), **({"error": str(error)} if self._text else {})}
 
     def _log(self, level: int, message: str, **fields: object) -> None:
         if self._logger.isEnabledFor(level):

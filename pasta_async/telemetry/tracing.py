@@ -30,8 +30,6 @@ Attributes = dict[str, AttributeValue | None]
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 """The semantic conventions that the spans follow."""
 
-_PROVIDER = "pasta_async"
-
 
 class Tracing:
     """An observer that makes spans; `Client(observers=[Tracing()])`.
@@ -46,9 +44,7 @@ class Tracing:
     """
 
     def __init__(self, provider: TracerProvider | None = None, *, text: bool = False) -> None:
-        self._tracer: Tracer = trace.get_tracer(
-            "pasta_async", tracer_provider=provider, schema_url=SCHEMA_URL
-        )
+        self._tracer = trace.get_tracer("pasta_async", tracer_provider=provider, schema_url=SCHEMA_URL)
         self._text = text
 
     def answer(self, start: AnswerStart) -> AnswerObserver:
@@ -91,7 +87,7 @@ class _AnswerSpans(AnswerObserver):
         """Begin the span of a call of the model, as the conventions have it."""
         common = {
             "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": _PROVIDER,
+            "gen_ai.provider.name": "pasta_async",
             "gen_ai.request.model": self._model,
         }
         name = f"{operation} {self._model}" if self._model else operation

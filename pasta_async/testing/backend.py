@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.errors import BackendError, BackendProtocolError, InvalidRequestError
 from pasta_async.lang.document import Document
 from pasta_async.protocol import DecodeRequest, FinishReason, Message, ModelInfo, Piece
 from pasta_async.testing.clock import VirtualClock
-from pasta_async.testing.script import (
-    AnswerState,
-    Passage,
-    Passages,
-    Script,
-    ScriptLike,
-    ScriptSource,
-    read_script,
-)
+from pasta_async.testing.script import AnswerState, Passage, Passages, Script, ScriptSource, read_script
 from pasta_async.testing.tokenizer import Chat, Tokenizer, WordTokenizer
 
 
@@ -84,7 +75,6 @@ class ScriptedBackend:
     chunk, main gets its text up to the next `<sync/>`, then what comes behind. With latencies, tokens
     take time on a clock; unless one is given that is a `VirtualClock`, in `clock`, which must also be given
     to whatever else waits (``Client(backend, clock=backend.clock)``).
-
     """
 
     def __init__(
@@ -217,7 +207,11 @@ class ScriptedBackend:
                     self._leave(play, piece.finish_reason)
                 yield piece
             if play.finish_reason is None and fault is not None:
-                await self._break(play, fault)
+                if fault.kind == "stall":
+                    await self._closed.wait()
+                    self._check_open()
+                self._leave(play, "error")
+                raise fault.make_error()
         finally:
             if play.finish_reason is None:
                 self._leave(play, "abort")
@@ -261,7 +255,9 @@ class ScriptedBackend:
 
     def _open_answer(self, ids: tuple[int, ...]) -> AnswerState:
         question, plain = self._chat.question(ids)
-        script = self._find_script(question)
+        script = self._script
+        if not isinstance(script, str | Document | Script):
+            script = script(question) if callable(script) else script.get(question)
         if script is None:
             raise BackendError(f"scripted: there is no script for the prompt {question!r}")
         key = (id(script), plain)
@@ -269,12 +265,6 @@ class ScriptedBackend:
         if not callable(self._script):  # a script that is made on demand may give its id to the next one
             self._tokenized[key] = passages
         return AnswerState(passages, self.tokenizer)
-
-    def _find_script(self, question: str) -> ScriptLike | None:
-        script = self._script
-        if isinstance(script, str | Document | Script):
-            return script
-        return script(question) if callable(script) else script.get(question)
 
     def _enter(self, request: DecodeRequest) -> Play:
         play = Play(request, self.clock.time())
@@ -291,14 +281,6 @@ class ScriptedBackend:
         self.open.remove(play)
         if self._cache is not None:  # the last token was never fed in, so it has no KV
             self._cache.add((*play.request.ids, *play.ids[:-1]))
-
-    async def _break(self, play: Play, fault: Fault) -> None:
-        """Do what was scripted to go wrong."""
-        if fault.kind == "stall":
-            await self._closed.wait()
-            self._check_open()
-        self._leave(play, "error")
-        raise fault.make_error()
 
     def _pieces(self, passage: Passage, play: Play, fault: Fault | None) -> Iterator[Piece]:
         """Cut a passage into pieces, up to what ends the request or breaks it."""
@@ -322,32 +304,29 @@ class ScriptedBackend:
                 yield Piece(piece.ids, piece.text + rest, finish_reason, len(request.ids), play.cached_tokens)
 
 
+_Known: TypeAlias = dict[int, "_Known"]
+"""By the next id of the sequences that are known, what may follow it."""
+
+
 class PrefixCache:
     """A prefix cache that only remembers which token sequences were computed; nothing is ever evicted."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[int, ...]] = []  # sorted, and none is the beginning of the next
+        self._known: _Known = {}
 
     def match(self, ids: Sequence[int]) -> int:
         """How many of the first ids some sequence begins with."""
-        return self._find(tuple(ids))[0]
+        known = self._known
+        for count, token in enumerate(ids):
+            if token not in known:
+                return count
+            known = known[token]
+        return len(ids)
 
     def add(self, ids: Sequence[int]) -> int:
         """Remember a sequence; returns how much of it was known before."""
-        ids = tuple(ids)
-        matched, at = self._find(ids)
-        if matched < len(ids):
-            continues = at > 0 and self._known[at - 1] == ids[: len(self._known[at - 1])]
-            self._known[at - continues : at] = [ids]
+        matched, known = 0, self._known
+        for token in ids:
+            matched += token in known
+            known = known.setdefault(token, {})
         return matched
-
-    def _find(self, ids: tuple[int, ...]) -> tuple[int, int]:
-        """Ids matched, and where the sequence would stand: beside what has most in common with it."""
-        at = bisect(self._known, ids)
-        return max((_common(ids, known) for known in self._known[max(0, at - 1) : at + 1]), default=0), at
-
-
-def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """How many first ids two sequences share."""
-    size = min(len(left), len(right))
-    return bisect_left(range(size), True, key=lambda n: left[: n + 1] != right[: n + 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 from collections.abc import Callable
 from contextvars import Context
@@ -24,9 +23,7 @@ class VirtualClock:
     def __init__(self, start: float = 0.0) -> None:
         """Begin at `start` seconds."""
         self._now = start
-        self._heap: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._sequence = 0
-        self._cancelled = 0  # entries of the heap
+        self._due: dict[asyncio.Future[None], float] = {}  # when each sleeper wakes, in the order they came
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching = False
         self._seen = 0  # callbacks that the loop had been given at the last look
@@ -39,7 +36,7 @@ class VirtualClock:
     @property
     def sleepers(self) -> int:
         """How many wait for a moment that will come."""
-        return sum(not future.done() for _, _, future in self._heap)
+        return len(self._due)
 
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock has moved on by `seconds`, rounded to a nanosecond.
@@ -49,36 +46,24 @@ class VirtualClock:
         if not seconds > 0:
             await asyncio.sleep(0)
             return
-        future = self._enter(asyncio.get_running_loop()).create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         if seconds < math.inf:
-            self._sequence += 1
-            heapq.heappush(self._heap, (round(self._now + seconds, 9), self._sequence, future))
-            self._watch()
+            self._watch(loop)
+            self._due[future] = round(self._now + seconds, 9)
         try:
             await future
-        except asyncio.CancelledError:
-            if seconds < math.inf and future.cancelled():
-                self._forget_one()
-            raise
+        finally:
+            self._due.pop(future, None)
 
-    def _enter(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-        """Use this loop; sleepers of an earlier one died with it."""
-        if loop is not self._loop:
-            self._loop, self._heap, self._cancelled, self._watching = loop, [], 0, False
-        return loop
-
-    def _forget_one(self) -> None:
-        self._cancelled += 1
-        if self._cancelled * 2 > len(self._heap):
-            self._heap = [entry for entry in self._heap if not entry[2].done()]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
-
-    def _watch(self) -> None:
-        if not self._watching and self._loop is not None:
-            activity = _Activity.of(self._loop)
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is not self._loop:  # sleepers of an earlier one died with it
+            self._loop, self._watching = loop, False
+            self._due.clear()
+        if not self._watching:
+            activity = _Activity.of(loop)
             self._watching, self._quiet, self._seen = True, 0, activity.count
-            activity.call_soon(self._look, self._loop, activity)
+            activity.call_soon(self._look, loop, activity)
 
     def _look(self, loop: asyncio.AbstractEventLoop, activity: _Activity) -> None:
         """Once in each iteration of the loop, while somebody sleeps.
@@ -90,24 +75,20 @@ class VirtualClock:
         if loop is not self._loop:
             return
         self._quiet = self._quiet + 1 if activity.count == self._seen else 0
-        if self._heap and self._quiet == 2:
+        if self._due and self._quiet == 2:
             self._quiet = 0
             self._advance()
         self._seen = activity.count
-        self._watching = bool(self._heap)
+        self._watching = bool(self._due)
         if self._watching:
             activity.call_soon(self._look, loop, activity)
 
     def _advance(self) -> None:
         """Jump to the next sleeper and wake all that are due then."""
-        while self._heap and self._heap[0][2].done():
-            heapq.heappop(self._heap)  # cancelled: time does not move for it
-        due = self._heap[0][0] if self._heap else self._now
-        while self._heap and self._heap[0][0] <= due:
-            future = heapq.heappop(self._heap)[2]
-            if not future.done():
-                future.set_result(None)
-        self._now = due
+        self._now = min(self._due.values())
+        for future in [one for one, due in self._due.items() if due == self._now]:
+            del self._due[future]
+            future.set_result(None)
 
 
 class _Activity:
@@ -117,16 +98,13 @@ class _Activity:
         self.count = 0
         self.call_soon = loop.call_soon
         """The loop's own: what is called by it is not counted."""
+        setattr(loop, "call_soon", self._count)  # noqa: B010 - its type is that of a method
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Activity:
         """That of a loop, which is watched from now on."""
         owner = getattr(loop.call_soon, "__self__", None)
-        if isinstance(owner, cls):
-            return owner
-        activity = cls(loop)
-        setattr(loop, "call_soon", activity._count)  # noqa: B010 - its type is that of a method
-        return activity
+        return owner if isinstance(owner, cls) else cls(loop)
 
     def _count(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Node, Sync, Text
+from pasta_async.lang.document import ASYNC_CLOSE, TAG_TOKENS, Chunk, Document, Sync, Text
 from pasta_async.lang.parser import parse
 from pasta_async.lang.views import Segment, views
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 from pasta_async.testing.tokenizer import Tokenizer
+
+_TAG = re.compile(f"({'|'.join(map(re.escape, TAG_TOKENS))})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Script:
         """The script of a model that writes this document."""
         main = [""]
         for node in document.nodes:
-            main[-1] += _bare(node)
+            main[-1] += node.format() if isinstance(node, Text) else node.source
             if isinstance(node, Sync):
                 main.append("")
         chunks = {k: _body(p.chunk) for k, p in enumerate(document.promises, 1) if p.chunk is not None}
@@ -42,10 +45,6 @@ ScriptLike = str | Document | Script
 
 ScriptSource = ScriptLike | Mapping[str, ScriptLike] | Callable[[str], ScriptLike]
 """One script for everything, or one for each prompt (the last user message's text)."""
-
-
-def _bare(node: Node) -> str:
-    return node.format() if isinstance(node, Text) else node.source
 
 
 def _body(chunk: Chunk) -> str:
@@ -110,18 +109,10 @@ class Passage:
 
     def spliced(self, at: int, text: str, tokenizer: Tokenizer) -> Passage:
         """The same with a text written in, tags as tags where the tokenizer has them."""
-        new = _passage(_cut(text), tokenizer)
+        segments = [Segment(part, is_tag=part in TAG_TOKENS) for part in _TAG.split(text) if part]
+        new = _passage(segments, tokenizer)
         ids = (*self.ids[:at], *new.ids[:-1], *self.ids[at:])
         return Passage(ids, (*self.texts[:at], *new.texts[:-1], *self.texts[at:]))
-
-
-def _cut(text: str) -> list[Segment]:
-    """Cut a text at the tag tokens in it."""
-    for tag in TAG_TOKENS:
-        if tag in text:
-            before, _, behind = text.partition(tag)
-            return [*_cut(before), Segment(tag, is_tag=True), *_cut(behind)]
-    return [Segment(text)] if text else []
 
 
 def _passage(segments: Sequence[Segment], tokenizer: Tokenizer) -> Passage:

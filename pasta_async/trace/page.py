@@ -19,6 +19,8 @@ from pasta_async.lang.document import Promise, Text
 from pasta_async.results import Generation
 from pasta_async.trace.perfetto import rounds
 
+_PROMPT = '<section class="card" aria-label="Prompt"><h2>Prompt</h2><div class="prose">{}</div></section>'
+
 
 def timeline_page(
     answer: Generation, baseline: Generation | None = None, *, prompt: str | None = None
@@ -35,17 +37,12 @@ def timeline_page(
     }
     parts = {
         "policy": page.policy,
-        "prompt": _prompt(prompt) if prompt else "",
+        "prompt": _PROMPT.format(escape(prompt)) if prompt else "",
         "answer": "".join(_coloured(answer)),
         "written": escape(answer.document.format()),
         "data": json.dumps(data).replace("<", r"\u003c"),
     }
     return re.sub("<!--(.*?)-->", lambda place: parts[place[1]], page.html)
-
-
-def _prompt(text: str) -> str:
-    heading = '<section class="card" aria-label="Prompt"><h2>Prompt</h2>'
-    return f'{heading}<div class="prose">{escape(text)}</div></section>'
 
 
 def _coloured(answer: Generation) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pasta_async.lang.document import Promise, Sync
-from pasta_async.results import Generation, RequestRecord, Span, ThreadRecord
+from pasta_async.results import Generation, Span, ThreadRecord
 
 Json = dict[str, Any]
 
@@ -40,21 +40,16 @@ def _process(answer: Generation, pid: int, name: str) -> Iterator[Json]:
 
 
 def _thread(answer: Generation, record: ThreadRecord, pid: int) -> Iterator[Json]:
-    tid = record.thread + 1
+    tid, first = record.thread + 1, record.first_token
     name = f"{record.thread} {record.topic}" if record.thread else "main"
     yield _metadata("thread_name", pid, tid, name=name)
     yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
     for span, request in zip(_spans(answer, record.thread), record.requests, strict=False):
-        yield from _request(record, span, request, pid)
+        yield _slice(record.topic or "main", pid, tid, span.start, span.end, **request.model_dump())
+        if first is not None and span.start <= first <= span.end:
+            yield _slice("to the first token", pid, tid, span.start, first)
     if record.thread:
         yield from _promise(answer, record, pid)
-
-
-def _request(record: ThreadRecord, span: Span, request: RequestRecord, pid: int) -> Iterator[Json]:
-    tid, first = record.thread + 1, record.first_token
-    yield _slice(record.topic or "main", pid, tid, span.start, span.end, **request.model_dump())
-    if first is not None and span.start <= first <= span.end:
-        yield _slice("to the first token", pid, tid, span.start, first)
 
 
 def _promise(answer: Generation, record: ThreadRecord, pid: int) -> Iterator[Json]:

@@ -20,6 +20,7 @@ from pasta_async import (
     generate,
     stream,
 )
+from pasta_async.protocol import ModelInfo
 from pasta_async.telemetry.logs import Logs
 from pasta_async.testing import ScriptedBackend, WordTokenizer
 
@@ -140,7 +141,10 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"prompted": 3},
         {"whole_chunks": "no"},
         {"frequency": 1},
+        {"answer": "x"},
+        {"streamed": True},
         {"model": "x"},
+        {"model": ModelInfo("x", 100, 100, (), None, honours_seeds=True)},
         {"backend": 5},
         {"backend": []},
         {"backend": ["local:", 5]},
