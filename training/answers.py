@@ -55,18 +55,18 @@ def _kept(settings: AnswerSettings, drawn: Path, left_out: Counter[str]) -> Iter
     """Records of the answers to train on; the others are counted by what is wrong with them."""
     for prompt in read_samples(drawn):
         answer = prompt.baseline
-        if fault := _fault(prompt.question, answer, settings.least):
+        if fault := _fault(prompt.prompt, answer, settings.least):
             left_out[fault] += 1
         else:
             yield plain_record(prompt.messages, answer.text.strip(), source=settings.backend, id=prompt.id)
 
 
-def _fault(question: str, answer: Plain, least: int) -> str:
+def _fault(prompt: str, answer: Plain, least: int) -> str:
     if answer.finish_reason != "stop":
         return "long"
     if len(answer.text.split()) < least:
         return "trivial"
-    if lacks_form(question, answer.text):
+    if lacks_form(prompt, answer.text):
         return "formless"
     return "repeats" if repeats_itself(answer.text) else ""
 

@@ -50,12 +50,22 @@ Prompt = Annotated[tuple[Message, ...], AfterValidator(_check_messages)]
 """A conversation: ``{"role": ..., "content": ...}``, the last one by the user."""
 
 
-class Record(StrictModel):
-    """A prompt and its answer in PASTA-LANG's written form. The format of every step from annotation on."""
+class Asked(StrictModel):
+    """A prompt with a name."""
 
     id: str = Field(min_length=1)
     """Unique in its file."""
     messages: Prompt
+
+    @property
+    def prompt(self) -> str:
+        """What the user said last."""
+        return self.messages[-1]["content"]
+
+
+class Record(Asked):
+    """A prompt and its answer in PASTA-LANG's written form. The format of every step from annotation on."""
+
     written: str
     """The answer in its written form; a plain answer is one without tags (literal ones escaped)."""
     source: str = ""
@@ -68,11 +78,6 @@ class Record(StrictModel):
     def document(self) -> Document:
         """The answer, read leniently: what is malformed is in its `diagnostics`."""
         return parse(self.written)
-
-    @property
-    def prompt(self) -> str:
-        """What the user said last."""
-        return self.messages[-1]["content"]
 
 
 def plain_record(messages: Sequence[Message], response: str, *, source: str = "", id: str = "") -> Record:
@@ -95,10 +100,8 @@ def read_records(path: Path | str) -> Iterator[Record]:
     """
     seen: dict[str, int] = {}
     for number, record in read_lines(path, Record):
-        if seen.setdefault(record.id, number) != number:
-            raise InvalidRequestError(
-                f"{path}:{number}: the id {record.id!r} is taken by line {seen[record.id]}"
-            )
+        if (first := seen.setdefault(record.id, number)) != number:
+            raise InvalidRequestError(f"{path}:{number}: the id {record.id!r} is taken by line {first}")
         yield record
 
 
@@ -217,12 +220,8 @@ def read_source(data: str | Path, split: str = "train") -> Iterator[Record]:
       `answer` or `completion`.
 
     Each may have a `system` beside it, which counts unless the messages begin with one. Its id is `id` if it
-    has one, otherwise made of its content.
-
-    Args:
-        data: A JSON file (`read_lines`), or what the `datasets` library loads: a folder, or the name of a
-            data set on the hub, which is streamed.
-        split: Of a data set.
+    has one, otherwise made of its content. The data are a JSON file (`read_lines`), or what the `datasets`
+    library loads, a split of it: a folder, or the name of a data set on the hub, which is streamed.
 
     Raises:
         InvalidRequestError: The data cannot be read, or a row cannot be mapped; with its place.
@@ -316,9 +315,8 @@ def _rows(data: str, split: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         import datasets  # pyright: ignore[reportMissingTypeStubs] - late, since it takes seconds
     except ModuleNotFoundError:
-        raise InvalidRequestError(
-            f"{data} is read by the library `datasets`: pip install 'pasta_async[train]'"
-        ) from None
+        needed = "the library `datasets`: pip install 'pasta_async[train]'"
+        raise InvalidRequestError(f"{data} is read by {needed}") from None
     try:
         found: Any = cast("Any", datasets).load_dataset(data, split=split, streaming=True)
         for number, row in enumerate(found, 1):

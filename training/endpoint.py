@@ -61,17 +61,13 @@ class Endpoint:
     The official client retries what may succeed later (time-outs, broken connections, 408, 409, 429, 5xx),
     with backoff and Retry-After.
 
-    Args:
-        base_url: Where `/chat/completions` is: `http://host:30000/v1`.
-        model: Its name there.
-        settings: Of the requests.
-        fields: Further fields of each request: temperature, max_tokens, top_logprobs, ...
+    `/chat/completions` is at `base_url` (`http://host:30000/v1`); `fields` are further ones of each request:
+    temperature, max_tokens, top_logprobs, ...
     """
 
     def __init__(self, base_url: str, model: str, settings: EndpointSettings, **fields: Any) -> None:
         from openai import AsyncOpenAI  # takes a second
 
-        self._url, self._model, self._fields = base_url, model, fields
         self.identity: tuple[str, str, dict[str, Any]] = (base_url, model, fields)
         """What its replies depend on, besides the messages."""
         self._client = AsyncOpenAI(
@@ -99,24 +95,22 @@ class Endpoint:
         import openai
         from openai.types.chat import ChatCompletion
 
+        url, model, fields = self.identity
         create: Any = self._client.chat.completions.create  # its overloads know no dict of fields
         try:
-            answer: Any = await create(model=self._model, messages=list(messages), **self._fields)
+            answer: Any = await create(model=model, messages=list(messages), **fields)
         except openai.APIStatusError as error:
-            raise BackendStatusError(
-                f"{self._url} answers {error.status_code} for the model {self._model!r}: {error.message}",
-                status=error.status_code,
-            ) from error
+            said = f"{url} answers {error.status_code} for the model {model!r}: {error.message}"
+            raise BackendStatusError(said, status=error.status_code) from error
         except openai.APITimeoutError as error:
-            raise BackendTimeoutError(f"{self._url} sent no reply in time") from error
+            raise BackendTimeoutError(f"{url} sent no reply in time") from error
         except openai.APIConnectionError as error:
-            raise BackendConnectError(
-                f"{self._url} cannot be reached: {error} ({error.__cause__ or error})"
-            ) from error
+            reason = error.__cause__ or error
+            raise BackendConnectError(f"{url} cannot be reached: {error} ({reason})") from error
         except ValueError as error:
-            raise BackendProtocolError(f"the reply of {self._url} is no JSON: {error}") from error
+            raise BackendProtocolError(f"the reply of {url} is no JSON: {error}") from error
         if not isinstance(answer, ChatCompletion):
-            raise BackendProtocolError(f"the reply of {self._url} is no chat completion: {answer!r:.100}")
+            raise BackendProtocolError(f"the reply of {url} is no chat completion: {answer!r:.100}")
         return _completion(answer)
 
 
@@ -139,8 +133,7 @@ def _completion(answer: ChatCompletion) -> Completion:
 class FailureBudget:
     """Ends a run when its requests fail for a reason that the rest of them share.
 
-    Args:
-        proven: Whether the server has answered before. Otherwise its first failure ends the run.
+    A server is `proven` if it has answered before. Otherwise its first failure ends the run.
     """
 
     def __init__(self, *, proven: bool) -> None:
@@ -205,11 +198,9 @@ async def collect(
 
 
 class Comparer:
-    """Asks a model which of two answers is better, and keeps what it replied.
+    """Asks a model which of two answers is better, and keeps what it replied: no reply is asked for again.
 
-    Args:
-        endpoint: Sends requests for one token, with `top_logprobs`.
-        journal: Keeps the replies; what is in it is not asked for again.
+    The endpoint sends requests for one token, with `top_logprobs`.
     """
 
     def __init__(self, endpoint: Endpoint, journal: Journal) -> None:

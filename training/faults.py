@@ -3,40 +3,25 @@
 They need no model and no reference, the prompt at most, and say nothing about whether an answer is true or
 good. Words are those of `pasta_async.training.english`, so the rules are for English.
 
-malformed
-    It did not end by itself, or its tags had something to complain about.
-loop
-    The text repeats itself (`repeats_itself`).
-runaway
-    More than 20 promises or items of one list; or more than 10 in a malformed answer.
-miscount
-    The prompt asks for a number of things (`asked_count`), and the answer's list, or its promises, have
-    another.
-formless
-    The prompt asks for a form (a title, bullet points, JSON: `prompts.forms`), and the text lacks it.
-unfinished
-    It ends with a colon: what it announces is missing.
-same_topic
-    A promise whose topic has the same words as an earlier one's.
-empty
-    A promise without a chunk, or whose chunk has neither a letter nor a digit.
-cut
-    A chunk that its budget ended, where that is known; or that ends within a sentence: with a comma or a
-    word such as "the", or without a full stop in a line that has one before.
-repeat
-    A chunk of which at least half the stretches of three words stand before it, in main's text or in a
-    sibling.
-off_topic
-    A chunk in which, and in the line in front of which, no word begins like one of the topic's; an
-    introduction is none.
-unspaced
-    A chunk that begins or ends without the space between it and its neighbour's text ("1.Tea").
+- malformed: it did not end by itself, or its tags had something to complain about
+- loop: the text repeats itself (`repeats_itself`)
+- runaway: more than 20 promises or items of one list; or more than 10 in a malformed answer
+- miscount: the prompt asks for a number of things (`asked_count`), and the answer's list or promises differ
+- formless: the prompt asks for a form (a title, bullet points, JSON: `prompts.forms`), and the text lacks it
+- unfinished: it ends with a colon, and what it announces is missing
+- same_topic: a promise whose topic has the same words as an earlier one's
+- empty: a promise without a chunk, or whose chunk has neither a letter nor a digit
+- cut: a chunk that its budget ended, where that is known; or that ends within a sentence: with a comma or a
+  word such as "the", or without a full stop in a line that has one before
+- repeat: a chunk of which at least half the stretches of three words stand before it, in main or in a sibling
+- off_topic: a chunk in which, and in the line before which, no word begins like one of its topic's (an
+  introduction is none)
+- unspaced: a chunk that begins or ends without the space between it and its neighbour's text ("1.Tea")
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import groupby
 from typing import NamedTuple
@@ -49,9 +34,9 @@ _LOOP_RUN, _LOOP_LINE, _LOOP_SHARE = 8, 3, 0.2
 _REPEAT_RUN, _REPEAT_SHARE = 3, 0.5
 _RUNAWAY, _RUNAWAY_CUT = 20, 10
 
-_NUMBERS: dict[str, int] = {
-    word: 2 + place
-    for place, word in enumerate("two three four five six seven eight nine ten eleven twelve".split())
+_NUMBERS = {
+    word: number
+    for number, word in enumerate("two three four five six seven eight nine ten eleven twelve".split(), 2)
 }
 _ASKED = re.compile(
     r"\b(?:create|describe|explain|find|generate|give|identify|list|name|offer|propose|provide|recommend|share|suggest|"
@@ -113,8 +98,7 @@ OF_PROMISES: dict[str, float] = {
 
 def asked_count(prompt: str) -> int | None:
     """How many things a prompt asks for ("Give five tips", "What are the 3 largest ..."), if it says that."""
-    found = _ASKED.search(prompt)
-    if found is None:
+    if (found := _ASKED.search(prompt)) is None:
         return None
     number: str = found["number"].lower()
     return _NUMBERS.get(number) or int(number)
@@ -123,19 +107,15 @@ def asked_count(prompt: str) -> int | None:
 def count_faults(
     document: Document, prompt: str = "", *, well_formed: bool = True, cut: Collection[int] = ()
 ) -> Faults:
-    """Count the faults of an answer.
+    """Count the faults of an answer, plain or not.
 
-    Args:
-        document: What was written; a plain answer has text alone.
-        prompt: What was asked.
-        well_formed: Whether it ended by itself, with nothing to complain about.
-        cut: Numbers of the threads that are known to have been cut.
+    It is `well_formed` if it ended by itself, with nothing to complain about; `cut` has the numbers of the
+    threads that are known to have been cut.
     """
     promises = document.promises
     chunks = [promise.chunk.text if promise.chunk else "" for promise in promises]
     parts = sum(promise.topic != INTRODUCTION for promise in promises)
     items = max(parts, _longest_list(document.text))
-    said = [_says(chunk) for chunk in chunks]
     return Faults(
         promises=len(promises),
         malformed=int(not well_formed),
@@ -144,12 +124,9 @@ def count_faults(
         miscount=int(items > 1 and items != (asked_count(prompt) or items)),
         formless=int(lacks_form(prompt, document.text)),
         unfinished=int(document.text.rstrip("* \n").endswith(":")),
-        same_topic=_same_topics(promises),
-        empty=said.count(False),
-        cut=sum(
-            says and (number in cut or _ends_within(chunk))
-            for number, (says, chunk) in enumerate(zip(said, chunks, strict=True), 1)
-        ),
+        same_topic=len(promises) - len({frozenset(one.topic.lower().split()) for one in promises}),
+        empty=sum(not _says(chunk) for chunk in chunks),
+        cut=sum(_says(text) and (place in cut or _ends_within(text)) for place, text in enumerate(chunks, 1)),
         repeat=sum(_repeats(document)),
         off_topic=sum(_off_topic(document)),
         unspaced=sum(_unspaced(document)),
@@ -185,11 +162,6 @@ def _longest_list(text: str) -> int:
 
 def _says(text: str) -> bool:
     return any(map(str.isalnum, text))
-
-
-def _same_topics(promises: Collection[Promise]) -> int:
-    topics = Counter(frozenset(promise.topic.lower().split()) for promise in promises)
-    return topics.total() - len(topics)
 
 
 def _ends_within(chunk: str) -> bool:

@@ -41,9 +41,7 @@ class FinetuneSettings(StageSettings):
         description="token estimates: counted with this model's tokenizer, as they are, or none, which makes "
         "promises about three tokens shorter",
     )
-    chat_template: Path | None = Field(
-        default=None, description="file of a chat template, instead of the model's own"
-    )
+    chat_template: Path | None = Field(default=None, description="file of one to use instead of the model's")
 
 
 class Supervised(Task):

@@ -19,10 +19,8 @@ _END = 2**20
 def model_digest(model: str | Path) -> str:
     """16 hexadecimal digits for what a model computes, by names, sizes and ends of its files.
 
-    These are its configuration, weights, tokenizer and chat template, and the sampling that it prefers.
-
-    Args:
-        model: The folder of a model or of an adapter, a GGUF file, or the name of a model that ships.
+    These are its configuration, weights, tokenizer and chat template, and the sampling that it prefers. It is
+    the folder of a model or of an adapter, a GGUF file, or named as a model that ships.
 
     Raises:
         UnsupportedModelError: There is no such model.

@@ -13,7 +13,7 @@ from typing import ClassVar
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Journal
 from pasta_async.protocol import Message
-from pasta_async.training.corpus import Record, digest
+from pasta_async.training.corpus import digest
 from pasta_async.training.endpoint import NAMES, Comparer, probability
 from pasta_async.training.preference import SampledPrompt
 from pasta_async.training.synthetic.families import grade
@@ -72,8 +72,7 @@ class Judge(ABC):
 class ModelJudge(Judge):
     """A judge that computes a figure of each answer with a model, one computation at a time.
 
-    Args:
-        journal: Keeps the figures; what is in it is not computed again.
+    What the journal has is not computed again.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -110,7 +109,7 @@ class TaskJudge(Judge):
             InvalidRequestError: The prompt is not of the synthetic task.
         """
         try:
-            example = example_of(Record(id=prompt.id, messages=prompt.messages, written=""))
+            example = example_of(prompt)
         except ValueError as error:
             raise InvalidRequestError(f"--judge task judges the synthetic task only: {error}") from None
         return grade(example, text)
@@ -147,8 +146,7 @@ def _comparison(messages: tuple[Message, ...], first: str, second: str) -> list[
     """The judge's prompt for two answers."""
     turns = [f"[{message['role']}]\n{message['content']}" for message in messages]
     prompt = "\n\n".join(turns) if len(turns) > 1 else messages[0]["content"]
-    first_name, second_name = NAMES
     request = JUDGE_PROMPT["user"].format(
-        prompt=prompt, first_name=first_name, second_name=second_name, first=first, second=second
+        prompt=prompt, first_name=NAMES[0], second_name=NAMES[1], first=first, second=second
     )
     return [{"role": "system", "content": JUDGE_PROMPT["system"]}, {"role": "user", "content": request}]

@@ -40,11 +40,9 @@ def load_frozen(kind: Any, folder: Path | str, refusal: str) -> Any:
 
 
 class LanguageModel(Codec):
-    """A model and its tokenizer, which say how likely tokens are.
+    """A Llama, Qwen2 or Qwen3, with the tags or without, and its tokenizer: how likely tokens are.
 
-    Args:
-        folder: Of a Llama, Qwen2 or Qwen3, with the tags or without.
-        row_tokens: Of a forward pass; a tree that is larger gets one of its own.
+    A forward pass has `row_tokens`; a tree that is larger gets one of its own.
 
     Raises:
         UnsupportedModelError: The folder cannot be used.
@@ -60,11 +58,11 @@ class LanguageModel(Codec):
     @torch.inference_mode()
     def bits(self, trees: Sequence[Trie]) -> list[list[float]]:
         """Bits of each target of each tree, which have something before them."""
-        sizes = dict(enumerate(map(len, trees)))
-        small = [number for number, size in sizes.items() if size <= self.row_tokens]
+        sizes = [len(tree) for tree in trees]
+        small = [number for number, size in enumerate(sizes) if size <= self.row_tokens]
         dealt = deal_rows([sizes[number] for number in small], self.row_tokens, 1) if small else []
         rows = [[small[place] for place in row] for row in dealt if row]
-        rows += [[number] for number, size in sizes.items() if size > self.row_tokens]
+        rows += [[number] for number, size in enumerate(sizes) if size > self.row_tokens]
         losses = [list[float]() for _ in trees]
         for row in rows:
             used, device = sum(sizes[number] for number in row), self._model.device
@@ -81,11 +79,8 @@ def bits_per_token(
 ) -> list[float | None]:
     """How likely plain answers are, in bits a token of the text; its end is not counted.
 
-    Answers to one prompt that stand side by side share it, and what they begin with.
-
-    Args:
-        model: In its plain form, if it has two.
-        answers: The messages, and the text that a reader sees.
+    The model is asked in its plain form, if it has two. Answers to one prompt that stand side by side share
+    it, and what they begin with.
 
     Returns:
         None for an empty text, and for one that the model's context cannot hold.
@@ -108,12 +103,7 @@ def bits_per_token(
 
 
 class LikelihoodJudge(ModelJudge):
-    """A language model that finds an answer likely, or not. All samples of a prompt are computed together.
-
-    Args:
-        model: In its plain form.
-        journal: Keeps the bits a token; what is in it is not computed again.
-    """
+    """A language model that finds an answer likely, or not. All samples of a prompt are computed together."""
 
     sees_length = False
     sees_faults = False

@@ -42,22 +42,14 @@ class PreferSettings(StageSettings):
         ge=0, description="lambda: a sample is worth speed-up + lambda * quality; inf: quality alone"
     )
     alpha: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="share of the log-likelihood of the best in the loss; 1: imitation of the best alone",
+        default=1.0, ge=0, le=1, description="share of the best's likelihood in the loss; 1: imitation alone"
     )
     beta: float = Field(
-        default=0.0,
-        ge=0,
-        description="best and worst are pulled 1 / (2 beta) apart in log-ratio (0: as best-of-n is)",
+        default=0.0, ge=0, description="pulls best and worst 1 / (2 beta) apart in log-ratio (0: best-of-n's)"
     )
-    malformed: Malformed = Field(
-        default="last", description="malformed samples: worse than all others, or left out"
-    )
+    malformed: Malformed = Field(default="last", description="malformed samples: the worst, or left out")
     sound_only: bool = Field(
-        default=False,
-        description="the best has no counted fault, and promises where at least half of the samples do",
+        default=False, description="the best has no counted fault, and promises where half of the samples do"
     )
     keep_plain: bool = Field(
         default=False, description="for a model of both forms: its plain answers stay as likely as they are"
@@ -143,12 +135,7 @@ class BonBon(Task):
     def loss(
         self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss, summed over pairs, and the sums of what is reported.
-
-        Args:
-            logprobs: For each pair the log-probabilities of its trees' targets, summed: [1 to 3], float32.
-            examples: The pairs.
-        """
+        """The loss, summed over pairs, and the sums of what is reported; see `Task.loss`."""
         ours = torch.stack(list(logprobs))
         constants = ours.new_tensor([example.constants for example in examples])
         targets = ours.new_tensor([len(example.trees[0].targets) for example in examples])
@@ -174,12 +161,7 @@ def prefer(settings: PreferSettings) -> bool:
     with only_run(settings.out):
         prompts, scores = read_samples(settings.samples), read_scores(settings.scores)
         pairs, counts = choose_pairs(
-            prompts,
-            scores,
-            settings.quality_weight,
-            settings.seed,
-            settings.malformed,
-            settings.sound_only,
+            prompts, scores, settings.quality_weight, settings.seed, settings.malformed, settings.sound_only
         )
         if is_first():
             print(", ".join(f"{count} {name}" for name, count in counts.items()))
@@ -189,22 +171,15 @@ def prefer(settings: PreferSettings) -> bool:
             kept = [_plain_answer(pair, codec) for pair in pairs if settings.keep_plain]
             return BonBon(pairs, settings.alpha, settings.beta, kept)
 
-        return train(
-            settings,
-            settings.model,
-            make_task,
-            template_kwargs=settings.template_kwargs,
-            start_share=settings.start_share,
-        )
+        kwargs, share = settings.template_kwargs, settings.start_share
+        return train(settings, settings.model, make_task, template_kwargs=kwargs, start_share=share)
 
 
 def _plain_answer(pair: Pair, codec: ModelCodec) -> Trie:
     """The model's own answer to the pair's prompt in the plain form; it has no end if it was cut."""
     if pair.plain is None:
-        raise InvalidRequestError(
-            f"{pair.id}: the model's own plain answer was not drawn: sample with --own-plain, or leave out "
-            "--keep-plain"
-        )
+        advice = "sample with --own-plain, or leave out --keep-plain"
+        raise InvalidRequestError(f"{pair.id}: the model's own plain answer was not drawn: {advice}")
     trie = pack_plain(codec, codec.prompt(pair.messages, pasta=False), Document((Text(pair.plain.text),)))
     if pair.plain.finish_reason != "stop":
         trie.targets.pop()

@@ -18,10 +18,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, model_validator
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.lang import Node, Text, parse
+from pasta_async.lang import Document, Node, Text, parse
 from pasta_async.protocol import FinishReason, Message
 from pasta_async.results import ThreadRecord
-from pasta_async.training.corpus import Prompt, StrictModel, read_lines
+from pasta_async.training.corpus import Asked, StrictModel, read_lines
 from pasta_async.training.faults import Faults, count_faults, soundness
 from pasta_async.training.packing import Trie
 
@@ -78,27 +78,24 @@ class Sample(StrictModel):
         return self
 
     @property
+    def document(self) -> Document:
+        """What was written, read leniently."""
+        return parse(self.written)
+
+    @property
     def trie(self) -> Trie:
         """The tokens as the trainer packs them."""
         return Trie(list(self.ids), list(self.parents), list(self.targets))
 
 
-class SampledPrompt(StrictModel):
-    """A prompt, its answers, and plain ones to compare with."""
+class SampledPrompt(Asked):
+    """The prompt of a record, its answers, and plain ones to compare with."""
 
-    id: str = Field(min_length=1)
-    """Of the record that the prompt is from."""
-    messages: Prompt
     samples: tuple[Sample, ...]
     baseline: Plain
     """The baseline's, which may be another model."""
     plain: Plain | None = None
     """That of the model that drew the samples."""
-
-    @property
-    def question(self) -> str:
-        """What the user said last."""
-        return self.messages[-1]["content"]
 
 
 class Score(StrictModel):
@@ -110,6 +107,10 @@ class Score(StrictModel):
     speedup: float = Field(ge=0)
     """Theoretical: tokens of the baseline's answer / critical path."""
     quality: float = Field(ge=0, le=1)
+
+    def value(self, weight: float) -> float:
+        """Speed-up + weight * quality (lambda, paper section 4); quality alone if the weight is infinite."""
+        return self.quality if math.isinf(weight) else self.speedup + weight * self.quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +126,16 @@ class Pair:
     """The model's own plain answer."""
 
 
-def value(score: Score, weight: float) -> float:
-    """Speed-up + weight * quality (lambda, paper section 4); quality alone if the weight is infinite."""
-    return score.quality if math.isinf(weight) else score.speedup + weight * score.quality
-
-
 def read_samples(path: Path | str, tokens: bool = True) -> Iterator[SampledPrompt]:
-    """Read a file of sampled answers, one prompt at a time.
-
-    Args:
-        path: Of the file.
-        tokens: Whether samples have their ids, most of what they hold.
+    """Read a file of sampled answers, one prompt at a time; without their `tokens` samples are small.
 
     Raises:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
-    without: dict[str, Any] = {"ids": (), "parents": (), "targets": ()}
+    without: dict[str, Any] = {} if tokens else {"ids": (), "parents": (), "targets": ()}
     for _, prompt in read_lines(path, SampledPrompt):
-        if tokens:
-            yield prompt
-        else:
-            samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
-            yield prompt.model_copy(update={"samples": samples})
+        samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
+        yield prompt.model_copy(update={"samples": samples})
 
 
 def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
@@ -158,10 +147,10 @@ def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:
     return {(score.id, score.number): score for _, score in read_lines(path, Score)}
 
 
-def faults_of_sample(sample: Sample, question: str) -> Faults:
+def faults_of_sample(sample: Sample, prompt: str) -> Faults:
     """The faults of a sampled answer, of which is known what was asked and what ended its chunks."""
     cut = {one.thread for one in sample.threads if one.was_cut}
-    return count_faults(parse(sample.written), question, well_formed=sample.well_formed, cut=cut)
+    return count_faults(sample.document, prompt, well_formed=sample.well_formed, cut=cut)
 
 
 def choose_pairs(
@@ -180,7 +169,7 @@ def choose_pairs(
     Args:
         prompts: With their samples; only those of pairs are held.
         scores: By prompt and number of the sample.
-        weight: Of quality against speed-up; infinite for quality alone.
+        weight: See `Score.value`.
         seed: Of the draws among equals.
         malformed: Where malformed samples stand.
         sound_only: Whether the best has no counted fault (`pasta_async.training.faults`). Where at least half
@@ -196,10 +185,8 @@ def choose_pairs(
     Raises:
         InvalidRequestError: Samples and scores do not match, or no pair is left.
     """
-    pairs: list[Pair] = []
-    counts: Counter[str] = Counter()
+    pairs, counts, seen = list[Pair](), Counter[str](), set[str]()
     finished: dict[tuple[str, int], bool] = {}
-    seen: set[str] = set()
     for prompt in prompts:
         if prompt.id in seen:
             raise InvalidRequestError(f"the prompt {prompt.id!r} occurs more than once among the samples")
@@ -207,18 +194,12 @@ def choose_pairs(
         finished |= {(prompt.id, sample.number): not sample.error for sample in prompt.samples}
         counts.update(_count(prompt, scores))
         promising = sound_only and 2 * sum(map(_promises, prompt.samples)) >= len(prompt.samples)
-        usable = [
-            (
-                (
-                    one.well_formed and (not sound_only or _is_sound(one, prompt.question, promising)),
-                    round(value(scores[prompt.id, one.number], weight), 9),
-                ),
-                one,
-            )
-            for one in prompt.samples
-            if one.exact and one.targets and (prompt.id, one.number) in scores
-            if one.well_formed or malformed == "last"
-        ]
+        usable: list[tuple[tuple[bool, float], Sample]] = []
+        for one in prompt.samples:
+            score = scores.get((prompt.id, one.number))
+            if score and one.exact and one.targets and (one.well_formed or malformed == "last"):
+                wins = one.well_formed and (not sound_only or _is_sound(one, prompt.prompt, promising))
+                usable.append(((wins, round(score.value(weight), 9)), one))
         pair = _pair(prompt, usable, random.Random(f"{seed}/{prompt.id}"))
         if isinstance(pair, str):
             counts[pair] += 1
@@ -247,18 +228,18 @@ def _pair(
     return Pair(prompt.id, best, worst, len(usable), prompt.messages, prompt.plain)
 
 
-def _is_sound(sample: Sample, question: str, promising: bool) -> bool:
+def _is_sound(sample: Sample, prompt: str, promising: bool) -> bool:
     """Whether it has no fault, and promises where it has to."""
-    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, question)) == 1
+    return (_promises(sample) or not promising) and soundness(faults_of_sample(sample, prompt)) == 1
 
 
 def _promises(sample: Sample) -> bool:
-    return bool(parse(sample.written).promises)
+    return bool(sample.document.promises)
 
 
 def _structure(sample: Sample) -> list[type[Node]]:
     """The tags of an answer, in order."""
-    return [type(node) for node in parse(sample.written).nodes if not isinstance(node, Text)]
+    return [type(node) for node in sample.document.nodes if not isinstance(node, Text)]
 
 
 def _count(prompt: SampledPrompt, scores: Mapping[tuple[str, int], Score]) -> dict[str, int]:

@@ -48,9 +48,7 @@ class PretrainSettings(TrainerSettings):
     copying: int = Field(
         default=7200, ge=0, description="first documents, a falling share of which only copies names"
     )
-    plain: bool = Field(
-        default=False, description="a base that has seen no tags: answers are plain in either form"
-    )
+    plain: bool = Field(default=False, description="a base without tags: answers are plain in either form")
     hidden: int = Field(default=192, description="width of the model")
     layers: int = Field(default=4, description="its layers")
     heads: int = Field(default=4, description="its attention heads of 64")
@@ -76,9 +74,10 @@ class Stream(Task):
         At first many only copy names, which is what everything else needs.
         """
         rng = random.Random(f"{self._settings.seed}/{index}")
-        copies = rng.random() < 0.6 * (1 - index / max(1, self._settings.copying))
-        if copies:
-            return Example((_copying(self._codec, rng),))
+        if rng.random() < 0.6 * (1 - index / max(1, self._settings.copying)):
+            text = " ".join(make_name(rng, held_out=False) for _ in range(rng.randint(4, 12)))
+            prompt = self._codec.prompt([{"role": "user", "content": text}], pasta=False)
+            return Example((pack_plain(self._codec, prompt, Document((Text(text),))),))
         return Example((_document(self._codec, rng, tags=not self._settings.plain),))
 
 
@@ -99,12 +98,6 @@ def _document(codec: ModelCodec, rng: random.Random, *, tags: bool) -> Trie:
         messages = [{"role": "system", "content": rng.choice(_SYSTEM)}, *messages]
     pack = pack_views if pasta and tags else pack_plain
     return pack(codec, codec.prompt(messages, pasta), example.document)
-
-
-def _copying(codec: ModelCodec, rng: random.Random) -> Trie:
-    text = " ".join(make_name(rng, held_out=False) for _ in range(rng.randint(4, 12)))
-    prompt = codec.prompt([{"role": "user", "content": text}], pasta=False)
-    return pack_plain(codec, prompt, Document((Text(text),)))
 
 
 def write_new_model(settings: PretrainSettings, folder: Path) -> None:

@@ -121,15 +121,8 @@ def lacks_form(prompt: str, answer: str) -> bool:
 
 _NUMBERS = (*"2345678", "two", "three", "four", "five", "six", "seven", "eight")
 _REQUESTS = (
-    "Please {}.",
-    "Please {}.",
-    "Can you {}?",
-    "Could you {}?",
-    "Could you please {}?",
-    "I need you to {}.",
-    "I'd like you to {}.",
-    "Hi, please {}.",
-    "{}, please.",
+    *("Please {}.", "Please {}.", "Can you {}?", "Could you {}?", "Could you please {}?"),
+    *("I need you to {}.", "I'd like you to {}.", "Hi, please {}.", "{}, please."),
 )
 _IMPERATIVE = re.compile(
     r"(?!.*[:.?!].)(Brainstorm|Compare|Describe|Draft|Explain|Give|List|Make|Name|Outline|Plan|Share"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, ValidationError, model_validator
 
 from pasta_async.errors import InvalidRequestError
 from pasta_async.training.annotate import Cut
@@ -66,9 +66,7 @@ class Stage2(StrictModel):
     start: str
     """The variant of stage 1 that the first round starts from."""
     rounds: int = Field(default=2, ge=1)
-    quality_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        default=(1, 2, 4, 8, float("inf")), min_length=1
-    )
+    quality_weights: tuple[NonNegativeFloat, ...] = Field(default=(1, 2, 4, 8, float("inf")), min_length=1)
     prompts: int = Field(ge=1)
     """Of each round; every round has its own."""
     sample: Options = Field(default={})
@@ -115,16 +113,14 @@ class Recipe(StrictModel):
         for name, variant in variants.items():
             needed = _NEEDED.get(variant.annotator)
             if needed and getattr(data, needed) is None:
-                reason = f"annotator {variant.annotator!r} needs a table data.{needed}"
-                raise ValueError(f"stage1.variants.{name}: {reason}")
+                needs = f"annotator {variant.annotator!r} needs a table data.{needed}"
+                raise ValueError(f"stage1.variants.{name}: {needs}")
         if BASELINE in variants:
             raise ValueError(f"stage1.variants: `{BASELINE}` is made in any case; it is no variant")
-        if self.stage2 is not None and self.stage2.start not in variants:
+        if self.stage2 and self.stage2.start not in variants:
             raise ValueError(f"stage2.start: {self.stage2.start!r} is no variant of stage 1")
-        if self.stage2 is not None and data.source is not None and not data.source.get("limit"):
-            raise ValueError(
-                "data.source.limit: say how many rows stage 1 has; stage 2 has those behind them"
-            )
+        if self.stage2 and data.source is not None and not data.source.get("limit"):
+            raise ValueError("data.source.limit: say how many rows are stage 1's; stage 2 has those behind")
         return self
 
 
@@ -145,12 +141,9 @@ def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
     """Read a recipe.
 
     `extends = "OTHER.toml"` lays it over another one: tables are joined, other values replaced. `{here}` is
-    the recipe's folder; other paths are from the working directory.
-
-    Args:
-        path: Of the file.
-        settings: `key=value` with a dotted key and a value as in TOML (or a bare string), laid over the file.
-            Without a value, the key is taken out.
+    the recipe's folder; other paths are from the working directory. Each of the settings, `key=value` with a
+    dotted key and a value as in TOML (or a bare string), is laid over the file; without a value, it takes the
+    key out.
 
     Raises:
         InvalidRequestError: The file cannot be read, or something in it does not fit; with its place.

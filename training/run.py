@@ -20,7 +20,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -44,43 +44,27 @@ _FREE = {
 }
 """Options that change how a command works, and nothing of its result but for rounding."""
 
-_LONGEST_PATH = 255
-"""Characters; a longer option names no file."""
-
-
-class _Command(NamedTuple):
-    """What the plan has to know of a command."""
-
-    settings: str
-    """The class of its settings, below `pasta_async`."""
-    result: str
-    """What it makes, in the folder of its step."""
-    into_folder: bool = True
-    """Whether its `out` is that folder, or else the result."""
-
-
-_COMMANDS: dict[str, _Command] = {
-    "pretrain": _Command("training.pretrain:PretrainSettings", "model"),
-    "synthetic": _Command("training.synthetic.records:SyntheticSettings", "records.jsonl", False),
-    "corpus": _Command("training.corpus:CorpusSettings", "records.jsonl", False),
-    "prompts": _Command("training.prompts:PromptSettings", "records.jsonl", False),
-    "answers": _Command("training.answers:AnswerSettings", "records.jsonl", False),
-    "annotate": _Command("training.annotate.settings:AnnotateSettings", "annotated.jsonl"),
-    "finetune": _Command("training.finetune:FinetuneSettings", "model"),
-    "sample": _Command("training.sample:SampleSettings", "samples.jsonl", False),
-    "score": _Command("training.score:ScoreSettings", "scores.jsonl", False),
-    "prefer": _Command("training.prefer:PreferSettings", "model"),
-    "frontier": _Command("evals.frontier:FrontierSettings", "result.json"),
-    "ship": _Command("training.ship:ShipSettings", "adapter_model.safetensors"),
+_COMMANDS = {
+    "pretrain": ("training.pretrain:PretrainSettings", "", "model"),
+    "synthetic": ("training.synthetic.records:SyntheticSettings", "records.jsonl", ""),
+    "corpus": ("training.corpus:CorpusSettings", "records.jsonl", ""),
+    "prompts": ("training.prompts:PromptSettings", "records.jsonl", ""),
+    "answers": ("training.answers:AnswerSettings", "records.jsonl", ""),
+    "annotate": ("training.annotate.settings:AnnotateSettings", "", "annotated.jsonl"),
+    "finetune": ("training.finetune:FinetuneSettings", "", "model"),
+    "sample": ("training.sample:SampleSettings", "samples.jsonl", ""),
+    "score": ("training.score:ScoreSettings", "scores.jsonl", ""),
+    "prefer": ("training.prefer:PreferSettings", "", "model"),
+    "frontier": ("evals.frontier:FrontierSettings", "", "result.json"),
+    "ship": ("training.ship:ShipSettings", "", "adapter_model.safetensors"),
 }
+"""Of each command the class of its settings, its `out` in the folder of its step, and its result in `out`."""
 
 
 class RunSettings(CommandSettings):
     """What to run."""
 
-    recipe: str = Field(
-        description="a TOML file, or the name of a packaged one: pasta-smol, pasta-tiny, llama-8b, smoke"
-    )
+    recipe: str = Field(description="a TOML file, or a packaged one: pasta-smol, pasta-tiny, llama-8b, smoke")
     out: Path | None = Field(default=None, description="folder of the run (default: runs/RECIPE)")
     only: tuple[str, ...] = Field(default=(), description="run just what this step needs: round2/lambda4")
     set: tuple[str, ...] = Field(default=(), description="a value over the recipe's: stage2.rounds=1")
@@ -150,13 +134,10 @@ class Plan:
         """
         if name in self.steps:
             return self.steps[name]
-        settings, result, into_folder = _COMMANDS[command]
-        place = self.out / name / result
-        own["out"] = place.parent if into_folder else place
+        settings, out, result = _COMMANDS[command]
+        own["out"] = self.out / name / out
         if twice := [option for option in own if option in options]:
-            raise InvalidRequestError(
-                f"{name}: {', '.join(twice)} is set by the plan, and has to go from the recipe"
-            )
+            raise InvalidRequestError(f"{name}: {', '.join(twice)} is set by the plan, not by the recipe")
         given = {key: _as_text(value) for key, value in {**own, **options}.items()}
         try:
             cast("type[BaseModel]", pkgutil.resolve_name(f"pasta_async.{settings}")).model_validate(given)
@@ -166,7 +147,8 @@ class Plan:
         needs = [one for one in self.steps.values() if any(f"{self.out / one.name}/" in w for w in named)]
         module = f"pasta_async.{settings.partition('.')[0]}.{command}"
         processes = self.recipe.processes if result == "model" else 1
-        return self.steps.setdefault(name, Step(name, module, given, place, tuple(needs), processes))
+        step = Step(name, module, given, own["out"] / result, tuple(needs), processes)
+        return self.steps.setdefault(name, step)
 
     def _finetune(self, name: str) -> None:
         stage1 = self.recipe.stage1
@@ -176,7 +158,7 @@ class Plan:
             if options.get("form") == "both":  # two examples of each answer in an epoch, the baseline has one
                 epochs = TrainerSettings.model_fields["epochs"].default
                 options["epochs"] = 2 * options.get("epochs", epochs)
-            options |= {"form": "plain"}
+            options["form"] = "plain"
         own: dict[str, Any] = {"model": self._base, "data": [self._annotated(variant)]}
         self.models.append(self._add(f"stage1/{name}", "finetune", options, **own))
 
@@ -382,14 +364,11 @@ def _made_of(step: Step, out: Path, finished: Mapping[str, float]) -> dict[str, 
     """What a step's result depends on: options, the files that they name, when the steps before finished."""
     arguments = as_arguments({key: value for key, value in step.options.items() if key not in _FREE})
     named = (argument.removeprefix(SERVED).removeprefix(_LOCAL) for argument in arguments)
-    files = [Path(name) for name in named if 0 < len(name) < _LONGEST_PATH]
+    files = [Path(name) for name in named if 0 < len(name) < 255]  # a longer option names no file
     states = {str(one): _state(one) for one in files if one.exists() and not one.is_relative_to(out)}
     options = [argument.replace(f"{out}/", "OUT/") for argument in arguments]
-    return {
-        "options": options,
-        "files": states,
-        "steps": {one.name: finished[one.name] for one in step.needs},
-    }
+    before = {one.name: finished[one.name] for one in step.needs}
+    return {"options": options, "files": states, "steps": before}
 
 
 def _state(path: Path) -> float | str:

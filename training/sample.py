@@ -25,7 +25,7 @@ from pasta_async.backends import WrappingBackend, backend_names
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
-from pasta_async.protocol import Backend, DecodeRequest, ModelInfo, Piece
+from pasta_async.protocol import DecodeRequest, ModelInfo, Piece
 from pasta_async.results import Generation
 from pasta_async.training.corpus import PartSettings, Record, digest, read_records, write_records
 from pasta_async.training.endpoint import FailureBudget
@@ -45,15 +45,11 @@ class SampleSettings(PartSettings):
     out: Path = Field(description="file of samples, JSON lines; its journal stands beside it")
     n: int = Field(default=10, ge=0, description="answers to each prompt, beside the baseline's")
     without_syncs: int = Field(
-        default=0,
-        ge=0,
-        description="the first so many of the n have no <sync/>: the scores then say what waiting is worth",
+        default=0, ge=0, description="so many of the n have no <sync/>: the scores say what waiting is worth"
     )
     max_tokens: int = Field(default=2048, ge=1, description="of an answer, tags counted")
     temperature: float = Field(
-        default=1.0,
-        gt=0,
-        description="of the samples; the theory of stage 2 is about 1, small models want less",
+        default=1.0, gt=0, description="of the samples; stage 2's theory is about 1, small models want less"
     )
     plain_temperature: float = Field(default=0.0, ge=0, description="of plain answers (0: greedy)")
     repetition_penalty: float | None = Field(
@@ -63,8 +59,7 @@ class SampleSettings(PartSettings):
     together: int = Field(default=64, ge=1, description="answers at the same time")
     baseline: str = Field(default="", description="backend of the baseline's answers (default: the same)")
     own_plain: bool = Field(
-        default=False,
-        description="where the baseline is another model, this one's plain answers too (prefer --keep-plain)",
+        default=False, description="this model's plain answers beside another baseline's, for --keep-plain"
     )
     unseen: tuple[Path, ...] = Field(
         default=(), description="files of records that the model was trained on: their prompts are left out"
@@ -122,9 +117,8 @@ def _records(settings: SampleSettings) -> list[Record]:
 async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
     opened = await stack.enter_async_context(Client(backend_names(settings.backend)))
-    recording = Recording(opened.backend)
     limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together, "timeout": None})
-    client = baseline = Client(recording, limits=limits)
+    client = baseline = Client(Recording(opened.backend), limits=limits)
     if settings.baseline:
         baseline = await stack.enter_async_context(Client(backend_names(settings.baseline), limits=limits))
     fields = {
@@ -136,9 +130,8 @@ async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
         "model": (await client.connect()).name,
         "weights": [backend_digest(settings.backend), backend_digest(settings.baseline)],
     }
-    path = journal_beside(settings.out)
-    journal = stack.enter_context(Journal(path, identity, held=False))
-    return Drawing(settings, client, recording, baseline, journal)
+    journal = Journal(journal_beside(settings.out), identity, held=False)
+    return Drawing(settings, client, baseline, stack.enter_context(journal))
 
 
 def answer_seed(seed: int, prompt: str, number: int) -> int:
@@ -154,44 +147,40 @@ class Exchange(NamedTuple):
     output: list[int]
 
 
+_RECORDS: ContextVar[tuple[list[Exchange], tuple[int, ...]]] = ContextVar("exchanges and banned ids")
+
+
+@contextmanager
+def recorded(banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
+    """The requests that this task, and those that it starts, send to a `Recording`, in the order of sending.
+
+    They may not choose the `banned` ids, beside those that each of them bans.
+    """
+    exchanges: list[Exchange] = []
+    token = _RECORDS.set((exchanges, banned))
+    try:
+        yield exchanges
+    finally:
+        _RECORDS.reset(token)
+
+
 class Recording(WrappingBackend):
-    """A backend that records the contexts that are sent to another one, and the ids that come back.
+    """A backend that records, where `recorded` asks for it, what another one is sent, and what comes back.
 
     A model can write the same text in other tokens than those it is encoded as, and the objective is about
     the probability of what was sampled. So no grammar chooses tags in its place, either.
 
-        recording = Recording(backend)
-        async with Client(recording) as client:
-            with recording.recorded() as exchanges:
+        async with Client(Recording(backend)) as client:
+            with recorded() as exchanges:
                 await client.generate(prompt)
     """
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
-        self._records: ContextVar[tuple[list[Exchange], tuple[int, ...]] | None] = ContextVar(
-            "exchanges and banned ids", default=None
-        )
-
-    @contextmanager
-    def recorded(self, banned: tuple[int, ...] = ()) -> Generator[list[Exchange]]:
-        """Record the requests of this task and of those that it starts, in the order of their sending.
-
-        Args:
-            banned: Ids that these requests may not choose, beside those of their own.
-        """
-        exchanges: list[Exchange] = []
-        token = self._records.set((exchanges, banned))
-        try:
-            yield exchanges
-        finally:
-            self._records.reset(token)
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode, recording every id that is handed out.
 
         Closing the generator or cancelling its reader closes the inner backend's, which aborts the request.
         """
-        exchanges, banned = self._records.get() or ([], ())
+        exchanges, banned = _RECORDS.get(([], ()))
         request = replace(request, banned_ids=(*request.banned_ids, *banned), grammar=None)
         exchange = Exchange(request, [])
         exchanges.append(exchange)
@@ -204,11 +193,8 @@ class Recording(WrappingBackend):
 def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> Trie:
     """The contexts of an answer with what came back as targets, main first, then thread by thread.
 
-    Whether main was asked once or anew behind every promise makes no difference.
-
-    Args:
-        exchanges: Of one answer.
-        discarded: Threads whose output was thrown away.
+    Whether main was asked once or anew behind every promise makes no difference. The output of `discarded`
+    threads was thrown away.
     """
     trie = Trie()
     for exchange in sorted(exchanges, key=lambda exchange: exchange.request.thread):
@@ -219,28 +205,15 @@ def trie_of(exchanges: Iterable[Exchange], discarded: Collection[int] = ()) -> T
 
 
 class Drawing:
-    """One run over some prompts.
+    """One run over some prompts: a client with a `Recording` draws the samples, `baseline` its own answers.
 
-    Args:
-        settings: How many answers, and how they are sampled; the baseline's are greedy.
-        client: Draws the samples; its backend is `recording`.
-        recording: Records them.
-        baseline: Draws the baseline's answers.
-        journal: Keeps finished answers, which are not drawn again. Answers that ended in an error are. It
-            is where answers are until they are asked for: in memory they would need many times the space.
+    The journal keeps finished answers, which are not drawn again; those that ended in an error are. It is
+    where answers are until they are asked for: in memory they would need many times the space.
     """
 
-    def __init__(
-        self,
-        settings: SampleSettings,
-        client: Client,
-        recording: Recording,
-        baseline: Client,
-        journal: Journal,
-    ) -> None:
-        self._settings, self._client, self._recording = settings, client, recording
-        self._baseline, self._journal = baseline, journal
-        self._found: dict[tuple[str, int | None], int | Sample] = {
+    def __init__(self, settings: SampleSettings, client: Client, baseline: Client, journal: Journal) -> None:
+        self._settings, self._client, self._baseline, self._journal = settings, client, baseline, journal
+        self._found: dict[tuple[str, int | None], int | Sample | Plain] = {
             (row["prompt"], row["number"]): place for place, row in journal.stored()
         }
         self._budget = FailureBudget(proven=True)
@@ -278,20 +251,16 @@ class Drawing:
         """What was drawn, one prompt at a time. One whose baseline failed is left out."""
         own = None if self._client is self._baseline else _OWN
         for record in records:
-            if (_key(record), None) in self._found:
-                prompt = SampledPrompt.model_validate(
-                    {
-                        "id": record.id,
-                        "messages": record.messages,
-                        "samples": [self._answer(record, k) for k in range(self._settings.n)],
-                        "baseline": self._answer(record, None),
-                        "plain": self._answer(record, own),
-                    }
-                )
-                for one in prompt.samples:
-                    kinds = {"well_formed": one.well_formed, "exact": one.exact, "tokens": one.tokens}
-                    self.collected.update(samples=1, **kinds)
-                yield prompt
+            if (_key(record), None) not in self._found:
+                continue
+            samples = [self._answer(record, number) for number in range(self._settings.n)]
+            plain = {"baseline": self._answer(record, None), "plain": self._answer(record, own)}
+            asked = {"id": record.id, "messages": record.messages}
+            prompt = SampledPrompt.model_validate({**asked, "samples": samples, **plain})
+            for one in prompt.samples:
+                kinds = {"well_formed": one.well_formed, "exact": one.exact, "tokens": one.tokens}
+                self.collected.update(samples=1, **kinds)
+            yield prompt
 
     def _answer(self, record: Record, number: int | None) -> Any:
         found = self._found.get((_key(record), number))
@@ -305,7 +274,7 @@ class Drawing:
         if temperature and info.honours_seeds:
             seed = answer_seed(settings.seed, record.id, settings.n if number is None else number)
         syncless = number in range(settings.without_syncs)
-        with self._recording.recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
+        with recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
             try:
                 generation = await (self._baseline if number is None else self._client).generate(
                     record.messages,
@@ -326,19 +295,13 @@ class Drawing:
         if number is not None and not plain:
             answer = _sample(number, seed, generation, exchanges, error, info.tags is not None)
         elif generation and not error:
-            answer = Plain(
-                text=generation.text,
-                tokens=generation.usage.completion_tokens,
-                finish_reason=generation.finish_reason,
-            )
+            tokens, reason = generation.usage.completion_tokens, generation.finish_reason
+            answer = Plain(text=generation.text, tokens=tokens, finish_reason=reason)
         else:
             return
         self.totals["tokens"] += answer.tokens
         row = {"prompt": _key(record), "number": number, "answer": answer.model_dump(mode="json")}
-        if isinstance(answer, Sample) and error:
-            self._found[_key(record), number] = answer
-        else:
-            self._found[_key(record), number] = self._journal.append(row)
+        self._found[_key(record), number] = answer if error else self._journal.append(row)
 
 
 def _key(record: Record) -> str:

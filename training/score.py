@@ -33,14 +33,7 @@ from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, 
 from pasta_async.training.faults import soundness
 from pasta_async.training.identity import model_digest
 from pasta_async.training.judging import JUDGE_PROMPT, Judge, PairwiseJudge, TaskJudge
-from pasta_async.training.preference import (
-    Sample,
-    SampledPrompt,
-    Score,
-    faults_of_sample,
-    read_samples,
-    value,
-)
+from pasta_async.training.preference import Sample, SampledPrompt, Score, faults_of_sample, read_samples
 
 WEIGHTS: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, math.inf)
 """The weights of quality that the paper trains with (section 4)."""
@@ -58,21 +51,17 @@ class JudgeSettings(EndpointSettings):
     )
     judge_model: str = Field(
         default="",
-        description="name of the model at the judge's endpoint; folder of the model of likelihood, or of the "
-        "trained judge of reward",
+        description="name at the endpoint; folder of the model (likelihood) or of the trained judge (reward)",
     )
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        if self.remote and not self.judge_model:
-            raise ValueError("name the endpoint's model with --judge-model")
-        if self.judge in _IN_FOLDERS and not self.judge_model:
-            raise ValueError(f"name the folder for --judge {self.judge} with --judge-model")
-        if not self.remote and self.judge not in ("task", *_IN_FOLDERS) and not _OWN.fullmatch(self.judge):
-            raise ValueError(
-                "--judge is task, likelihood, reward, http://host:30000/v1, or package.module:name, not "
-                f"{self.judge!r}"
-            )
+        if not self.judge_model and (self.remote or self.judge in _IN_FOLDERS):
+            what = "the endpoint's model" if self.remote else f"the folder for --judge {self.judge}"
+            raise ValueError(f"name {what} with --judge-model")
+        if not (self.remote or self.judge in ("task", *_IN_FOLDERS) or _OWN.fullmatch(self.judge)):
+            kinds = "task, likelihood, reward, http://host:30000/v1, or package.module:name"
+            raise ValueError(f"--judge is {kinds}, not {self.judge!r}")
         return self
 
     @property
@@ -87,8 +76,7 @@ class ScoreSettings(JudgeSettings):
     samples: Path = Field(description="file of samples")
     out: Path = Field(description="file of scores, JSON lines; the judge's journal stands beside it")
     faults: bool = Field(
-        default=False,
-        description="take counted faults off; with likelihood, which does not see them, always",
+        default=False, description="take counted faults off; with likelihood, which does not see them, always"
     )
     sound_only: bool = Field(
         default=False,
@@ -105,12 +93,8 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
         PastaError: The samples or the judge cannot be used; replies that arrived are kept.
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
-    sound = {
-        (p.id, s.number): soundness(faults_of_sample(s, p.question))
-        for p in prompts
-        for s in p.samples
-        if not s.error
-    }
+    finished = [(p, s) for p in prompts for s in p.samples if not s.error]
+    sound = {(p.id, s.number): soundness(faults_of_sample(s, p.prompt)) for p, s in finished}
     least = 1.0 if settings.sound_only else 0.0
     judged = [
         p.model_copy(update={"samples": [s for s in p.samples if sound.get((p.id, s.number), -1) >= least]})
@@ -131,9 +115,8 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             speedup=_speedup(prompt, sample, judge),
             quality=qualities.get((prompt.id, sample.text), 0.0) * sound[prompt.id, sample.number],
         )
-        for prompt in prompts
-        for sample in prompt.samples
-        if not sample.error and (prompt.id, sample.text) not in failures
+        for prompt, sample in finished
+        if (prompt.id, sample.text) not in failures
     ]
     write_records(settings.out, scores)
     summary = {**_summary(prompts, scores), "failures": dict(Counter(failures.values()).most_common())}
@@ -163,7 +146,7 @@ def _summary(prompts: Sequence[SampledPrompt], scores: Sequence[Score]) -> dict[
     speedups = [one.speedup for one in whole if one.speedup > 0]
 
     def spreads(weight: float) -> list[float]:
-        values = ([value(one, weight) for one in own] for own in by_prompt.values())
+        values = ([one.value(weight) for one in own] for own in by_prompt.values())
         return [max(own) - min(own) for own in values]
 
     return {

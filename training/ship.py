@@ -60,16 +60,10 @@ def ship(settings: ShipSettings) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     save_file(rounded, out / ADAPTER_WEIGHTS, {"format": "pt"})
     config = read_json(settings.adapter / ADAPTER_CONFIG)
-    named = {
-        "base_model_name_or_path": settings.base_name,
-        "target_modules": sorted(config["target_modules"]),
-    }
-    write_json(out / ADAPTER_CONFIG, {**config, **named})
-    codec = trained.codec()
-    generation: dict[str, Any] = {
-        "eos_token_id": [*codec.end_ids],
-        "repetition_penalty": settings.repetition_penalty,
-    }
+    named = {"base_model_name_or_path": settings.base_name}
+    write_json(out / ADAPTER_CONFIG, {**config, **named, "target_modules": sorted(config["target_modules"])})
+    codec, penalty = trained.codec(), settings.repetition_penalty
+    generation: dict[str, Any] = {"eos_token_id": [*codec.end_ids], "repetition_penalty": penalty}
     if codec.tags and settings.suppress_estimates:
         generation["suppress_tokens"] = [codec.tags.tokens]
     write_json(out / "generation_config.json", generation)

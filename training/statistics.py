@@ -56,17 +56,12 @@ def estimate(
     Raises:
         ValueError: There is no value, or none above 0 for a geometric mean.
     """
-    geometric = mean == "geometric"
-    value = geometric_mean(values) if geometric else fmean(values)
-    parts, wholes = _by_cluster(
-        [*map(math.log, values)] if geometric else values, [1] * len(values), clusters
-    )
-    if len(parts) < MIN_SAMPLE:
-        return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap(parts, wholes, confidence)
-    if geometric:
-        low, high = math.exp(low), math.exp(high)
-    return {"value": value, "low": low, "high": high}
+    if mean == "geometric":
+        value, values, scale = geometric_mean(values), [*map(math.log, values)], math.exp
+    else:
+        value, scale = fmean(values), float
+    parts, wholes = _by_cluster(values, [1] * len(values), clusters)
+    return _bootstrap(value, parts, wholes, scale, confidence)
 
 
 def gain(values: Sequence[float], *, clusters: Sequence[Hashable] = ()) -> Gain:
@@ -80,10 +75,8 @@ def ratio(
 ) -> Estimate | None:
     """The sum of the parts to that of the wholes, in percent, with its 95% percentile bootstrap interval.
 
-    Args:
-        parts: One for each prompt, such as its promises that have a fault.
-        wholes: One for each, such as all its promises; prompts are drawn, not promises.
-        clusters: As for `estimate`.
+    Each prompt has a part, such as its promises with a fault, and a whole, such as all its promises: prompts
+    are drawn, not promises, and their clusters as for `estimate`.
 
     Returns:
         None if the wholes are nothing. Where all or none have it, every draw is alike: the interval is then
@@ -95,10 +88,7 @@ def ratio(
     parts, wholes = _by_cluster(parts, wholes, clusters)
     if not any(parts) or parts == wholes:
         return share([value > 0] * sum(whole > 0 for whole in wholes))
-    if len(parts) < MIN_SAMPLE:
-        return {"value": value, "low": None, "high": None}
-    low, high = _bootstrap(parts, wholes, 0.95)
-    return {"value": value, "low": 100 * low, "high": 100 * high}
+    return _bootstrap(value, parts, wholes, lambda end: 100 * end)
 
 
 def of_known(
@@ -120,8 +110,16 @@ def _by_cluster(
     return [part for part, _ in sums.values()], [whole for _, whole in sums.values()]
 
 
-def _bootstrap(parts: Sequence[float], wholes: Sequence[float], confidence: float) -> tuple[float, float]:
-    """The percentile interval of the sum of the parts to that of the wholes, both drawn together."""
+def _bootstrap(
+    value: float,
+    parts: Sequence[float],
+    wholes: Sequence[float],
+    scale: Callable[[float], float],
+    confidence: float = 0.95,
+) -> Estimate:
+    """A value with the percentile interval of the sum of the parts to that of the wholes, drawn together."""
+    if len(parts) < MIN_SAMPLE:
+        return {"value": value, "low": None, "high": None}
     from numpy import maximum
     from scipy.stats import bootstrap
 
@@ -130,7 +128,8 @@ def _bootstrap(parts: Sequence[float], wholes: Sequence[float], confidence: floa
 
     options: dict[str, Any] = {"n_resamples": _RESAMPLES, "method": "percentile", "paired": True, "rng": 0}
     found: Any = bootstrap((parts, wholes), statistic, confidence_level=confidence, **options)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    low, high = (scale(float(end)) for end in found.confidence_interval)
+    return {"value": value, "low": low, "high": high}
 
 
 def format_estimate(found: Estimate | None, form: str = ".1f") -> str:

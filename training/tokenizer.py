@@ -56,16 +56,12 @@ def build_tokenizer() -> Tokenizer:
         vocabulary, unk_token=PAD, max_input_chars_per_word=200, continuing_subword_prefix=""
     )
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in (*SPECIAL, *TAG_TOKENS)]
-    )
+    special = (*SPECIAL, *TAG_TOKENS)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     return tokenizer
 
 

@@ -44,11 +44,10 @@ def draw(
     settings = SampleSettings.model_validate({**given, **changes})
 
     async def run() -> tuple[list[SampledPrompt], Drawing]:
-        recording = Recording(backend)
-        client = Client(recording, clock=clock)
+        client = Client(Recording(backend), clock=clock)
         baseline = Client(plain) if plain else client
         with Journal(journal, {"made": "up"}, held=False) as kept:
-            drawing = Drawing(settings, client, recording, baseline, kept)
+            drawing = Drawing(settings, client, baseline, kept)
             wanted = prompts or records()
             await drawing.run(wanted, lambda steps=1, note=None: after_each(drawing))
             return [*drawing.prompts(wanted)], drawing

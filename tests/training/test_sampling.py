@@ -29,7 +29,7 @@ from pasta_async.training import sample as sampling
 from pasta_async.training.corpus import write_records
 from pasta_async.training.packing import Trie, pack_views
 from pasta_async.training.preference import Sample, read_samples
-from pasta_async.training.sample import Recording, trie_of
+from pasta_async.training.sample import Recording, recorded, trie_of
 from pasta_async.training.synthetic.records import draw_records
 from pasta_async.training.tokens import encode_views
 from pasta_async.training.trainer.model import BaseModel
@@ -69,9 +69,8 @@ def paths(trie: Trie) -> set[tuple[tuple[int, ...], bool]]:
 @pytest.mark.parametrize("written", ANSWERS)
 async def test_the_tokens_are_those_of_the_views(written: str) -> None:
     backend = ScriptedBackend(written)
-    recording = Recording(backend)
-    async with Client(recording) as client:
-        with recording.recorded() as exchanges:
+    async with Client(Recording(backend)) as client:
+        with recorded() as exchanges:
             answer = await client.generate("Tell")
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
@@ -83,9 +82,8 @@ async def test_the_tokens_are_those_of_the_views(written: str) -> None:
 
 async def test_a_chunk_that_reached_its_limit_ends_without_a_target() -> None:
     backend = ScriptedBackend(WRITTEN)
-    recording = Recording(backend)
-    async with Client(recording, limits=Limits(chunk_tokens=2)) as client:
-        with recording.recorded() as exchanges:
+    async with Client(Recording(backend), limits=Limits(chunk_tokens=2)) as client:
+        with recorded() as exchanges:
             answer = await client.generate("Tell")
     trie = trie_of(exchanges)
     assert isinstance(backend.tokenizer, WordTokenizer)
@@ -126,13 +124,12 @@ async def test_training_sees_the_probabilities_that_were_sampled_from(
     """Also at a temperature at which the model writes words in tokens that no tokenizer would choose."""
     codec, backend = ModelCodec(SHIPPED), Listening()
     model = BaseModel(SHIPPED, codec.tag_ids).loaded().eval()
-    recording = Recording(backend)
     usual = unusual = promises = 0
-    async with Client(recording) as client:
+    async with Client(Recording(backend)) as client:
         for seed, record in enumerate(draw_records(5, seed=3)):
             backend.total = 0.0
             chosen = Sampling(temperature=temperature, seed=seed, max_tokens=max_tokens)
-            with recording.recorded() as exchanges:
+            with recorded() as exchanges:
                 answer = await client.generate(record.messages, sampling=chosen)
             trie = trie_of(exchanges)
             assert len(trie.targets) == answer.usage.completion_tokens

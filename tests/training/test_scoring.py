@@ -29,14 +29,7 @@ from pasta_async import InvalidRequestError
 from pasta_async.errors import BackendError, BackendProtocolError, BackendStatusError
 from pasta_async.training import judging as judges
 from pasta_async.training.corpus import write_records
-from pasta_async.training.preference import (
-    Plain,
-    Sample,
-    SampledPrompt,
-    Score,
-    read_scores,
-    value,
-)
+from pasta_async.training.preference import Plain, Sample, SampledPrompt, Score, read_scores
 from pasta_async.training.score import ScoreSettings, main, score
 from pasta_async.training.synthetic import grade
 from pasta_async.training.synthetic.records import draw_records, example_of
@@ -274,7 +267,7 @@ def test_what_another_judge_does_wrong_is_told_with_its_name(prompt: str, tmp_pa
 
 def test_another_weight_of_quality_is_a_sum_over_what_is_stored() -> None:
     one = Score(id="a", number=0, speedup=1.5, quality=0.5)
-    assert [value(one, weight) for weight in (0, 1, 4, math.inf)] == [1.5, 2.0, 3.5, 0.5]
+    assert [one.value(weight) for weight in (0, 1, 4, math.inf)] == [1.5, 2.0, 3.5, 0.5]
 
 
 def test_samples_that_an_error_ended_have_no_score(tmp_path: Path) -> None:

@@ -59,16 +59,15 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     count = token_counter(settings.tokenizer)
     source, left_out = settings.read()
     records = list(source)
-    totals, problems = Counter[str](), Counter[str]()
-    outcomes: list[Record | Rejected]
+    totals, problems, rejected = Counter[str](), Counter[str](), list[Rejected]()
     if settings.heuristic or settings.by_likelihood:
         documents, totals = _locally(settings, records, count)
-        outcomes = [*map(partial(_annotated, settings, count), records, documents)]
+        accepted = [*map(partial(_annotated, settings, count), records, documents)]
     else:
         outcomes, annotator = asyncio.run(_by_endpoint(settings, records, count))
         totals, problems = annotator.totals, annotator.problems
-    accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
-    rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
+        accepted = [outcome for outcome in outcomes if isinstance(outcome, Record)]
+        rejected = [outcome for outcome in outcomes if isinstance(outcome, Rejected)]
     unanswered = sum(not one.answered for one in rejected)
     fields = ("measured", "too_long") if settings.by_likelihood else ()
     fields = (*fields, "unasked", "requests", "resumed", "prompt_tokens", "completion_tokens")
@@ -147,24 +146,20 @@ async def _by_endpoint(
     with Journal(settings.out / "journal.jsonl", identity, durable=True) as journal:
         async with Endpoint(settings.base_url, settings.model, settings, temperature=0.0) as endpoint:
             annotator = Annotator(endpoint, journal, settings, count)
-            numbered = dict(enumerate(records))
+            numbers = range(len(records))
             found, failures = await collect(
-                numbered, lambda number: annotator.annotate(numbered[number]), settings.in_flight
+                numbers, lambda number: annotator.annotate(records[number]), settings.in_flight
             )
     for number, failure in failures.items():
         reasons = (f"endpoint: {failure}",)
-        found[number] = Rejected(record=numbered[number], reasons=reasons, answered=False)
-    return [found[number] for number in numbered], annotator
+        found[number] = Rejected(record=records[number], reasons=reasons, answered=False)
+    return [found[number] for number in numbers], annotator
 
 
 class Annotator:
     """Annotates records by a model behind an endpoint.
 
-    Args:
-        endpoint: The model.
-        journal: Keeps every reply before anything is made of it; none that it holds is asked for again.
-        settings: Of the run.
-        count: Measures chunks for their estimates.
+    The journal keeps every reply before anything is made of it; none that it holds is asked for again.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from pasta_async.lang import Chunk, Code, Diagnostic, Document, Promise, Sync, check, parse
+from pasta_async.lang import Chunk, Code, Document, Promise, Sync, check, parse
 from pasta_async.training.tokens import CountTokens, Mark, insert_tags, recount
 
 _REPAIRED = frozenset({Code.TOKENS_BAD, Code.TOKENS_NOT_TENS, Code.TAG_FORM, Code.ASYNC_APART})
@@ -31,21 +31,17 @@ class Problem(NamedTuple):
 
 
 def check_reply(original: str, reply: str, count: CountTokens) -> Document | Sequence[Problem]:
-    """Check an annotator's reply to an answer.
-
-    Args:
-        original: The answer, as plain text.
-        reply: The answer in written form, perhaps in a code fence.
-        count: Measures chunks for their estimates.
+    """Check an annotator's reply to a plain answer: its written form, perhaps in a code fence.
 
     Returns:
-        The well-formed document with the original's text, or why the reply is not accepted.
+        The well-formed document with the original's text, estimates by `count`, or why the reply is not
+        accepted.
     """
     reply = reply.strip()
     if not original.lstrip().startswith("```") and (fenced := _FENCE.fullmatch(reply)):
         reply = fenced[1]
     read = parse(reply)
-    problems = [_problem(one) for one in read.diagnostics if one.code not in _REPAIRED]
+    problems = [Problem(one.code.value, str(one)) for one in read.diagnostics if one.code not in _REPAIRED]
     if not problems and _solid(read.text) != _solid(original):
         problems = [_text_changed(original, read.text)]
     if problems:
@@ -54,17 +50,13 @@ def check_reply(original: str, reply: str, count: CountTokens) -> Document | Seq
     return [*_problems(document)][:_MAX_PROBLEMS] or document
 
 
-def _problem(diagnostic: Diagnostic) -> Problem:
-    return Problem(diagnostic.code.value, str(diagnostic))
-
-
 def _problems(document: Document) -> Iterator[Problem]:
     """What is wrong with a document that has the right text."""
     for number, promise in enumerate(document.promises, 1):
         if promise.chunk is None or not promise.chunk.text:
             where = f"chunk {number} ({promise.topic})"
             yield Problem("chunk-empty", f"chunk-empty: {where} is empty (put tags around text, or none)")
-    yield from map(_problem, check(document.format()))
+    yield from (Problem(one.code.value, str(one)) for one in check(document.format()))
 
 
 def _solid(text: str) -> str:

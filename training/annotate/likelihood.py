@@ -14,7 +14,7 @@ markers of the candidates that are not.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
@@ -33,6 +33,8 @@ from pasta_async.training.tokens import CountTokens, EncodedView, Mark, encode_v
 _PLAIN = -1
 _AT_ONCE = 16
 """Answers whose costs are computed together and then written to the journal."""
+_Slot = tuple[int, str, int]
+"""What a target belongs to: the start of its round (`_PLAIN`: no round), chunks or gaps, and its number."""
 
 
 class Costs(NamedTuple):
@@ -51,18 +53,15 @@ def choose(marks: Sequence[Mark], costs: Costs, taus: Sequence[float], sync_tau:
     dearer than its tau: there it is joined, and what is promised next is in the next round. A round of one
     candidate is main's own text, since nothing would run beside it.
 
-    Args:
-        marks: The candidates, as promises.
-        costs: Of these candidates.
-        taus: Bits a token that the chunk of each candidate may cost.
-        sync_tau: Bits a token that the text behind chunks may cost without a `<sync/>`.
+    `marks` are the candidates, as promises; `taus` say how many bits a token the chunk of each may cost, and
+    `sync_tau` what the text behind chunks may cost without a `<sync/>`.
     """
     starts = [0]
     for number in range(1, len(marks) + 1):
         start = starts[-1]
         joined = costs.gaps[start][number - start] > sync_tau
         dear = number < len(marks) and costs.chunks[start][number - start] > taus[number]
-        starts += [number] if number > start and (joined or dear) else []
+        starts += [number] if joined or dear else []
     chosen: list[Mark] = []
     for start, behind in pairwise([*starts, len(marks) + 1]):
         promised = marks[start:behind]
@@ -95,20 +94,21 @@ class LikelihoodModel(LanguageModel):
         ]
 
     def _add_round(self, tree: Trie, record: Record, marks: Sequence[Mark], start: int) -> Iterator[_Slot]:
-        """Add the views of the round that starts at a candidate; yields what each target belongs to."""
+        """Add the views of the round that starts at a candidate, with those before it joined."""
         root = tree.extend(-1, self.prompt(record.messages))
-        document = _round(record.document.text, marks, start, self.count)
-        views = encode_views(self, document)
+        joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
+        document = insert_tags(record.document.text, [*marks[:start], *joined, *marks[start:]])
+        views = encode_views(self, recount(document, self.count))
         *_, main = (number for number, view in enumerate(views) if view.thread == 0)
         for number, (thread, context, target) in enumerate(views):
             node = tree.extend(root, self._visible(context))
             if thread > start:
                 tree.extend(node, target[:-1], target=True)  # less `</async>`
-                yield from [_Slot(start, "chunks", thread - 1)] * (len(target) - 1)
+                yield from [(start, "chunks", thread - 1)] * (len(target) - 1)
             elif number == main:
                 for place, (gap, promise) in enumerate(self._gaps(target), start):
                     says = self._says(gap)
-                    yield from [_Slot(start, "gaps", place)] * (len(gap) if says else 0)
+                    yield from [(start, "gaps", place)] * (len(gap) if says else 0)
                     node = tree.extend(tree.extend(node, gap, target=says), promise)
         if self.knows_tags and start == 0:
             yield from self._add_plain(tree, record, views)
@@ -121,7 +121,7 @@ class LikelihoodModel(LanguageModel):
         for number, pieces in enumerate(zip_longest(gaps, chunks, fillvalue=list[int]())):
             for kind, ids in zip(("gaps", "chunks"), pieces, strict=True):
                 node = tree.extend(node, ids, target=True)
-                yield from [_Slot(_PLAIN, kind, number)] * len(ids)
+                yield from [(_PLAIN, kind, number)] * len(ids)
 
     def _visible(self, ids: Sequence[int]) -> list[int]:
         """A context as the model reads it: without tags if it does not know them."""
@@ -166,39 +166,22 @@ class LikelihoodModel(LanguageModel):
         return any(map(str.isalpha, self.detokenize(ids)))
 
 
-class _Slot(NamedTuple):
-    """What a target belongs to."""
-
-    start: int
-    """Of the round; `_PLAIN` for the plain answer."""
-    kind: str
-    """chunks or gaps"""
-    number: int
-
-
-def _round(text: str, marks: Sequence[Mark], start: int, count: CountTokens) -> Document:
-    """An answer with all candidates promised, those before `start` joined."""
-    joined = [Mark(marks[start - 1].end, marks[start - 1].end, Sync())] if start else []
-    return recount(insert_tags(text, [*marks[:start], *joined, *marks[start:]]), count)
-
-
-def _means(slots: Sequence[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
-    sums: Counter[_Slot] = Counter()
-    sizes: Counter[_Slot] = Counter(slots)
+def _means(slots: Iterable[_Slot], losses: Iterable[float]) -> dict[_Slot, float]:
+    found: defaultdict[_Slot, list[float]] = defaultdict(list)
     for slot, bits in zip(slots, losses, strict=True):
-        sums[slot] += bits  # pyright: ignore[reportArgumentType] - it adds any number
-    return {slot: sums[slot] / size for slot, size in sizes.items()}
+        found[slot].append(bits)
+    return {slot: sum(bits) / len(bits) for slot, bits in found.items()}
 
 
 def _costs(bits: Mapping[_Slot, float], candidates: int) -> Costs:
     """What every round costs, by the bits a token in each of them: less those where nothing is hidden."""
 
     def cost(start: int, kind: str, number: int) -> float:
-        hidden = bits.get(_Slot(start, kind, number))
+        hidden = bits.get((start, kind, number))
         if hidden is None or start == number:
             return 0.0
-        plain = bits.get(_Slot(_PLAIN, kind, number), math.inf)
-        visible = min(plain, bits[_Slot(number, kind, number)])
+        plain = bits.get((_PLAIN, kind, number), math.inf)
+        visible = min(plain, bits[(number, kind, number)])
         return round(hidden - visible, 4)  # what is less is the order of the sums
 
     def rows(kind: str, size: int) -> list[list[float]]:
@@ -214,11 +197,6 @@ def annotate_by_likelihood(
 
     The costs are in the run's journal, computed once for all thresholds.
 
-    Args:
-        records: Of the answers.
-        settings: The model, the thresholds, what candidates are.
-        count: Measures candidates and estimates in tokens.
-
     Returns:
         A document for each record, and the totals: answers that were measured or resumed, and those that
         stay plain because they are too_long for the model.
@@ -227,9 +205,12 @@ def annotate_by_likelihood(
         PastaError: The model cannot be used, or the journal has the costs of something else.
     """
     texts = [record.document.text for record in records]
-    marks = [structure_marks(text, count, settings.cut, settings.least) for text in texts]
-    marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in marks]
-    keys = [_key(record, found) for record, found in zip(records, marks, strict=True)]
+    cuts = (structure_marks(text, count, settings.cut, settings.least) for text in texts)
+    marks = [[mark for mark in found if isinstance(mark.tag, Promise)] for found in cuts]
+    keys = [
+        digest(record.messages, f"{[(mark.start, mark.end) for mark in found]}{text}")
+        for record, text, found in zip(records, texts, marks, strict=True)
+    ]
     asked = {key: (record, found) for key, record, found in zip(keys, records, marks, strict=True) if found}
     with Journal(settings.out / "journal.jsonl", {"model": model_digest(settings.model)}) as journal:
         resumed = {row["key"] for row in journal.rows} & asked.keys()
@@ -259,9 +240,3 @@ def _measure(
             for key, costs in zip(some, model.costs([asked[key] for key in some]), strict=True):
                 journal.append({"key": key, "costs": costs and costs._asdict()})
             advance(len(some))
-
-
-def _key(record: Record, marks: Sequence[Mark]) -> str:
-    """Stands for an answer and its candidates."""
-    places = [(mark.start, mark.end) for mark in marks]
-    return digest(record.messages, f"{places}{record.document.text}")

@@ -14,11 +14,7 @@ from pasta_async.training.endpoint import EndpointSettings
 
 
 class AnnotateSettings(SourceSettings, EndpointSettings):
-    """How to annotate.
-
-    The first answers that pasta-smol learned from were annotated with the thresholds that are the default
-    here; the recipe `pasta-smol` has others (docs/pasta-smol.md shows what they do).
-    """
+    """How to annotate; the recipe `pasta-smol` has other thresholds (docs/pasta-smol.md: what they do)."""
 
     out: Path = Field(description="folder of the run")
     base_url: str = Field(default="", description="of the endpoint: http://host:30000/v1")
@@ -46,12 +42,10 @@ class AnnotateSettings(SourceSettings, EndpointSettings):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.by_likelihood and (self.heuristic or not self.model):
-            raise ValueError(
-                "--by-likelihood needs the folder of a model, --model FOLDER, and no --heuristic"
-            )
-        if not (self.heuristic or self.by_likelihood) and not (
-            self.base_url.startswith(("http://", "https://")) and self.model
-        ):
+            told = "--by-likelihood needs the folder of a model, --model FOLDER, and no --heuristic"
+            raise ValueError(told)
+        remote = self.base_url.startswith(("http://", "https://")) and self.model
+        if not (self.heuristic or self.by_likelihood or remote):
             raise ValueError(
                 "give --base-url http://host:30000/v1 and --model, or choose --heuristic or --by-likelihood"
             )

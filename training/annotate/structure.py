@@ -78,11 +78,8 @@ def annotate_by_structure(
 ) -> Document:
     """Annotate a plain answer by its lists and paragraphs; see the module for the rules.
 
-    Args:
-        text: The answer; `.text` of the result is the same, character for character.
-        count: Measures pieces in tokens.
-        cut: Where to cut.
-        least: Tokens that a piece must have to be promised.
+    `.text` of the result is the answer, character for character. A piece of fewer than `least` tokens, by
+    `count`, is not promised.
     """
     return recount(insert_tags(text, structure_marks(text, count, cut, least)), count)
 
@@ -179,6 +176,6 @@ def _told_apart(text: str, marks: Sequence[Mark]) -> list[Mark]:
             new = (word for word in words if word.lower() not in known)
             topic = " ".join([*topic.split()[:2], next(new, str(number))])
         topics.add(topic.lower())
-        known.update(word.lower() for word in words)
+        known.update(map(str.lower, words))
         apart.append(Mark(start, end, Promise(topic, None, Chunk())))
     return apart

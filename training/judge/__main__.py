@@ -78,8 +78,8 @@ def train(settings: RewardSettings) -> dict[str, Any]:
     groups = {"unseen prompts": learner.test(folds.blocks(unseen_models=False))}
     if folds.models > 1:
         groups = {"unseen prompts and models": learner.test(folds.blocks()), **groups}
-    found = {name: agreement(used, rewards) for name, rewards in groups.items()}
-    scale, log_loss = certainty(used, next(iter(groups.values())))
+    found = {name: agreement(*judged) for name, judged in groups.items()}
+    scale, log_loss = certainty(*next(iter(groups.values())))
     StoredJudge(settings.out, settings.features, learner.head(scale)).write()
     report = {
         **settings.model_dump(mode="json", exclude={"out"}),
@@ -92,13 +92,9 @@ def train(settings: RewardSettings) -> dict[str, Any]:
 
 
 class _Learner:
-    """Learns from some comparisons, and judges others.
+    """Learns from some of the comparisons, and judges others.
 
-    Args:
-        comparisons: All there are.
-        answers: Prompts and texts of their answers.
-        features: Of the answers, [answers, features].
-        penalty: As for `fit_head`.
+    Answers are prompts and texts, `features` theirs: [answers, features]; `penalty` is that of `fit_head`.
     """
 
     def __init__(
@@ -112,27 +108,26 @@ class _Learner:
         self._effects = length_effects(features, terms)
         rest = features - terms @ self._effects
         place = {answer: number for number, answer in enumerate(answers)}
-        pairs = [[place[one.prompt, text] for text in one.answers] for one in comparisons]
-        first, second = np.array(pairs).T
+        first, second = np.array([[place[one.prompt, text] for text in one.answers] for one in comparisons]).T
         self._differences = rest[first] - rest[second]
-        self._lengths, self._wins = lengths_and_wins(comparisons)
-        self._penalty = penalty
+        self._comparisons, self._penalty = comparisons, penalty
 
-    def test(self, blocks: Iterable[tuple[list[int], list[int]]]) -> NDArray[Any]:
-        """[comparisons] differences in reward, each learned without it; NaN where not."""
-        rewards = np.full(len(self._wins), np.nan)
+    def test(self, blocks: Iterable[tuple[list[int], list[int]]]) -> tuple[list[Comparison], NDArray[Any]]:
+        """What is unseen in a block, and the differences in reward, each learned without it."""
+        rewards = dict[int, float]()
         for known, unseen in blocks:
-            rewards[unseen] = self._differences[unseen] @ self._fit(known)
-        return rewards
+            rewards.update(zip(unseen, self._differences[unseen] @ self._fit(known), strict=True))
+        places = sorted(rewards)
+        return [self._comparisons[one] for one in places], np.array([rewards[one] for one in places])
 
     def head(self, scale: float) -> Head:
         """What is learned from all of them, times a factor."""
-        weights = scale * self._fit(range(len(self._wins)))
+        weights = scale * self._fit(range(len(self._comparisons)))
         return Head(weights, self._effects @ weights)
 
     def _fit(self, places: Sequence[int]) -> NDArray[Any]:
-        parts = (self._differences[places], self._lengths[places], self._wins[places])
-        return fit_head(*parts, self._penalty)[:-1]
+        lengths, wins = lengths_and_wins([self._comparisons[place] for place in places])
+        return fit_head(self._differences[places], lengths, wins, self._penalty)[:-1]
 
 
 def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArray[Any]:
@@ -141,11 +136,10 @@ def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArr
     identity = {**settings.features.model_dump(mode="json"), "model": model_digest(settings.model)}
     with Journal(settings.out / "features.jsonl", identity) as journal:
         known = {row["key"]: row["features"] for row in journal.rows}
-        missing = [key for key in asked if key not in known]
+        missing = {key: answer for key, answer in asked.items() if key not in known}
         reader: Any = AnswerReader(settings.features) if missing else None
         with progress(len(asked), "answers", done=len(asked) - len(missing)) as advance:
-            for key in missing:
-                prompt, text = asked[key]
+            for key, (prompt, text) in missing.items():
                 read = reader.read(_messages(prompt), text)
                 known[key] = base64.b64encode(read.tobytes()).decode()
                 journal.append({"key": key, "features": known[key]})

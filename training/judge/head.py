@@ -11,8 +11,7 @@ How far it can be trusted is said by its agreement with preferences that it did 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,7 @@ from pasta_async.training.judge.preferences import Comparison
 from pasta_async.training.statistics import estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What a judge has learned."""
 
     weights: NDArray[Any]
@@ -59,8 +57,7 @@ def fit_head(
         differences: [pairs, features] features of the first answer less those of the second.
         lengths: [pairs] how much longer the first one is (`Comparison.length`).
         wins: [pairs] whether the first one is better.
-        penalty: Of the squares of the weights of the features, each scaled to vary as much as the others;
-            that of length is free.
+        penalty: Of the squares of the weights of the scaled features; that of length is free.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -73,9 +70,8 @@ def fit_head(
 
     def objective(weights: NDArray[Any]) -> tuple[float, NDArray[Any]]:
         odds = signed @ weights
-        slope = -signed.T @ expit(-odds)
         cost = np.logaddexp(0, -odds).sum() + 0.5 * (penalties * weights**2).sum()
-        return cost, slope + penalties * weights
+        return cost, -signed.T @ expit(-odds) + penalties * weights
 
     found: Any = minimize(objective, np.zeros(scaled.shape[1]), jac=True, method="L-BFGS-B")
     return found.x / np.append(scale, 1.0)
@@ -86,54 +82,39 @@ def lengths_and_wins(comparisons: Sequence[Comparison]) -> tuple[NDArray[Any], N
     return np.array([one.length for one in comparisons]), np.array([one.first_wins for one in comparisons])
 
 
-def agreement(comparisons: Sequence[Comparison], rewards: NDArray[Any]) -> dict[str, Any]:
+def agreement(judged: Sequence[Comparison], rewards: NDArray[Any]) -> dict[str, Any]:
     """How often a judge is right, how often the longer answer is better, and the difference, in percent.
 
-    Where one of them cannot decide, it is right half of the time. Intervals are over prompts.
-
-    Args:
-        comparisons: What was judged.
-        rewards: [comparisons] the first answer's reward less the other's, NaN where it was not judged.
+    The comparisons are some that it did not learn from, the rewards, [judged], the first answer's less the
+    other's. Where one of the two cannot decide, it is right half of the time. Intervals are over prompts.
 
     Raises:
         InvalidRequestError: Nothing was judged.
     """
-    known, lengths, wins = _judged(comparisons, rewards)
-    if not known:
+    if not judged:
         raise InvalidRequestError("no pair is left to test the judge on: bring more, or use more (--within)")
-    signs = np.where(wins, 1, -1)
-    right, longer = (0.5 + 0.5 * signs * np.sign(one) for one in (rewards[~np.isnan(rewards)], lengths))
-    prompts = [one.prompt for one in known]
-    values = {"judge": right, "longer": longer, "difference": right - longer}
-    return {
-        "pairs": len(known),
+    lengths, wins = lengths_and_wins(judged)
+    right, longer = (0.5 + 0.5 * np.where(wins, 1, -1) * np.sign(one) for one in (rewards, lengths))
+    prompts = [one.prompt for one in judged]
+    found: dict[str, Any] = {
+        "pairs": len(judged),
         "prompts": len(set(prompts)),
-        "models": len({model for one in known for model in one.models if model}),
-        **{
-            name: estimate((100 * value).tolist(), "arithmetic", clusters=prompts)
-            for name, value in values.items()
-        },
+        "models": len({model for one in judged for model in one.models if model}),
     }
+    for name, values in (("judge", right), ("longer", longer), ("difference", right - longer)):
+        found[name] = estimate((100 * values).tolist(), "arithmetic", clusters=prompts)
+    return found
 
 
-def certainty(comparisons: Sequence[Comparison], rewards: NDArray[Any]) -> tuple[float, float]:
-    """How sure a judge may be, by its rewards for comparisons that it did not learn from (as `agreement`).
+def certainty(judged: Sequence[Comparison], rewards: NDArray[Any]) -> tuple[float, float]:
+    """How sure a judge may be, by its rewards as for `agreement`.
 
     Returns:
         What rewards have to be multiplied by for their differences to be the log-odds of equally long
         answers, and the log loss in nats that is left then (a coin's is 0.6931).
     """
-    _, lengths, wins = _judged(comparisons, rewards)
-    judged = rewards[~np.isnan(rewards)]
+    lengths, wins = lengths_and_wins(judged)
     # The penalty keeps a judge that was never wrong from certainty; one worse than a coin gives no verdict.
-    scale = max(0.0, float(fit_head(judged[:, None], lengths, wins, penalty=0.1)[0]))
-    odds = scale * np.where(wins, judged, -judged)
+    scale = max(0.0, float(fit_head(rewards[:, None], lengths, wins, penalty=0.1)[0]))
+    odds = scale * np.where(wins, rewards, -rewards)
     return scale, float(np.logaddexp(0, -odds).mean())
-
-
-def _judged(
-    comparisons: Sequence[Comparison], rewards: NDArray[Any]
-) -> tuple[list[Comparison], NDArray[Any], NDArray[Any]]:
-    """The comparisons that have a reward, how much longer their first answers are, and whether these win."""
-    known = [one for one, judged in zip(comparisons, ~np.isnan(rewards), strict=True) if judged]
-    return known, *lengths_and_wins(known)

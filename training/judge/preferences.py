@@ -51,11 +51,9 @@ class Comparison:
 
 
 def read_comparisons(paths: Iterable[Path | str]) -> tuple[list[Comparison], Counter[str]]:
-    """Read preference files: JSON lines, or `.json`, a list.
+    """Read preference files (`read_lines`): the comparisons, and counts.
 
-    Returns:
-        The comparisons, and how many rows there are, and how many of them were left out: ties, answers that
-        are the same, or empty.
+    These are of rows, and of those left out: ties, answers that are the same, or empty.
 
     Raises:
         InvalidRequestError: A file cannot be read, or a row is something else; with its number.
@@ -67,10 +65,8 @@ def read_comparisons(paths: Iterable[Path | str]) -> tuple[list[Comparison], Cou
             counts["rows"] += 1
             preference = row.preference or 1.5
             if not 1 <= preference <= 2:
-                raise InvalidRequestError(
-                    f"{path}:{number}: a preference is from 1 (the first answer is better) to 2, "
-                    f"not {preference:g}"
-                )
+                told = f"a preference is from 1 (the first answer is better) to 2, not {preference:g}"
+                raise InvalidRequestError(f"{path}:{number}: {told}")
             answers = (row.output_1, row.output_2)
             if preference == 1.5:
                 counts["ties"] += 1
@@ -98,14 +94,9 @@ def draw(comparisons: Sequence[Comparison], pairs: int, seed: int) -> list[Compa
 class Folds:
     """Splits comparisons so that each is judged by a judge that knows neither its prompt nor its models.
 
-    Prompts and models are dealt to folds; a block is a fold of prompts and one of models. A model that is in
-    more than half of the comparisons (what all others are compared with) is in no fold.
-
-    Args:
-        comparisons: To split.
-        prompts: Folds of prompts.
-        models: Folds of models; 1 if there are fewer than two models to deal.
-        seed: Of the dealing.
+    Prompts and models are dealt to `prompts` and `models` folds (one if there are fewer than two models to
+    deal); a block is a fold of prompts and one of models. A model that is in more than half of the
+    comparisons (what all others are compared with) is in no fold.
 
     Raises:
         InvalidRequestError: There are fewer prompts than folds.
@@ -128,9 +119,8 @@ class Folds:
     def blocks(self, *, unseen_models: bool = True) -> Iterable[tuple[list[int], list[int]]]:
         """What to train on and what to judge, as indexes.
 
-        Args:
-            unseen_models: Whether the models of what is judged are unknown, too, rather than the prompts
-                alone; a comparison of models of two folds is not judged then.
+        With `unseen_models` those of what is judged are unknown, too, rather than the prompts alone; a
+        comparison of models of two folds is not judged then.
         """
         places = range(len(self._prompt))
         unseen = range(self.models) if unseen_models and self.models > 1 else [None]

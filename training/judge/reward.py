@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
@@ -65,19 +64,15 @@ class AnswerReader:
         Raises:
             InvalidRequestError: The prompt does not fit the chat template.
         """
-        prompt, answer = self._encode(messages, text)
-        ids = torch.tensor([prompt + answer], device=self._model.device)
-        states = self._model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) :]
-        return states.float().mean(0).cpu().numpy()
-
-    def _encode(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
-        """The ids of a prompt and of an answer; one that is read whole ends with the end-of-text."""
-        prompt = self._codec.encode_chat(messages, {})
+        prompt, answer = self._codec.encode_chat(messages, {}), self._codec.encode(text)
         limit, room = self._settings.answer_tokens, self._settings.prompt_tokens
         if len(prompt) > room:
             prompt = prompt[: room // 2] + prompt[len(prompt) - room // 2 :]
-        answer = self._codec.encode(text)
-        return prompt, answer[:limit] if len(answer) > limit else [*answer, *self._codec.end_ids[:1]]
+        # An answer that is read whole ends with the end-of-text.
+        answer = answer[:limit] if len(answer) > limit else [*answer, *self._codec.end_ids[:1]]
+        ids = torch.tensor([prompt + answer], device=self._model.device)
+        states = self._model(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) :]
+        return states.float().mean(0).cpu().numpy()
 
 
 class _Description(StrictModel):
@@ -107,8 +102,8 @@ class StoredJudge:
             text = (folder / "judge.json").read_text(encoding="utf-8")
             description = _Description.model_validate_json(text)
             head: dict[str, Any] = load_file(folder / "judge.safetensors")
-            read = cls(folder, description.features, Head(head["weights"], head["effects"]))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            read = cls(folder, description.features, Head(**head))
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
             reason = explain(error) if isinstance(error, ValidationError) else error
             raise InvalidRequestError(
                 f"{folder} holds no trained judge ({reason}): make one with pasta_async.training.judge"
@@ -123,19 +118,15 @@ class StoredJudge:
     def write(self) -> None:
         """Write the folder; the judge is there when all of it is."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tensors = {"weights": np.asarray(self.head.weights), "effects": np.asarray(self.head.effects)}
-        save_file(tensors, self.folder / "judge.safetensors")
+        save_file(self.head._asdict(), self.folder / "judge.safetensors")
         description = _Description(features=self.features, base=model_digest(self.features.model))
-        (self.folder / "judge.json").write_text(
-            description.model_dump_json(indent=1) + "\n", encoding="utf-8"
-        )
+        (self.folder / "judge.json").write_text(description.model_dump_json(indent=1) + "\n", "utf-8")
 
     @property
     def identity(self) -> dict[str, str]:
         """What tells its verdicts from another judge's."""
-        hashed = hashlib.sha256((self.folder / "judge.safetensors").read_bytes())
-        hashed.update((self.folder / "judge.json").read_bytes())
-        return {"judge": "reward", "digest": hashed.hexdigest()[:16]}
+        both = b"".join((self.folder / name).read_bytes() for name in ("judge.safetensors", "judge.json"))
+        return {"judge": "reward", "digest": hashlib.sha256(both).hexdigest()[:16]}
 
 
 class RewardJudge(ModelJudge):

@@ -88,18 +88,11 @@ def templates(family: str, split: Split) -> tuple[Template, ...]:
 
 
 def sample(
-    family: str,
-    seed: int,
-    split: Split = "train",
-    count_tokens: Callable[[str], int] | None = None,
+    family: str, seed: int, split: Split = "train", count_tokens: Callable[[str], int] | None = None
 ) -> Example:
-    """Draw one example.
+    """Draw one example of a family; the same seed, family and split always give the same one.
 
-    Args:
-        family: One of `FAMILIES`.
-        seed: The same seed, family and split always give the same example.
-        split: Which names and which templates.
-        count_tokens: Measures a chunk for its estimate; by default a rough count of words and syllables.
+    Estimates are counted with `count_tokens`, by default a rough count of words.
 
     Raises:
         ValueError: There is no such family or split.
@@ -130,9 +123,6 @@ def _rough_count(text: str) -> int:
     return int(1.4 * len(text.split()))
 
 
-# --- names
-
-
 def is_held_out(name: str) -> bool:
     """Whether a name is kept out of training: one combination of syllables in ten, by its checksum."""
     return zlib.crc32(name.encode()) % 10 == 0
@@ -141,26 +131,22 @@ def is_held_out(name: str) -> bool:
 def make_name(rng: random.Random, held_out: bool) -> str:
     """Make a name, such as "Kelora", from the training names or from the held-out ones."""
     while True:
-        name = (_regular(rng) if rng.random() < 0.75 else _irregular(rng)).capitalize()
+        name = _make_any_name(rng).capitalize()
         if is_held_out(name) == held_out and len(name) >= 3:
             return name
 
 
-def _regular(rng: random.Random) -> str:
-    syllables = [rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3)))]
-    return "".join(syllables) + (rng.choice(_CODAS) if rng.random() < 0.25 else "")
-
-
-def _irregular(rng: random.Random) -> str:
-    """Names like those of people: two open or closed syllables, some without an onset."""
+def _make_any_name(rng: random.Random) -> str:
+    """Open syllables; or, like people's names, two open or closed ones, some without an onset."""
+    if rng.random() < 0.75:
+        name = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 2, 3))))
+        return name + (rng.choice(_CODAS) if rng.random() < 0.25 else "")
     name = ""
     for _ in range(2):
         name += rng.choice(_VOWELS) if rng.random() < 0.3 else rng.choice(SYLLABLES)
         name += rng.choice(_CODAS) if rng.random() < 0.4 else ""
     return name
 
-
-# --- families
 
 _Values = dict[str, Any]
 
@@ -245,9 +231,8 @@ def _sum(name: str, numbers: Sequence[int], things: Sequence[str]) -> _Values:
 
 def _chain(draw: _Draw) -> _Content:
     names = draw.names(draw.rng.choice((3, 4, 4, 5)))
-    slots: _Values = {"vessel": draw.word("vessels"), "things": draw.word("holders")}
-    left = draw.number(4, 15)
-    slots |= {"start": left, "names": joined(names)}
+    slots: _Values = {"vessel": draw.word("vessels"), "things": draw.word("holders"), "names": joined(names)}
+    slots["start"] = left = draw.number(4, 15)
     items: list[_Values] = []
     for name in names:
         adds = left <= 4 or (left < 18 and draw.rng.random() < 0.5)
@@ -268,16 +253,7 @@ def _fair(draw: _Draw) -> _Content:
     return _Content(names, items, {"names": joined(stalls), "town": town, "day": day})
 
 
-_CONTENTS: dict[str, Callable[[_Draw], _Content]] = {
-    "describe": _describe,
-    "totals": _totals,
-    "offers": _offers,
-    "chain": _chain,
-    "fair": _fair,
-}
-
-
-# --- answers
+_CONTENTS = {"describe": _describe, "totals": _totals, "offers": _offers, "chain": _chain, "fair": _fair}
 
 
 def _answer(
@@ -313,9 +289,6 @@ def _answer(
     if behind:
         text += (separator.rstrip("- ") or " ") + " ".join(behind)
     return recount(insert_tags(text, marks), count), tuple(facts)
-
-
-# --- grading
 
 
 def score(example: Example, text: str) -> bool:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.lang import Chunk, Document, Promise
-from pasta_async.training.corpus import Record, write_records
+from pasta_async.training.corpus import Asked, Record, write_records
 from pasta_async.training.synthetic.families import FAMILIES, SOURCE, Example, Family, Split, sample
 from pasta_async.training.tokens import Mark, insert_tags, marks_of, recount, rough_tokens, token_counter
 
@@ -56,7 +56,7 @@ def _record_of(example: Example, annotator: Annotator) -> Record:
     )
 
 
-def example_of(record: Record) -> Example:
+def example_of(record: Asked) -> Example:
     """The example that a record was made of, by which a program grades any answer to its prompt.
 
     Raises:
@@ -96,14 +96,18 @@ def annotate_noisily(example: Example) -> Document:
     The answer's text is never changed; the same example always gets the same tags.
     """
     rng = random.Random(f"looks/{example.family}/{example.split}/{example.seed}")
-    text = example.document.text
+    document, text = example.document, example.document.text
     rates = ERROR_RATES["list" if "\n- " in text else "paragraphs" if "\n\n" in text else "prose"]
     if rng.random() >= rates.annotates:
         return insert_tags(text, ())
     careless = rng.random() < rates.careless
-    right = example.document
-    document = _parallel_chain(example) if careless and not right.promises else right
-    return _with_errors(document, rng, rates.misses, syncs=not careless)
+    if careless and not document.promises:
+        document = _parallel_chain(example)
+    kept: list[Mark] = []  # main writes the text of a promise that is overlooked
+    for mark in marks_of(document):
+        if rng.random() >= rates.misses if isinstance(mark.tag, Promise) else kept and not careless:
+            kept.append(mark)
+    return insert_tags(text, kept)
 
 
 def _parallel_chain(example: Example) -> Document:
@@ -114,15 +118,6 @@ def _parallel_chain(example: Example) -> Document:
     promises = [Promise(topic, None, Chunk()) for topic in topics]
     marks = [Mark(*step.span(1), tag) for step, tag in zip(steps, promises, strict=True)]
     return recount(insert_tags(text, marks), rough_tokens)
-
-
-def _with_errors(document: Document, rng: random.Random, misses: float, *, syncs: bool) -> Document:
-    """A document without some of its promises (main writes their text), and with or without its syncs."""
-    kept: list[Mark] = []
-    for mark in marks_of(document):
-        if rng.random() >= misses if isinstance(mark.tag, Promise) else syncs and kept:
-            kept.append(mark)
-    return insert_tags(document.text, kept)
 
 
 class SyntheticSettings(CommandSettings):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,18 +31,17 @@ _SCORED_TOGETHER = 256
 
 def make_optimizers(model: Any, settings: TrainerSettings) -> list[torch.optim.Optimizer]:
     """AdamW over what is trained, or Muon and AdamW; only matrices inside the layers decay."""
-    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    inside = [param for name, param in trained if ".layers." in name and param.ndim == 2]
-    others = [param for name, param in trained if ".layers." not in name or param.ndim != 2]
-    rates: dict[str, Any] = {"lr": settings.lr, "betas": (0.9, 0.95)}
+    inside, others = list[Any](), list[Any]()
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            (inside if ".layers." in name and param.ndim == 2 else others).append(param)
+    lr, decay = settings.lr, settings.weight_decay
+    adamw: Any = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     if settings.optimizer == "adamw":
-        groups = [{"params": inside, "weight_decay": settings.weight_decay}, {"params": others}]
-        return [torch.optim.AdamW(groups, weight_decay=0.0, **rates)]
+        return [adamw([{"params": inside, "weight_decay": decay}, {"params": others}])]
     # The scale of Liu et al. (arXiv 2502.16982) makes updates as large as AdamW's: one rate serves both.
-    muon = torch.optim.Muon(
-        inside, lr=settings.lr, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
-    )
-    return [muon, torch.optim.AdamW(others, weight_decay=0.0, **rates)]
+    muon = torch.optim.Muon(inside, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, adamw(others)]
 
 
 @dataclass
@@ -86,27 +86,20 @@ class Loop:
             group["lr"] = rate
         rows = [list(row.values()) for row in self._rows(self.schedule.examples_of(self.step))]
         examples = [example for row in rows for example in row]
-        own = [
-            sum(map(self.task.weight, examples)),
-            sum(map(len, examples)),
-            sum(tree.unpacked() for example in examples for tree in example.trees),
-            float(self._asked),
-        ]
+        weights, lengths = sum(map(self.task.weight, examples)), sum(map(len, examples))
+        views = sum(tree.unpacked() for example in examples for tree in example.trees)
+        own = (weights, lengths, views, float(self._asked))
         weight, tokens, unpacked, stops = self.processes.sums(own)
         sums = self._gradients(rows, weight)
         loss, *others = (total / weight for total in self.processes.sums(sums))
         sharded: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         norm = float(sharded.full_tensor())
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        if finite:
-            self._optimize()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        if not finite:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"update {self.step + 1}: loss {loss}, norm of the gradient {norm}: "
                 "lower --lr, or look at the data"
             )
+        self._optimize()
         self.step += 1
         self._leaving = stops > 0
         seconds = time.perf_counter() - start
@@ -130,6 +123,7 @@ class Loop:
         before = [local[[*rates]] for local, rates in rows]
         for optimizer in self.optimizers:
             optimizer.step()
+            optimizer.zero_grad()
         for (local, rates), old in zip(rows, before, strict=True):
             local[[*rates]] = old.lerp(local[[*rates]], local.new_tensor([*rates.values()])[:, None])
 
@@ -149,18 +143,16 @@ class Loop:
         made = {} if self.sizes else {number: self.task.example(number) for number in numbers}
         sizes = [self.sizes.get(number) or len(made[number]) for number in numbers]
         capacity = max(self.settings.filled_row(self.processes.device.type), *sizes)
-        dealt = deal_rows(sizes, capacity, self.processes.world)
-        own = [
-            [numbers[place] for place in row] for row in dealt[self.processes.rank :: self.processes.world]
-        ]
+        rank, world = self.processes.rank, self.processes.world
+        dealt = deal_rows(sizes, capacity, world)[rank::world]
+        own = [[numbers[place] for place in row] for row in dealt]
         return [{number: made.get(number) or self.task.example(number) for number in row} for row in own]
 
     def _scores(self, examples: Iterable[Example]) -> torch.Tensor:
         """The log-probability of each tree of a row's examples: [trees]. Without any, padding is computed."""
         trees = [tree for example in examples for tree in example.trees]
         device = self.processes.device
-        used, few = sum(map(len, trees)), device.type == "cuda"
-        length = row_length(used, self.settings.longest_row, few)
+        length = row_length(sum(map(len, trees)), self.settings.longest_row, few=device.type == "cuda")
         return log_probabilities(self.model, pack_row(trees, length, self.pad, device))
 
     def _gradients(self, rows: Sequence[Sequence[Example]], weight: float) -> list[float]:
@@ -207,9 +199,8 @@ class Loop:
         Raises:
             TrainingError: As `update`, or the device has too little memory.
         """
-        settings, last = self.settings, self.schedule.steps
+        settings, last, first = self.settings, self.schedule.steps, self.processes.first
         stop = min(last, settings.stop_at or last)
-        first = self.processes.first
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self._leave))
@@ -236,13 +227,8 @@ class Loop:
 
 
 def _open_metrics(folder: Path, start: int) -> TextIO:
-    """FOLDER/metrics.jsonl, for a line of values for each update; each is written at once.
-
-    Args:
-        folder: The run's.
-        start: The update that the run goes on from: later lines are removed, they are computed anew.
-    """
+    """FOLDER/metrics.jsonl: a line for each update, written at once. What comes after `start` is removed."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    path.write_text("".join(lines[:start]), encoding="utf-8")  # one for each update, from the first on
+    path.write_text("".join(lines[:start]), encoding="utf-8")
     return path.open("a", encoding="utf-8", buffering=1)

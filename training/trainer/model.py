@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, grown_rows
 from pasta_async.backends.local.checkpoint import CheckpointFolder, expected_shapes
-from pasta_async.backends.tokenization import TextCodec
+from pasta_async.backends.tokenization import TextCodec, named_ends
 from pasta_async.errors import UnsupportedModelError
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.trainer.operators import embed
@@ -77,9 +77,8 @@ class BaseModel:
         checkpoint = CheckpointFolder(self.folder, REFUSAL)
         shape = checkpoint.config
         weights = {name: checkpoint.tensor(name).to(torch.float32) for name in expected_shapes(shape)}
-        for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            if name in weights:
-                weights[name] = self._grown(weights[name])
+        for name in {"model.embed_tokens.weight", "lm_head.weight"} & weights.keys():
+            weights[name] = self._grown(weights[name])
         if shape.tied:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model = self._skeleton()
@@ -100,22 +99,20 @@ class BaseModel:
         """Rows for new tags in [rows, hidden]: as far from the mean row as others, each in its own direction.
 
         That is halfway between what the tag means (the mean of a description's rows) and a random direction.
-        What all rows share, they share too: without it tags can be likely where nothing asks for them.
-        Spare rows, and those of tags that are not used, are the mean of all rows: the logit of such a row is
-        the mean of the logits, so that it is never the best.
+        They share what all rows share: else tags can be likely where nothing asks for them. Spare rows, and
+        those of unused tags, are the mean of all rows: their logit, the mean of all, is never the best.
         """
-        old, codec = weight.shape[0], TextCodec.from_folder(self.folder)
-        mean = weight.mean(0, keepdim=True)
-        grown = torch.cat([weight, mean.expand(self._rows(old) - old, -1)])
-        chance = torch.Generator().manual_seed(0)
+        codec, chance = TextCodec.from_folder(self.folder), torch.Generator().manual_seed(0)
+        missing = self._rows(len(weight)) - len(weight)
+        grown = torch.cat([weight, weight.mean(0, keepdim=True).expand(missing, -1)])
         used = weight[: codec.vocab_size]
         center, spread = used.mean(0), used.std(0)
         distance = (used - center).norm(dim=1).mean()
-        used_tags = {token: means for token, means in self.new_tags().items() if token not in self.unused}
-        for token, means in used_tags.items():
-            meaning = functional.normalize(weight[codec.encode(means)].mean(0) - center, dim=0)
-            drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
-            grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
+        for token, means in self.new_tags().items():
+            if token not in self.unused:
+                meaning = functional.normalize(weight[codec.encode(means)].mean(0) - center, dim=0)
+                drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
+                grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
         return grown
 
     def new_tags(self) -> dict[int, str]:
@@ -154,17 +151,13 @@ class BaseModel:
 
 
 def shard(model: Any, processes: Processes, dtype: torch.dtype, share: bool) -> None:
-    """Shard a model over the processes (FSDP2) and move it to their devices.
+    """Shard a model, of the same shape in every process, over them (FSDP2), and move it to their devices.
 
-    Args:
-        model: Of the same shape in every process.
-        processes: The run's.
-        dtype: Of the computation; trained weights, gradients and optimizer stay float32.
-        share: Whether all take the weights of the first process; else a checkpoint will bring them.
+    It computes in `dtype`; trained weights, gradients and optimizer stay float32. With `share` all take the
+    weights of the first process; else a checkpoint will bring them.
     """
-    frozen: set[Any] = set()  # a process alone keeps them as they are computed with
-    if processes.world == 1:
-        frozen = {param for param in model.parameters() if not param.requires_grad}
+    alone = processes.world == 1  # and keeps frozen weights as they are computed with
+    frozen = {param for param in model.parameters() if alone and not param.requires_grad}
     for param in frozen:
         param.data = param.data.to(processes.device, dtype)
     weights = dict(model.named_parameters()) if processes.first else {}  # tied ones once
@@ -190,20 +183,12 @@ def export_model(
     processes: Processes,
     start_share: float = 0.0,
 ) -> None:
-    """Write the model with its tokenizer, adapters merged; these and the tags' rows also by themselves.
+    """Write a sharded model to the folder `out`, with its tokenizer (a folder), adapters merged.
 
-    Every process must call it; the first one writes.
-
-    Args:
-        model: The sharded model.
-        base: What it was made from.
-        tokenizer: Folder of the tokenizer that it was trained with.
-        end: The id that ends an answer; it is added to the end-of-text ids of the base model.
-        out: The new folder; one that is there is replaced when the new one is complete. Adapters go into
-            `adapter` beside it, in peft's format.
-        dtype: Of the weights: bfloat16, float16 or float32.
-        processes: The run's.
-        start_share: Of `base`'s own weights in what is written.
+    Every process must call it; the first one writes. A folder that is there is replaced when the new one is
+    complete. Adapters and the tags' rows also go into `adapter` beside it, in peft's format. `end` ends an
+    answer: it stands before the end-of-text ids of `base`, which the model was made from, and whose weights
+    have `start_share` in what is written. Weights are of `dtype`: bfloat16, float16 or float32.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights = get_model_state_dict(model, options=options)
@@ -213,7 +198,7 @@ def export_model(
             start = whole.state_dict()
             weights = {name: start[name].lerp(value, 1 - start_share) for name, value in weights.items()}
         whole.load_state_dict(weights, strict=not base.lora_rank)
-        generation = _generation(base.folder, whole.config, end)
+        generation = _generation(base.folder, end)
         if base.lora_rank:
             learned = {name: param for name, param in whole.named_parameters() if param.requires_grad}
             state = {name: param.detach().to(getattr(torch, dtype)) for name, param in learned.items()}
@@ -240,11 +225,9 @@ def _replaced(out: Path, start: Path) -> Generator[Path]:
     partial.replace(out)
 
 
-def _generation(folder: Path, config: Any, end: int) -> GenerationConfig:
+def _generation(folder: Path, end: int) -> GenerationConfig:
     """The base model's, with the end of an answer first among the ids that end a text."""
     file = folder / "generation_config.json"
     generation: Any = GenerationConfig.from_pretrained(folder) if file.is_file() else GenerationConfig()
-    known = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
-    known = known if isinstance(known, list) else [known]
-    generation.eos_token_id = [token for token in dict.fromkeys([end, *known]) if token is not None]
+    generation.eos_token_id = [*dict.fromkeys([end, *named_ends(folder)])]
     return generation

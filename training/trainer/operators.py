@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface
 
@@ -26,49 +27,36 @@ _AT_ONCE = 128
 
 def _tree_attention(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
     *,
     scaling: float,
     spans: Sequence[tuple[int, int]],
     **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention inside each span of the row, since trees do not see each other.
+) -> tuple[Tensor, None]:
+    """Attention inside each span, since trees do not see each other; the spans together are the row.
 
-    Args:
-        module: The layer's attention.
-        query: [1, heads, length, size]
-        key: [1, key heads, length, size]
-        value: [1, key heads, length, size]
-        attention_mask: 0 for what is seen, else -inf: [1, 1, length, length]
-        scaling: Of the scores.
-        spans: From where to where each tree goes; together the whole row.
-        _: What other kernels need.
-
-    Returns:
-        [1, length, heads, size]
+    Queries are [1, heads, length, size], keys and values [1, key heads, length, size], the mask (0 for what
+    is seen, else -inf) [1, 1, length, length]; the result is [1, length, heads, size].
     """
-    mixed: list[torch.Tensor] = []
+    mixed: list[Tensor] = []
     for start, end in filter(lambda span: span[0] < span[1], spans):
         q, k, v = (part[:, :, start:end] for part in (query, key, value))
         mask = attention_mask[:, :, start:end, start:end].to(q.dtype)
         if q.dtype == torch.bfloat16 and end - start <= _MOST_SCORES and q.device.type == "cpu":
             mixed.append(_products(q[0], k[0], v[0], mask[0], scaling))
         else:
-            mixed.append(
-                functional.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=True)[0]
-            )
+            attended = functional.scaled_dot_product_attention(q, k, v, mask, scale=scaling, enable_gqa=True)
+            mixed.append(attended[0])
     return torch.cat(mixed, 1).transpose(0, 1)[None].contiguous(), None
 
 
 AttentionInterface.register(TREES, _tree_attention)
 
 
-def _products(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scaling: float
-) -> torch.Tensor:
+def _products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Attention as two products, three times as fast as torch's kernel in bfloat16 on a CPU."""
     heads, length, size = q.shape
     groups = heads // len(k)
@@ -83,11 +71,11 @@ class Head(NamedTuple):
     peft would merge the two into another table for each pass.
     """
 
-    table: torch.Tensor
+    table: Tensor
     """[vocabulary, hidden]"""
-    ids: torch.Tensor | None = None
+    ids: Tensor | None = None
     """[trained] of those beside it"""
-    rows: torch.Tensor | None = None
+    rows: Tensor | None = None
     """[trained, hidden] in their place"""
 
     @classmethod
@@ -101,7 +89,7 @@ class Head(NamedTuple):
         return cls(table, torch.tensor(ids, device=table.device), rows.to(table.dtype))
 
 
-def embed(adapter: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor:
+def embed(adapter: Any, ids: Tensor, *_: Any) -> Tensor:
     """Forward pass of peft's `TrainableTokensLayer`, without a copy of the table and a gradient of all."""
     head = Head.of(adapter)
     assert head.ids is not None and head.rows is not None
@@ -110,13 +98,10 @@ def embed(adapter: Any, ids: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.where(same.any(-1, keepdim=True), trained, functional.embedding(ids, head.table))
 
 
-def linear_losses(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-    """The negative log-probability of each label: [targets], float32, with gradients.
+def linear_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
+    """The negative log-probability of each label, float32, with gradients: [targets], as `labels`.
 
-    Args:
-        hidden: [targets, hidden]
-        head: Of the model.
-        labels: [targets]
+    The states that predict them, `hidden`, are [targets, hidden].
     """
     if head.table.requires_grad:
         return functional.cross_entropy((hidden @ head.table.T).float(), labels, reduction="none")
@@ -133,13 +118,8 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        table: torch.Tensor,
-        labels: torch.Tensor,
-        ids: torch.Tensor,
-        logits: torch.Tensor,
-    ) -> torch.Tensor:
+        ctx: Any, hidden: Tensor, table: Tensor, labels: Tensor, ids: Tensor, logits: Tensor
+    ) -> Tensor:
         """`logits`, [targets, trained], are in the place of those of the frozen rows `ids`."""
         losses = hidden.new_empty(len(labels), dtype=torch.float32)
         learns = ctx.needs_input_grad[0]
@@ -160,7 +140,7 @@ class _Losses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the slopes."""
         of_hidden, of_logits = (slope * grads[0][:, None].to(slope.dtype) for slope in ctx.saved_tensors)
         return of_hidden, None, None, None, of_logits

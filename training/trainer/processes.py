@@ -25,10 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from pasta_async.errors import InvalidRequestError, TrainingError
 
 _NOTE = "run.json"
-
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 """What is frozen comes from the base model."""
-
 _KEPT = 2
 """Checkpoints that are kept."""
 
@@ -68,8 +66,7 @@ class Processes:
 def open_processes(device: str) -> Generator[Processes]:
     """Join torchrun's processes, or be the only one; leave them at the end.
 
-    Args:
-        device: `"cpu"`, `"cuda"`, or `"auto"` for CUDA where there is one.
+    The device is `"cpu"`, `"cuda"`, or `"auto"` for CUDA where there is one.
 
     Raises:
         InvalidRequestError: CUDA is asked for and missing.
@@ -100,7 +97,7 @@ def is_first() -> bool:
 
 @contextmanager
 def only_run(folder: Path) -> Generator[None]:
-    """Hold a run's folder, so that no other run trains in it; before anything is read or written.
+    """Hold a run's folder against other runs, before anything is read or written.
 
     The first process holds a lock, which ends with it, however it ends.
 
@@ -115,22 +112,16 @@ def only_run(folder: Path) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TrainingError(
-                f"another run trains in {folder}: wait for it, or take another --out"
-            ) from None
+            told = f"another run trains in {folder}: wait for it, or take another --out"
+            raise TrainingError(told) from None
         yield
 
 
 class Checkpoints:
-    """The checkpoints of a run, below one folder.
+    """The checkpoints of a run, below one folder. Every process must call `save` and `load`.
 
-    A checkpoint is complete when its folder has its name: it is written under another one first. So a run
-    that is killed at any moment goes on from the last complete one.
-
-    Args:
-        folder: Where they lie.
-        identity: What must be the same when a run goes on, by the name of the setting.
-        processes: The run's. Every one must call `save` and `load`.
+    One is written under another name first, so a run that is killed at any moment goes on from a whole one;
+    what `identity` has, by the name of the setting, must be the same then.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], processes: Processes) -> None:
@@ -149,8 +140,7 @@ class Checkpoints:
             return None
         note = json.loads((self._place(steps[-1]) / _NOTE).read_text(encoding="utf-8"))
         for name, value in self._identity.items():
-            old = note["identity"].get(name)
-            if old != value:
+            if (old := note["identity"].get(name)) != value:
                 raise InvalidRequestError(
                     f"{self._folder} holds checkpoints of a run with {name} {old!r}, now it is {value!r}: "
                     "take the old value to go on, or another --out to start anew"
@@ -181,12 +171,9 @@ class Checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about a single process
             load(state, checkpoint_id=self._place(step))
+        weights, moments = state["model"], state["optimizer"]
         set_state_dict(
-            model,
-            optimizers,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=_TRAINED,
+            model, optimizers, model_state_dict=weights, optim_state_dict=moments, options=_TRAINED
         )
 
     def _steps(self) -> list[int]:

@@ -5,8 +5,8 @@ token q sees token k exactly if `k <= q < ends[k]`. Trees side by side share no 
 each other either.
 
 FlexAttention computes it on CUDA, `operators` tree by tree elsewhere. A model is set to one of them with its
-first row, since other kernels would compute something else without an error: eager attention *adds* its mask,
-so a boolean one hides nothing, and Flash attention takes no such mask at all.
+first row, since other kernels compute something else without an error: eager attention *adds* its mask, so a
+boolean one hides nothing, and Flash attention takes no such mask at all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -33,27 +34,22 @@ SHARDED = "target_losses"
 class Row(NamedTuple):
     """Trees side by side, and padding: one forward pass."""
 
-    ids: torch.Tensor
+    ids: Tensor
     """[1, length]"""
-    positions: torch.Tensor
+    positions: Tensor
     """[1, length]"""
-    ends: torch.Tensor
+    ends: Tensor
     """[length] where the subtree of each token ends; padding sees itself alone."""
-    predictors: torch.Tensor
+    predictors: Tensor
     """[targets] index of the token whose logits predict a target: its parent."""
-    labels: torch.Tensor
+    labels: Tensor
     """[targets] id of each target."""
-    owners: torch.Tensor
+    owners: Tensor
     """[targets] number of the tree that a target belongs to."""
     spans: tuple[tuple[int, int], ...]
     """From where to where each tree goes, and the padding behind the last one."""
 
-    @property
-    def trees(self) -> int:
-        """How many there are."""
-        return len(self.spans) - 1
-
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """Which token (row) sees which (column), boolean [1, 1, length, length]."""
         place = torch.arange(len(self.ends), device=self.ends.device)
         seen = (place[None, :] <= place[:, None]) & (place[:, None] < self.ends[None, :])
@@ -89,8 +85,7 @@ def pack_row(trees: Sequence[Trie], length: int, pad: int, device: torch.device 
 def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]]:
     """Deal examples to rows of at most `capacity` tokens, about equally full; row r is for process r % world.
 
-    Returns:
-        For each row the indexes into `sizes`. Their number is a multiple of `world`, so a row may be empty.
+    Each row has indexes into `sizes`, and may be empty: the number of rows is a multiple of `world`.
 
     Raises:
         ValueError: An example is larger than a row.
@@ -111,45 +106,40 @@ def deal_rows(sizes: Sequence[int], capacity: int, world: int) -> list[list[int]
 
 
 def row_length(used: int, capacity: int, few: bool) -> int:
-    """Tokens of a row, padding counted, for `used` ones.
+    """Tokens of a row that holds `used` ones: the next multiple of 16.
 
-    Args:
-        used: Tokens of the trees.
-        capacity: Of most rows; a large tree may need more.
-        few: Whether a kernel is compiled for each length, so that there should be few: the capacity, its
-            half or double, and so on. Otherwise the next multiple of 16.
+    Where a kernel is compiled for each length there should be `few`: the capacity, its double (a large tree
+    may need more), its half, and so on.
     """
     if not few:
         return max(16, -(-used // 16) * 16)
-    length = capacity
-    while length < used:
-        length *= 2
-    while length % 256 == 0 and length // 2 >= used:
-        length //= 2
-    return length
+    while capacity < used:
+        capacity *= 2
+    while capacity % 256 == 0 and capacity // 2 >= used:
+        capacity //= 2
+    return capacity
 
 
 def block_mask(row: Row) -> BlockMask:
     """The mask for FlexAttention, which skips the blocks in which nothing is seen."""
-    ends = row.ends
+    ends, length = row.ends, len(row.ends)
 
     def seen(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return (key <= query) & (query < ends[key])
 
-    length = len(ends)
     return create_block_mask(seen, None, None, length, length, device=str(ends.device))
 
 
-def log_probabilities(model: Any, row: Row) -> torch.Tensor:
+def log_probabilities(model: Any, row: Row) -> Tensor:
     """The log-probability of each tree's targets, summed: [trees], float32, with gradients.
 
     Equal to the sum over the document's views, each computed alone.
     """
     lost = target_losses(model, row)
-    return lost.new_zeros(row.trees).index_add(0, row.owners, -lost)
+    return lost.new_zeros(len(row.spans) - 1).index_add(0, row.owners, -lost)
 
 
-def target_losses(model: Any, row: Row) -> torch.Tensor:
+def target_losses(model: Any, row: Row) -> Tensor:
     """The negative log-probability of each target: [targets], float32, with gradients.
 
     Logits are computed where a target is predicted, and nowhere else.
@@ -157,7 +147,7 @@ def target_losses(model: Any, row: Row) -> torch.Tensor:
     return getattr(model, SHARDED)(row) if isinstance(model, FSDPModule) else compute_losses(model, row)
 
 
-def compute_losses(model: Any, row: Row) -> torch.Tensor:
+def compute_losses(model: Any, row: Row) -> Tensor:
     """As `target_losses`, of a model whose weights are all there."""
     kernel = _FLEX if row.ids.device.type == "cuda" else TREES
     if model.config._attn_implementation != kernel:  # transformers has no public name for it
@@ -167,7 +157,6 @@ def compute_losses(model: Any, row: Row) -> torch.Tensor:
     else:
         mask = torch.zeros(1, 1, *2 * row.ends.shape, device=row.ends.device)
         attention = {"attention_mask": mask.masked_fill_(~row.mask(), -torch.inf), "spans": row.spans}
-    hidden = model.get_decoder()(
-        input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention
-    ).last_hidden_state[0, row.predictors]
+    decoded = model.get_decoder()(input_ids=row.ids, position_ids=row.positions, use_cache=False, **attention)
+    hidden = decoded.last_hidden_state[0, row.predictors]
     return linear_losses(hidden, Head.of(model.get_output_embeddings()), row.labels)

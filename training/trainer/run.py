@@ -23,12 +23,8 @@ from pasta_async.training.trainer.settings import Schedule, TrainerSettings
 from pasta_async.training.trainer.task import Task
 from pasta_async.training.trainer.vocabulary import ModelCodec, write_tokenizer
 
-_FREE = {
-    *("out", "device", "dtype", "recompute", "save_every", "stop_at", "threads"),
-    *("export_dtype", "start_share"),
-}
+_FREE = {*"out device dtype recompute save_every stop_at threads export_dtype start_share".split()}
 """Settings that may change when a run goes on: they do not change what it computes, but for rounding."""
-
 _BY_CONTENT = {"model", "chat_template"}
 """Settings that name what counts for what is in it."""
 
@@ -49,8 +45,7 @@ def train(
 
     Args:
         settings: Of the run.
-        folder: What to start from: a Llama, Qwen2 or Qwen3, or an adapter of this trainer, which is then
-            trained on: rank and scale are its own.
+        folder: Of a Llama, Qwen2 or Qwen3, or of an adapter of this trainer: rank and scale are its own.
         make_task: Makes the stage's task for the codec of the model.
         template: File of a chat template instead of the model's own.
         template_kwargs: Further values for the chat template.
@@ -76,8 +71,7 @@ def train(
         codec = ModelCodec(tokenizer, template_kwargs)
         settings, base = _base_model(settings, folder, codec)
         positions = read_config(base.folder, REFUSAL).positions
-        task = make_task(codec)
-        sizes = {}
+        task, sizes = make_task(codec), dict[int, int]()
         if not task.stream:
             sizes, ids = _usable(task, settings, positions, processes)
             base = replace(base, unused=frozenset(codec.tag_ids) - ids)
@@ -88,13 +82,12 @@ def train(
         }
         checkpoints = Checkpoints(settings.out / "checkpoints", identity, processes)
         loop = _make_loop(settings, base, codec, task, sizes, checkpoints, processes)
+        out, dtype = settings.out / "model", settings.export_dtype
         finished = loop.run(checkpoints)
         if finished:
-            out, dtype = settings.out / "model", settings.export_dtype
             export_model(loop.model, base, tokenizer, codec.end, out, dtype, processes, start_share)
         if processes.first:
-            model = settings.out / "model"
-            print(f"the model is in {model}" if finished else "stopped; the same command goes on")
+            print(f"the model is in {out}" if finished else "stopped; the same command goes on")
         return finished
 
 
@@ -146,9 +139,7 @@ def _make_loop(
 def _usable(
     task: Task, settings: TrainerSettings, positions: int, processes: Processes
 ) -> tuple[dict[int, int], set[int]]:
-    """The tokens of the examples to train on, by number, and all ids in them.
-
-    Each process looks at its share.
+    """The tokens of the examples to train on, by number, and all ids in them; a process looks at its share.
 
     Raises:
         InvalidRequestError: An example cannot be made, or does not fit, or there are none.

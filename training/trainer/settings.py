@@ -39,9 +39,7 @@ class TrainerSettings(CommandSettings):
         "that did not know the tags, else 1)",
     )
     warmup: int = Field(default=0, ge=0, description="updates over which the learning rate rises")
-    decay: float = Field(
-        default=1, gt=0, le=1, description="share of the other updates over which it falls, linearly to zero"
-    )
+    decay: float = Field(default=1, gt=0, le=1, description="share of the other updates over which it falls")
     optimizer: Literal["adamw", "muon"] = Field(
         default="adamw", description="muon: for the matrices inside the layers, AdamW for the rest"
     )
@@ -54,16 +52,12 @@ class TrainerSettings(CommandSettings):
         description="of the computation, weights stay float32; auto: bfloat16 on CUDA, and "
         "for large models on a CPU that has its products; else float32",
     )
-    recompute: bool = Field(
-        default=False, description="gradient checkpointing: activations are computed again, not kept"
-    )
+    recompute: bool = Field(default=False, description="gradient checkpointing: compute activations again")
     lora_rank: int = Field(default=0, ge=0, description="train adapters of this rank only (0: all weights)")
     lora_alpha: float = Field(default=16.0, gt=0, description="scale of the adapters, divided by their rank")
     save_every: int = Field(default=200, ge=1, description="updates between checkpoints")
     stop_at: int = Field(default=0, ge=0, description="leave after this update, to go on later (0: do not)")
-    drop_long: bool = Field(
-        default=False, description="leave out examples that do not fit a row or the model, and count them"
-    )
+    drop_long: bool = Field(default=False, description="leave out examples that are too long, and count them")
     export_dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="float32", description="of what is exported; halves may round away what was learned"
     )
@@ -102,10 +96,7 @@ class StageSettings(TrainerSettings):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The examples and the learning rate of each update: functions of the settings and its number alone.
-
-    The order of the data is shuffled anew in each epoch.
-    """
+    """The examples, shuffled anew in each epoch, and the learning rate of an update, by its number alone."""
 
     settings: TrainerSettings
     numbers: Sequence[int]
@@ -125,16 +116,16 @@ class Schedule:
     def examples_of(self, step: int) -> list[int]:
         """The numbers of the examples of an update, the first of which is step 0."""
         epoch, place = divmod(step, self.epoch_steps)
-        count, batch = len(self.numbers), self.settings.batch
+        count, start = len(self.numbers), place * self.settings.batch
         order = _order(count, self.settings.seed, epoch) if self.shuffled else range(count)
-        return [self.numbers[index] for index in order[place * batch : (place + 1) * batch]]
+        return [self.numbers[index] for index in order[start : start + self.settings.batch]]
 
     def rate(self, step: int) -> float:
         """The learning rate of an update: it rises to the peak, stays, and falls linearly to zero."""
-        settings = self.settings
-        falling = max(1.0, settings.decay * (self.steps - settings.warmup))
-        rising = (step + 1) / max(1, settings.warmup)
-        return settings.lr * min(1.0, rising, (self.steps - step) / falling)
+        warmup = self.settings.warmup
+        rising = (step + 1) / max(1, warmup)
+        falling = (self.steps - step) / max(1.0, self.settings.decay * (self.steps - warmup))
+        return self.settings.lr * min(1.0, rising, falling)
 
 
 @lru_cache(maxsize=2)

@@ -39,8 +39,8 @@ class Task:
     compared: bool = False
     """Whether the loss needs `reference`."""
     reference: Mapping[int, tuple[float, ...]] = {}
-    """By the number of an example, the summed log-probabilities of its trees under the weights at the start.
-    Set before training, if `compared`."""
+    """By number, the summed log-probabilities of an example's trees under the weights at the start: set
+    before training, if `compared`."""
 
     def __len__(self) -> int:
         """Examples in an epoch."""
@@ -61,13 +61,10 @@ class Task:
     def loss(
         self, logprobs: Sequence[torch.Tensor], examples: Sequence[Example]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss of a row, summed over its examples, and further sums to report.
+        """The loss of a row, summed over its examples, and a sum for each name in `reported`.
 
         Args:
             logprobs: For each example the summed log-probabilities of its trees: [trees], float32.
             examples: The examples of this row, at least one.
-
-        Returns:
-            The loss, and a sum for each name in `reported`.
         """
         return -torch.cat(list(logprobs)).sum(), {}

@@ -34,9 +34,8 @@ _SWITCH = (
 class Codec:
     """Encodes documents for one model exactly as the backends do, by the files of its folder.
 
-    Args:
-        folder: Of a model, with the tags or without.
-        template_kwargs: Further values for the chat template, such as `enable_thinking`.
+    The model may have the tags or not. `template_kwargs` are further values for its chat template, such as
+    `enable_thinking`.
 
     Raises:
         UnsupportedModelError: The tokenizer cannot be used.
@@ -46,10 +45,10 @@ class Codec:
         self._text = TextCodec.from_folder(folder)
         self._kwargs = dict(template_kwargs or {})
         self.knows_tags: bool = self._text.tags is not None
-        ids = self._text.tags or range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
-        self.tag_ids: TagIds = TagIds(*ids)
-        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, ids, strict=True))
-        self.end: int = self._text.end_ids[0] if self._text.end_ids else -len(TAG_TOKENS) - 1
+        stand_ins = range(-len(TAG_TOKENS), 0)  # ids that no text has, and no model sees
+        self.tag_ids: TagIds = self._text.tags or TagIds(*stand_ins)
+        self.tags: Mapping[str, int] = dict(zip(TAG_TOKENS, self.tag_ids, strict=True))
+        self.end: int = next(iter(self._text.end_ids), stand_ins.start - 1)
         """Ends an answer."""
 
     def encode(self, text: str) -> list[int]:
@@ -99,31 +98,27 @@ class ModelCodec(Codec):
         chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": said}]
         ids = self._text.encode_chat(chat, {**self._kwargs, "add_generation_prompt": False})
         added = Tokenizer.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
-        for place in range(len(ids), 0, -1):  # the shortest tail that holds what was said
-            if said in self.detokenize(ids[place - 1 :]):
-                behind = [token for token in ids[place:] if token in added and added[token].special]
-                if behind:
-                    return behind[0]
-                raise InvalidRequestError(
-                    f"{folder}: the chat template puts no special token behind an answer, so answers would "
-                    "have no end; name another template with --chat-template"
-                )
+        tails = (ids[place:] for place in reversed(range(len(ids))))  # the shortest first
+        tail = next((tail for tail in tails if said in self.detokenize(tail)), None)
+        if tail is None:
+            raise InvalidRequestError(
+                f"{folder}: the chat template leaves out what an assistant said; name another one"
+            )
+        for token in tail[1:]:
+            if token in added and added[token].special:
+                return token
         raise InvalidRequestError(
-            f"{folder}: the chat template leaves out what an assistant said; name another one"
+            f"{folder}: the chat template puts no special token behind an answer, so answers would have no "
+            "end; name another template with --chat-template"
         )
 
 
 def write_tokenizer(folder: Path, out: Path, template: str | None = None, both: bool = False) -> None:
-    """Write the tokenizer of a model folder anew, with the tag tokens.
+    """Write the tokenizer of a model folder to `out`, with the tag tokens and perhaps another chat template.
 
-    Files are changed as little as possible, rather than loaded and saved by a library that may rebuild them.
-
-    Args:
-        folder: The base model.
-        out: Where the files go.
-        template: A chat template instead of the folder's own.
-        both: Whether prompts must differ for PASTA-LANG and for the baseline. A template that does not look
-            at `pasta` then gets a switch at its end: unless `pasta=false` it adds a line that says "pasta".
+    Files are changed as little as possible: no library, which may rebuild them, loads and saves them. With
+    `both`, prompts must differ for PASTA-LANG and for the baseline: a template that does not look at `pasta`
+    then gets a switch at its end, which adds a line that says "pasta" unless `pasta=false`.
 
     Raises:
         UnsupportedModelError: A file is missing or malformed.
