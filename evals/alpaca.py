@@ -41,7 +41,7 @@ from pasta_async.evals.instruments import Forms, InstrumentSettings, instrument
 from pasta_async.evals.records import grouped, markdown_table, write_rows
 from pasta_async.jobs import Journal
 from pasta_async.training.endpoint import Comparer, Endpoint, EndpointSettings, collect
-from pasta_async.training.statistics import Estimate, estimate, format_estimate
+from pasta_async.training.statistics import estimate, format_estimate
 
 _BOOTSTRAP_SEED = 0
 _CONFIG = "weighted_alpaca_eval_gpt4_turbo"
@@ -94,10 +94,7 @@ def judge(parallel: Sequence[Answer], plain: Sequence[Answer], settings: AlpacaS
 
 @contextlib.contextmanager
 def _alpaca_eval(log: Path) -> Generator[TextIO]:
-    """Import AlpacaEval without that it reads `.env` or sets the root logger; gives stderr as it was.
-
-    What AlpacaEval says goes to a file.
-    """
+    """Import AlpacaEval without `.env` and root logger; what it says goes to a file. Gives our stderr."""
     os.environ.setdefault("LOGNAME", "evaluation")  # without a user name its import fails
     os.environ.setdefault("PYTHON_DOTENV_DISABLED", "1")
     root, terminal = logging.getLogger(), sys.stderr
@@ -203,8 +200,7 @@ def _metrics(rows: list[Any], bootstrap: int) -> dict[str, Any]:
             draws.append(fit(some)["length_controlled_winrate"])
     fitted = fit(annotations)
     value = fitted["length_controlled_winrate"]
-    draws = draws or [value]
-    low, high = map(float, np.quantile(draws, [0.025, 0.975]))
+    low, high = map(float, np.quantile(draws or [value], [0.025, 0.975]))
     controlled = {"value": value, "low": low, "high": high, "draws": len(draws)}
     return {"length_controlled_win_rate": controlled, "alpaca_eval": {**rates, **fitted}}
 
@@ -232,16 +228,14 @@ def _measure(settings: AlpacaSettings, forms: Forms) -> dict[str, Any]:
 
 def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[str, Any]) -> dict[str, Any]:
     """Win rates in percent with 95% intervals, lengths in characters, and the theoretical speed-up."""
-    preferences: list[float | None] = judged["preferences"]
-    sources = grouped(zip(plain, preferences, strict=True), lambda one: one[0].family)
+    judgements = [*zip(plain, judged["preferences"], strict=True)]
     forms = {"baseline": plain, "parallel": parallel}
     return {
-        "prompts": len(plain),
-        "win_rate": _win_rate(preferences),
+        **_win_rate(judgements),
         **{name: judged[name] for name in ("length_controlled_win_rate", "alpaca_eval", "missing")},
         "by_dataset": [
-            {"dataset": name, "prompts": len(found), "win_rate": _win_rate([own for _, own in found])}
-            for name, found in sources.items()
+            {"dataset": name, **_win_rate(own)}
+            for name, own in grouped(judgements, lambda one: one[0].family).items()
         ],
         "mean_length": {form: fmean(len(one.text) for one in found) for form, found in forms.items()},
         "empty": {form: sum(not one.text.strip() for one in found) for form, found in forms.items()},
@@ -253,9 +247,9 @@ def _outcome(parallel: Sequence[Answer], plain: Sequence[Answer], judged: dict[s
     }
 
 
-def _win_rate(preferences: Sequence[float | None]) -> Estimate | None:
-    known = [100 * value for value in preferences if value is not None]
-    return estimate(known, "arithmetic") if known else None
+def _win_rate(judgements: Sequence[tuple[Answer, float | None]]) -> dict[str, Any]:
+    known = [100 * value for _, value in judgements if value is not None]
+    return {"prompts": len(judgements), "win_rate": estimate(known, "arithmetic") if known else None}
 
 
 def tables(result: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from pydantic import Field
 from pasta_async import Client, Limits, Sampling
 from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.errors import InvalidRequestError, PromptTooLongError
-from pasta_async.evals.documents import Prompt, digest, read_prompts
+from pasta_async.evals.documents import Drawn, Prompt, digest, read_prompts
 from pasta_async.evals.records import grouped, markdown_table, measurements
 from pasta_async.jobs import Journal, for_each, progress
 from pasta_async.training.identity import backend_digest
@@ -81,18 +81,19 @@ class Answer:
 
     @property
     def ended_by_length(self) -> bool:
-        """Whether a limit ended it: how long it would have taken is not known, so no speed-up counts it."""
+        """Whether a limit ended it."""
         return self.finish_reason == "length"
+
+    @property
+    def whole_text_tokens(self) -> int:
+        """Tokens that the visible text alone would have taken, the end of text among them."""
+        return self.text_tokens + 1
 
 
 async def ask(client: Client, prompt: str, row: Answer, **options: Any) -> Answer:
     """Have a prompt answered, in parallel or plainly as the row's method says.
 
-    Args:
-        client: What answers.
-        prompt: What is asked.
-        row: What is known of the answer beforehand.
-        options: Of `Client.generate`, which says what is raised and what cancelling it does.
+    Options are those of `Client.generate`, which says what is raised and what cancelling it does.
 
     Returns:
         The row with what the answer took; the empty answer if the model's context cannot hold the prompt.
@@ -128,22 +129,13 @@ async def answer_all(
     journal: Journal,
     *,
     sampling: Sampling,
-    together: int = 4,
+    together: int,
     forms: Sequence[Form] = FORMS,
     passes: int = 1,
 ) -> list[Answer]:
-    """Every prompt in each form; see `take_turns` and `ask`.
+    """Every prompt in each form, `passes` times; see `take_turns` and `ask`.
 
-    Args:
-        client: What answers.
-        prompts: What is asked.
-        journal: Where answers are kept.
-        sampling: Of every answer; each has its own seed, made of this one, the prompt and the pass.
-        together: Answers at the same time.
-        forms: Some forms alone.
-        passes: How often each is answered in each form.
-
-    Raises what `Client.generate` raises; finished answers are kept. Cancelling it cancels those under way.
+    Every answer has its own seed, made of the sampling's, the prompt and the pass.
     """
     seeded = sampling.temperature > 0 and (await client.connect()).honours_seeds
 
@@ -164,16 +156,16 @@ def theoretical(
 ) -> Estimate | None:
     """The theoretical speed-up: geometric mean over the prompts of the baseline's tokens / critical path.
 
-    Prompts at which a limit ended one of the two are left out; None if there is no other. For `clusters` see
-    `estimate`.
+    Pairs that are not `comparable` are left out; None if there is no other. For `clusters` see `estimate`.
     """
-    ratios = [
-        None
-        if plain.ended_by_length or own.ended_by_length or not (plain.tokens and own.tokens)
-        else plain.tokens / own.critical_path
-        for own, plain in zip(answers, baseline, strict=True)
-    ]
+    pairs = zip(answers, baseline, strict=True)
+    ratios = [plain.tokens / own.critical_path if comparable(own, plain) else None for own, plain in pairs]
     return of_known(estimate, ratios, clusters or range(len(ratios)))
+
+
+def comparable(one: Answer, other: Answer) -> bool:
+    """Whether two answers tell of speed: how long one that a limit ended would have taken is not known."""
+    return not (one.ended_by_length or other.ended_by_length)
 
 
 def prompts_of(answers: Sequence[Answer]) -> list[int]:
@@ -228,9 +220,10 @@ async def take_turns(
     together: int = 1,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Have every prompt answered by every method, `passes` times.
+    """Have so many prompts answered by every method, `passes` times.
 
     The methods take turns: each prompt, and each pass, begins with the next one (two of them go A B B A).
+    Cancelling it cancels the answers under way and closes what was opened; those that came are kept.
 
     Args:
         opened: Opens what answers, with a cold prefix cache and warmed up; called for each pass that is not
@@ -241,8 +234,6 @@ async def take_turns(
         passes: How often all of it is done.
         together: Answers at the same time; more than one is no measure of speed.
         journal: Keeps every row as it comes; those that it has already are not taken again.
-
-    Cancelling it cancels the answers under way and closes what was opened.
     """
     rows = (Answer(**row) for row in measurements(journal))
     found = {(row.number, row.prompt, row.method): row for row in rows}
@@ -281,34 +272,27 @@ class Comparison:
     """Critical path of the base (for an answer in sequence, its tokens) / that of the method."""
 
 
-def compare(rows: Iterable[Answer], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
-    """Put two methods side by side, in order of the prompts.
-
-    Pairs of which a limit ended one answer or both are left out, and prompts that have no other pair.
+def compare(rows: Sequence[Answer], method: str = "parallel", base: str = "baseline") -> list[Comparison]:
+    """Put two methods side by side, in order of the prompts; only what is `comparable`.
 
     Raises:
         ValueError: One of them is missing somewhere.
     """
-    found = {(row.method, row.prompt, row.number): row for row in rows if row.method in (method, base)}
-    pairs: dict[int, list[tuple[Answer, Answer]]] = {}
-    for _, prompt, number in sorted(found):
-        one, other = found.get((method, prompt, number)), found.get((base, prompt, number))
-        if one is None or other is None:
-            raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
-        if not (one.ended_by_length or other.ended_by_length):
-            pairs.setdefault(prompt, []).append((one, other))
+    ordered = sorted(rows, key=lambda one: (one.prompt, one.number))
+    rows_of_both = zip(of_form(ordered, method), of_form(ordered, base), strict=True)
+    pairs = [(one, other) for one, other in rows_of_both if comparable(one, other)]
     return [
         Comparison(
             prompt,
             geometric_mean([other.seconds / one.seconds for one, other in both]),
             geometric_mean([other.critical_path / one.critical_path for one, other in both]),
         )
-        for prompt, both in sorted(pairs.items())
+        for prompt, both in grouped(pairs, lambda pair: pair[0].prompt).items()
     ]
 
 
 def describe_speedup(
-    rows: Iterable[Answer], method: str = "parallel", base: str = "baseline"
+    rows: Sequence[Answer], method: str = "parallel", base: str = "baseline"
 ) -> dict[str, Any]:
     """What `compare` finds as columns: how many prompts, geometric means over them, a 95% interval."""
     found = compare(rows, method, base)
@@ -342,7 +326,7 @@ class AnswerSettings(CommandSettings):
     backend: str = Field(default="local:", description="as for pasta_async.generate")
     original: str = Field(default="", description="another backend, which answers plainly too")
     prompts: Path = Field(description="a prompt a line, or .jsonl with `instruction` or `prompt`")
-    sample: int | None = Field(default=None, ge=1, description="so many of them, of every source and length")
+    sample: Drawn = None
     out: Path = Field(description="file of answers; a run that was interrupted goes on from what it has")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
@@ -360,17 +344,13 @@ async def write_answers(settings: AnswerSettings) -> list[Answer]:
         PastaError: The prompts or a backend cannot be used, or the file has other answers.
     """
     if settings.passes > 1 and not settings.temperature:
-        raise InvalidRequestError(
-            f"passes {settings.passes}: greedy answers are all alike, give --temperature"
-        )
+        raise InvalidRequestError("greedy answers are all alike: --passes needs a --temperature")
     prompts = read_prompts(settings.prompts, settings.sample)
-    asked: list[tuple[str, Form]] = [(settings.backend, form) for form in FORMS]
-    if settings.original:
-        asked.insert(0, (settings.original, "original"))
-    fields = {"backend", "original", "max_tokens", "temperature", "seed", "passes"}
+    other: list[tuple[str, Form]] = [(settings.original, "original")] if settings.original else []
+    asked: list[tuple[str, Form]] = [*other, *((settings.backend, form) for form in FORMS)]
     identity = {
         "benchmark": "answers",
-        **settings.model_dump(include=fields),
+        **settings.model_dump(exclude={"prompts", "sample", "together", "out"}),
         "weights": [backend_digest(one) for one in (settings.backend, settings.original)],
         "prompts": digest(prompt.text for prompt in prompts),
         "count": len(prompts),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
@@ -15,6 +15,7 @@ from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document
 from pasta_async.training.corpus import read_lines, read_records
+from pasta_async.training.identity import backend_digest
 from pasta_async.training.synthetic import FAMILIES, Example, Split, sample
 from pasta_async.training.tokens import rough_tokens, text_speedup
 
@@ -22,6 +23,12 @@ WARM_UP_SEED = 1_000_000
 """Where the held-out prompts come from that do not count: far from those that do."""
 
 _SPLITS: tuple[Split, ...] = ("names", "templates")
+
+Drawn = Annotated[int | None, Field(ge=1, description="draw so many of them, of every kind and every length")]
+"""How many prompts or documents of a file a command takes; None: all. See `stratified`."""
+RawFigures = Annotated[
+    Path | None, Field(description="raw figures; an interrupted run goes on from what it has")
+]
 
 
 @dataclass(frozen=True)
@@ -62,30 +69,20 @@ class AskedSettings(CommandSettings):
     prompts: Path | None = Field(
         default=None, description="instead of these, a file: a line each, or .jsonl with `instruction`"
     )
-    sample: int | None = Field(
-        default=None, ge=1, description="so many of a file's prompts, of every source and length"
-    )
+    sample: Drawn = None
 
     def asked(self, first_seed: int = 0) -> list[Prompt]:
-        """What is asked; the seed is that of the held-out prompts.
-
-        Raises:
-            InvalidRequestError: The file of prompts cannot be read.
-        """
+        """What is asked: see `held_out` and `read_prompts`."""
         if self.prompts is not None:
             return read_prompts(self.prompts, self.sample)
         return held_out(self.families, self.n, first_seed=first_seed)
 
 
 def read_prompts(path: Path | str, sample: int | None = None) -> list[Prompt]:
-    """The prompts of a text file, one in each line that is not empty.
+    """The prompts of a text file, one in each line that is not empty, or a `stratified` sample of them.
 
     A file named .jsonl holds objects with an `instruction` (or `prompt`), and a `dataset` that figures are
     grouped by; one named .json a list of such objects (AlpacaEval's forms, and IFEval's).
-
-    Args:
-        path: Of the file.
-        sample: So many of them, of every family and every length (`stratified`): the same each time.
 
     Raises:
         InvalidRequestError: There is none, or the file cannot be read.
@@ -110,16 +107,10 @@ class _Question(BaseModel):
 
 
 def stratified(keys: Sequence[tuple[Any, ...]], count: int | None) -> list[int]:
-    """The places of so many things, drawn so that every kind has its share: the same each time.
+    """Places in `keys`, rising, drawn so that every kind has its share: the same each time.
 
-    In the order of their keys they are cut into `count` parts of one size, and of each part one is drawn.
-
-    Args:
-        keys: What each is like, what matters most first.
-        count: How many are wanted; None, or more than there are: all.
-
-    Returns:
-        Places in `keys`, rising.
+    In the order of their keys, what matters most first, things are cut into `count` parts of one size, and of
+    each part one is drawn; all, if `count` is None or there are no more.
     """
     draw, size = random.Random(0), len(keys)
     if count is None or count >= size:
@@ -137,10 +128,7 @@ def digest(texts: Iterable[str]) -> str:
 def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Document]:
     """Prompts and their written documents, from a file of records (`pasta_async.training.corpus.Record`).
 
-    Args:
-        path: JSON lines with `messages` and `written`.
-        sample: So many of them, of every theoretical speed-up and every length (`stratified`): the same each
-            time.
+    A sample is `stratified` by theoretical speed-up and length.
 
     Raises:
         InvalidRequestError: The file is unreadable, empty, or holds a prompt twice.
@@ -159,21 +147,22 @@ def read_documents(path: Path | str, sample: int | None = None) -> dict[str, Doc
     return dict(given[place] for place in stratified(keys, sample))
 
 
-def documents_digest(documents: Mapping[str, Document]) -> str:
-    """Tells other prompts or documents apart from these (`digest`)."""
-    return digest(part for prompt, written in documents.items() for part in (prompt, written.format()))
-
-
 class ForcedSettings(CommandSettings):
     """Settings of a command that has given answers written on an engine, timed."""
 
     documents: Path = Field(description="records (JSON lines) with prompts and written answers")
-    sample: int | None = Field(
-        default=None, ge=1, description="so many of them, of every theoretical speed-up and every length"
-    )
+    sample: Drawn = None
     backend: str = Field(
-        description="local:FOLDER, sglang:FOLDER, the URL of an SGLang server, or simulated:step=0.01"
+        description="local:FOLDER, sglang:FOLDER, an SGLang server's URL, or simulated:step=0.01"
     )
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
-    )
+    out: RawFigures = None
+
+    def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
+        """What identifies a measurement, in its journal."""
+        parts = (part for prompt, written in documents.items() for part in (prompt, written.format()))
+        return {
+            "benchmark": benchmark,
+            "backend": self.backend,
+            "weights": backend_digest(self.backend),
+            "documents": digest(parts),
+        }

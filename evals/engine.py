@@ -48,13 +48,12 @@ class EngineSettings(CommandSettings):
     steps: Count = Field(default=32, description="tokens that each decodes")
     rounds: Count = Field(default=10, description="how often everything is measured")
     cpus: int | None = Field(default=None, ge=1, description="CPU threads of an engine; default: all")
-    gguf: Path | None = Field(default=None, description="folder to keep llama.cpp's files in")
     out: Path | None = Field(default=None, description="file for the raw figures")
 
 
 def _peers(settings: EngineSettings, folder: Path) -> list[Peer]:
     types = [name for name in settings.engines if name.startswith("Q")]
-    files = llama_cpp_files(settings.model, settings.gguf or folder, types) if types else {}
+    files = llama_cpp_files(settings.model, folder, types) if types else {}
     model = str(settings.model)
 
     def peer(name: Name) -> Peer:
@@ -119,13 +118,13 @@ def _median(values: Sequence[float]) -> str:
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    pairs = zip(ours, theirs, strict=True)
-    return format_estimate(estimate([b / a for a, b in pairs]), ".2f")
+    ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
+    return format_estimate(estimate(ratios), ".2f")
 
 
 def _run(settings: EngineSettings) -> str:
     cpus = settings.cpus or os.cpu_count() or 1
-    measured = settings.model_dump(mode="json", exclude={"out", "gguf"}) | {"benchmark": "engine"}
+    measured = settings.model_dump(mode="json", exclude={"out"}) | {"benchmark": "engine"}
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
@@ -136,8 +135,8 @@ def _run(settings: EngineSettings) -> str:
             rows.append(row)
             if journal:
                 journal.append(row)
-        where = f"{cpus} threads; {environment()}"
-    return "\n\n".join([*map(markdown_table, _tables(rows, settings.threads)), where])
+    tables = map(markdown_table, _tables(rows, settings.threads))
+    return "\n\n".join([*tables, f"{cpus} threads; {environment()}"])
 
 
 main: Command = command(EngineSettings, _run, "engine", __doc__, positional=("model",))

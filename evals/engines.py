@@ -16,24 +16,6 @@ from pasta_async.evals.forcing import FORCED_LIMITS
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
 
 
-async def empty_prefix_cache(url: str) -> None:
-    """Empty the prefix cache of an SGLang server on which nothing is running.
-
-    Cancelling it may leave the cache as it was.
-
-    Raises:
-        BackendError: The server cannot be reached, or refuses because requests are running.
-    """
-    where = f"{url.rstrip('/')}/flush_cache"
-    try:
-        async with httpx.AsyncClient(timeout=300) as http:
-            (await http.post(where)).raise_for_status()
-    except httpx.HTTPError as error:
-        raise BackendError(
-            f"{where}: {error or type(error).__name__}. Is it an SGLang server, and is it idle?"
-        ) from error
-
-
 @asynccontextmanager
 async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Backend]:
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
@@ -43,13 +25,12 @@ async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGene
     """
     if url.startswith("simulated:"):
         backend = SimulatedBackend(EngineModel.of(url.removeprefix("simulated:")))
-    elif url.startswith("http"):
-        await empty_prefix_cache(url)
-        options.setdefault("max_connections", FORCED_LIMITS.client_threads)
-        backend = open_backend(url, **options)
     else:
-        if url.startswith("sglang:"):
-            options.setdefault("server_args", _server_arguments(Path(url.removeprefix("sglang:"))))
+        if url.startswith("http"):
+            await _empty_prefix_cache(url)
+            options["max_connections"] = FORCED_LIMITS.client_threads
+        elif url.startswith("sglang:"):
+            options["server_args"] = _server_arguments(Path(url.removeprefix("sglang:")))
         backend = open_backend(url, **options)
     try:
         await backend.connect()
@@ -64,9 +45,21 @@ def _server_arguments(folder: Path) -> dict[str, str | bool]:
     return {"enable_custom_logit_processor": True, "enable_cache_report": True, **made_up}
 
 
+async def _empty_prefix_cache(url: str) -> None:
+    """Empty the prefix cache of an SGLang server; cancelling it may leave the cache as it was."""
+    where = f"{url.rstrip('/')}/flush_cache"
+    try:
+        async with httpx.AsyncClient(timeout=300) as http:
+            (await http.post(where)).raise_for_status()
+    except httpx.HTTPError as error:
+        raise BackendError(
+            f"{where}: {error or type(error).__name__}. Is it an SGLang server, and is it idle?"
+        ) from error
+
+
 @asynccontextmanager
 async def cold_client(url: str, **options: Unpack[BackendOptions]) -> AsyncGenerator[Client]:
-    """A connected client of a backend whose prefix cache is empty; `url` is as for `pasta_async.generate`."""
+    """A connected client of a `cold_backend`."""
     async with cold_backend(url, **options) as backend, Client(backend) as client:
         await client.connect()
         yield client

@@ -19,11 +19,9 @@ from pasta_async.training.statistics import Estimate, format_estimate, ratio
 
 
 def measure(_: InstrumentSettings, forms: Forms) -> dict[str, Any]:
-    """The faults of answers in percent: see `compared`.
+    """Each fault of answers, `any`, and `soundness` in percent: see `compared`.
 
-    Returns:
-        Of each fault, of `any` and of `soundness`; and by form and fault the share of the `promises` that
-        have it, None without promises.
+    Besides, by form and fault, the share of the `promises` that have it, None without promises.
     """
     counts = {form: [_count(one) for one in own] for form, own in forms.items()}
     figures = {form: [_figures(one) for one in own] for form, own in counts.items()}

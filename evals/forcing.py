@@ -73,12 +73,9 @@ The server has to allow it (`--enable-custom-logit-processor`), else it answers 
 
 
 def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> DecodeRequest:
-    """A request whose tokens are given: the engine computes every step, only the choice is not its own.
+    """The request with its tokens given; behind the last one the engine chooses by itself.
 
-    Args:
-        backend: What it is for: the embedded engine, SGLang, or a simulated engine.
-        request: The request.
-        tokens: Behind the last one the engine chooses by itself.
+    The backend is the embedded engine, SGLang, or a simulated engine.
     """
 
     def raise_next(generated: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -107,15 +104,11 @@ def unwrapped(backend: Backend) -> Backend:
 class ForcedBackend(WrappingBackend):
     """Another backend whose answers are given documents, one for each prompt.
 
-    The interpreter runs on it unchanged. Each request is matched with the document's views
-    (`pasta_async.lang.views`): its context has to be that of its thread there, token by token, and the rest
-    of the view is what the engine is made to write. An answer without tags (`baseline=True`) gets the visible
-    text. So a run through it also proves that every context was the document's own.
-
-    Args:
-        backend: Decodes: `local:`, SGLang started with `--enable-custom-logit-processor`, a simulated engine.
-            It stays open when this one is closed.
-        documents: By prompt: the text of the last message.
+    Each request is matched with the document's views (`pasta_async.lang.views`): its context has to be that
+    of its thread there, token by token, and the rest of the view is what the engine is made to write. An
+    answer without tags (`baseline=True`) gets the visible text. Documents are by prompt: the text of the last
+    message. The inner backend (see `force`; SGLang started with `--enable-custom-logit-processor`) stays open
+    when this one is closed.
 
     Raises:
         InvalidRequestError: A document is not complete.
@@ -143,13 +136,13 @@ class ForcedBackend(WrappingBackend):
         """
         info = await self.inner.connect()
         self._sync = tags_of(info).sync
-        if not self._encoded:
-            asked = self._documents.items()
-            self._encoded = {prompt: await _encode(self.inner, info, document) for prompt, document in asked}
+        for prompt, document in self._documents.items():
+            if prompt not in self._encoded:
+                self._encoded[prompt] = await _encode(self.inner, info, document)
         return info
 
     async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
-        """As the inner backend does, cancellation included; what was learnt is known already.
+        """As the inner backend does, cancellation included; a prompt that was prepared is encoded already.
 
         Raises:
             InvalidRequestError: There is no document for this prompt.

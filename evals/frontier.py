@@ -24,7 +24,16 @@ from pydantic import Field, model_validator
 from pasta_async import Sampling
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import FORMS, Answer, Form, answer_all, of_form, read_answers, theoretical
+from pasta_async.evals.answers import (
+    FORMS,
+    Answer,
+    Form,
+    answer_all,
+    comparable,
+    of_form,
+    read_answers,
+    theoretical,
+)
 from pasta_async.evals.documents import AskedSettings, Prompt, digest
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.judge import JOURNAL, grade_answers
@@ -42,20 +51,14 @@ class FrontierSettings(AskedSettings, JudgeSettings):
     """What is measured."""
 
     backend: str = Field(default="local:pasta-tiny", description="what answers, as for pasta_async.generate")
-    baseline: Path | None = Field(
-        default=None, description="folder of a sequential model's result; without it, it is the model itself"
-    )
-    sequential: bool = Field(
-        default=False, description="the model writes no tags: others are compared with it"
-    )
+    baseline: Path | None = Field(default=None, description="a sequential model's folder; default: itself")
+    sequential: bool = Field(default=False, description="a model without tags, to compare others with")
     out: Path = Field(description="folder; a run that was interrupted goes on from what it has")
     n: Count = Field(default=50, description="held-out prompts of each family of the synthetic task")
     seed: int = Field(default=0, ge=0, description="the first seed of the held-out prompts; of the sampler")
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     temperature: float = Field(default=0.0, ge=0, description="of the sampler (0: greedy)")
-    repetition_penalty: float | None = Field(
-        default=None, gt=0, le=2, description="of all answers; default: the model's own"
-    )
+    repetition_penalty: float | None = Field(default=None, gt=0, le=2, description="default: the model's own")
     together: Count = Field(default=32, description="answers at the same time")
 
     @model_validator(mode="after")
@@ -66,11 +69,6 @@ class FrontierSettings(AskedSettings, JudgeSettings):
             raise ValueError("a sequential model is the baseline: it has none")
         return self
 
-    @property
-    def sampling(self) -> Sampling:
-        """Of every answer."""
-        return Sampling(**self.model_dump(include=_SAMPLING))
-
 
 async def measure(settings: FrontierSettings) -> dict[str, Any]:
     """Measure one model; the result, as it is written to `result.json`.
@@ -80,14 +78,9 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     Raises:
         PastaError: The backend, the judge or the baseline's result cannot be used.
     """
-    prompts = settings.asked(settings.seed)
-    asked = {
-        "prompts": digest(prompt.text for prompt in prompts),
-        **settings.model_dump(include=_SAMPLING),
-    }
-    plain = list[Answer]()
-    if settings.baseline is not None:
-        plain = _read_baseline(settings.baseline, asked)
+    prompts, sampling = settings.asked(settings.seed), settings.model_dump(include=_SAMPLING)
+    asked = {"prompts": digest(prompt.text for prompt in prompts), **sampling}
+    plain = _read_baseline(settings.baseline, asked) if settings.baseline else []
     forms: Sequence[Form] = ("baseline",) if settings.sequential else ("parallel",) if plain else FORMS
     identity = {
         "benchmark": "frontier",
@@ -103,7 +96,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
             with Journal(settings.out / "answers.jsonl", identity) as journal:
                 answers = await answer_all(
                     *(client, prompts, journal),
-                    sampling=settings.sampling,
+                    sampling=Sampling(**sampling),
                     together=settings.together,
                     forms=forms,
                 )
@@ -122,11 +115,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
 
 
 def _read_baseline(folder: Path, asked: dict[str, Any]) -> list[Answer]:
-    """The sequential model's answers.
-
-    Raises:
-        InvalidRequestError: The folder has no result of such a model, or one for other prompts.
-    """
+    """The sequential model's answers, refused if they are to other prompts, or of another kind."""
     result = read_json(folder / "result.json", "the result of a sequential model")
     _, answers = read_answers(folder / "answers.jsonl")
     wanted = {"benchmark": "frontier", "forms": ["baseline"], **asked}
@@ -156,11 +145,8 @@ def outcome(
 ) -> dict[str, Any]:
     """The figures of a model: of all prompts, of each family, and both for what was unseen in a prompt.
 
-    Args:
-        prompts: What was asked.
-        answers: One for each prompt.
-        grades: How good each of them is, from 0 to 1; None for one that is not judged.
-        baseline: Sequential answers and their grades; None: these are sequential themselves.
+    There is an answer with its grade (from 0 to 1; None where it is not judged) for each prompt. The baseline
+    is sequential answers and their grades; None if these are sequential themselves.
     """
     rows = [_Graded(*one) for one in zip(prompts, answers, grades, *(baseline or ()), strict=True)]
     splits = grouped(rows, lambda one: one.prompt.example and f"unseen {one.prompt.example.split}")
@@ -168,34 +154,27 @@ def outcome(
 
 
 def _families(rows: Sequence[_Graded]) -> dict[str, Any]:
-    families = grouped(rows, lambda one: one.prompt.family)
-    return {
-        "all": _compared(rows),
-        "by_family": {name: _compared(own) for name, own in families.items() if name},
-    }
+    families = grouped(rows, lambda one: one.prompt.family).items()
+    return {"all": _compared(rows), "by_family": {name: _compared(own) for name, own in families if name}}
 
 
 def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
-    clusters = [one.prompt.cluster for one in rows]
-    pairs = [(one.answer, one.plain) for one in rows if one.plain]
-    own = _figures([one.answer for one in rows], [one.grade for one in rows], clusters)
-    if not pairs:
+    clusters, answers = [one.prompt.cluster for one in rows], [one.answer for one in rows]
+    plain = [one.plain for one in rows if one.plain]
+    own = _figures(answers, [one.grade for one in rows], clusters)
+    if not plain:
         return own
-    # One more token ends the answer, as in what the baseline generated.
     matched = [
-        None
-        if answer.ended_by_length or plain.ended_by_length
-        else (answer.text_tokens + 1) / max(1, answer.critical_path)
-        for answer, plain in pairs
+        one.whole_text_tokens / max(1, one.critical_path) if comparable(one, other) else None
+        for one, other in zip(answers, plain, strict=True)
     ]
     differences = [
         None if one.grade is None or one.plain_grade is None else 100 * (one.grade - one.plain_grade)
         for one in rows
     ]
-    plain = [plain for _, plain in pairs]
     return {
         **own,
-        "theoretical_speedup": theoretical([answer for answer, _ in pairs], plain, clusters),
+        "theoretical_speedup": theoretical(answers, plain, clusters),
         "length_matched_speedup": of_known(estimate, matched, clusters),
         "difference": of_known(gain, differences, clusters),
         "baseline": _figures(plain, [one.plain_grade for one in rows], clusters),

@@ -40,9 +40,7 @@ _ORDER = ("parallel", "baseline", "original")
 class InstrumentSettings(CommandSettings):
     """What is judged."""
 
-    answers: Path = Field(
-        description="file of answers that pasta_async.evals.answers, or another command, wrote"
-    )
+    answers: Path = Field(description="file of answers that `answers`, or another command, wrote")
     out: Path = Field(description="folder of the result; a run that was interrupted goes on from what it has")
 
 
@@ -50,8 +48,7 @@ def read_forms(path: Path, needed: Sequence[str] = ()) -> tuple[dict[str, Any], 
     """What a file is answers to, and its answers (of each pass).
 
     Raises:
-        InvalidRequestError: It cannot be read, a form is missing that is needed, or some prompt was not
-            answered in every form.
+        InvalidRequestError: It cannot be read, a needed form is missing, or a prompt in some form.
     """
     identity, answers = read_answers(path)
     forms = grouped(answers, lambda one: one.method)
@@ -60,9 +57,7 @@ def read_forms(path: Path, needed: Sequence[str] = ()) -> tuple[dict[str, Any], 
     prompts, passes = ({*one} for one in zip(*known, strict=True))
     count = identity.get("count", len(prompts)) * identity.get("passes", len(passes))
     if len(places) > 1 or len(known) != count or {*identity.get("forms", forms)} != forms.keys():
-        raise InvalidRequestError(
-            f"{path} is not whole: give the command that made it once more, and it goes on"
-        )
+        raise InvalidRequestError(f"{path} is not whole: give the command that made it again, and it goes on")
     if missing := [form for form in needed if form not in forms]:
         raise InvalidRequestError(f"{path} has no answers of the form {missing[0]}")
     return identity, forms
@@ -83,23 +78,18 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
     values = {form: {name: [one[name] for one in own] for name in names} for form, own in figures.items()}
     differences: dict[str, Any] = {}
     for one, other in combinations(known, 2):
-        pairs = {name: _paired(values[one][name], values[other][name]) for name in names}
-        differences[f"{one} - {other}"] = {
-            name: of_known(gain, gains, prompts) for name, gains in pairs.items()
-        }
+        gains = {name: _paired(values[one][name], values[other][name]) for name in names}
+        differences[f"{one} - {other}"] = {name: of_known(gain, own, prompts) for name, own in gains.items()}
         if one == "parallel" and other == "baseline" and any(promised):
             differences["where promised"] = {
-                name: of_known(gain, [*compress(gains, promised)], [*compress(prompts, promised)])
-                for name, gains in pairs.items()
+                name: of_known(gain, [*compress(own, promised)], [*compress(prompts, promised)])
+                for name, own in gains.items()
             }
-    return {
-        "methods": {
-            form: {"prompts": len(own)}
-            | {name: of_known(_level, values[form][name], prompts) for name in names}
-            for form, own in forms.items()
-        },
-        "differences": differences,
+    methods = {
+        form: {"prompts": len(own), **{name: of_known(_level, values[form][name], prompts) for name in names}}
+        for form, own in forms.items()
     }
+    return {"methods": methods, "differences": differences}
 
 
 def _paired(ours: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:
@@ -117,12 +107,8 @@ def table(found: dict[str, Any], form: str = ".1f", head: str = "") -> str:
     """What `compared` found as a table: a row for each form, then the differences with their bounds."""
     names = list(next(iter(found["methods"].values())))[1:]
     rows = [
-        {
-            head: method,
-            "prompts": own["prompts"],
-            **{name: format_estimate(own[name], form) for name in names},
-        }
-        for method, own in found["methods"].items()
+        {head: label, "prompts": own["prompts"], **{name: format_estimate(own[name], form) for name in names}}
+        for label, own in found["methods"].items()
     ]
     rows += [
         {head: label, "prompts": None, **{name: format_gain(own.get(name), form) for name in names}}
@@ -141,16 +127,10 @@ def instrument(
     tables: Callable[[dict[str, Any]], str] = table,
     resumes: bool = False,
 ) -> Command:
-    """The `main` of an instrument: it reads the answers, measures, writes `result.json`, prints tables.
+    """The `main` of an instrument: see `command`.
 
-    Args:
-        settings: As for `command`, as `description` and `resumes`.
-        measure: Gives the result.
-        program: Name of the command, and of the result's `benchmark`.
-        description: What the command does.
-        needed: Forms that have to be there.
-        tables: Writes what is printed of the result.
-        resumes: Whether the same command goes on after Ctrl-C.
+    It reads the answers, of which the `needed` forms have to be there, measures, writes `result.json` with
+    the program's name as its `benchmark`, and prints `tables` of it.
     """
 
     def run(given: S) -> str:

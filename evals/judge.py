@@ -41,14 +41,8 @@ async def grade_answers(
 ) -> list[float | None]:
     """How good a judge finds each answer, from 0 to 1; of most judges: how likely it beats the plain one.
 
-    Cancelling it ends the requests under way.
-
-    Args:
-        judge: Who judges.
-        answers: To some prompts.
-        plain: The plain answers to the same prompts.
-        ids: Names of the prompts, for a judge that goes by them (`task`).
-        in_flight: Answers that are judged at the same time.
+    Ids name the prompts for a judge that goes by them (`task`). At most `in_flight` answers are judged at the
+    same time; cancelling it ends their requests.
 
     Returns:
         None for an answer that the judge refuses; why is told on stderr.
@@ -87,8 +81,7 @@ async def _measure(settings: JudgedSettings, forms: Forms) -> dict[str, Any]:
         for form, own in grades.items()
     }
     return {
-        "judge": settings.judge,
-        "judge_model": settings.judge_model,
+        **settings.model_dump(include={"judge", "judge_model"}),
         "unjudged": {form: own.count(None) for form, own in grades.items()},
         **compared(forms, figures),
     }

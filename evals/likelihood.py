@@ -1,4 +1,4 @@
-r"""How likely a plain model finds answers, in bits a token: parallel ones beside the plain.
+"""How likely a plain model finds answers, in bits a token: parallel ones beside the plain.
 
     python -m pasta_async.evals.likelihood answers.jsonl --model FOLDER --out results/likelihood
 
@@ -30,15 +30,10 @@ class LikelihoodSettings(InstrumentSettings):
     """What is measured, and by which model."""
 
     model: Path = Field(description="folder of the model, which is asked in its plain form")
-    row_tokens: int = Field(default=1024, ge=16, description="tokens of a forward pass")
 
 
 def measure(settings: LikelihoodSettings, forms: Forms) -> dict[str, Any]:
-    """Bits a token of answers: see `compared`. An answer without text, or too long for the model, has none.
-
-    Raises:
-        PastaError: The model cannot be used, or OUT has bits by another one.
-    """
+    """Bits a token of answers: see `compared`. One without text, or too long for the model, has none."""
     asked = {_key(one): one for own in forms.values() for one in own}
     identity = {"benchmark": "likelihood", "model": model_digest(settings.model)}
     with Journal(settings.out / "bits.jsonl", identity) as journal:
@@ -60,10 +55,11 @@ def _compute(settings: LikelihoodSettings, asked: dict[str, Answer], journal: Jo
     """Compute the bits a token of what the journal does not have, and append them."""
     from pasta_async.training.likelihood import LanguageModel, bits_per_token
 
-    due = sorted(asked.keys() - {row["key"] for row in journal.rows}, key=[*asked].index)
+    kept = {row["key"] for row in journal.rows}
+    due = [key for key in asked if key not in kept]
     if not due:
         return
-    model = LanguageModel(settings.model, settings.row_tokens)
+    model = LanguageModel(settings.model)
     with progress(len(asked), "answers", done=len(asked) - len(due)) as advance:
         for start in range(0, len(due), _AT_ONCE):
             keys = due[start : start + _AT_ONCE]

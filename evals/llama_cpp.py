@@ -19,7 +19,7 @@ _SEQUENCES = 17  # the prefix and 16 threads
 
 
 class LlamaCpp:
-    """llama.cpp through its low-level API: batches of several sequences that share a prefix.
+    """Batches of several sequences that share a prefix.
 
     It gets a GGUF file, then ids, and chooses the likeliest token. Times are in seconds.
 
@@ -109,31 +109,24 @@ def _quiet_llama_cpp() -> Any:
 
 
 def llama_cpp_files(model: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:
-    """GGUF files for llama.cpp, in these types (`Q8_0`, `Q4_0`), of a model's weights.
+    """Write GGUF files for llama.cpp, in these types (`Q8_0`, `Q4_0`), of a model's weights.
 
-    Args:
-        model: A GGUF file, or a Hugging Face folder, of which a GGUF file without a tokenizer is made.
-        folder: Where they go; those that are there already are taken.
-        types: By llama.cpp's names.
+    The model is a GGUF file or a Hugging Face folder, of which one without a tokenizer is made.
 
     Raises:
         PastaError: llama.cpp is not installed, or cannot convert the model.
     """
     api = _quiet_llama_cpp()
     source = model if model.suffix == ".gguf" else folder / "F32.gguf"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not source.exists():
+    if source != model:
         _write_gguf(model, source)
-    found: dict[str, Path] = {}
-    for name in types:
-        target = found[name] = folder / f"{name}.gguf"
-        if not target.exists():
-            parameters = api.llama_model_quantize_default_params()
-            parameters.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{name}")
-            parameters.allow_requantize = True
-            if api.llama_model_quantize(str(source).encode(), str(target).encode(), parameters):
-                target.unlink(missing_ok=True)
-                raise PastaError(f"llama.cpp cannot convert {source} to {name}")
+    found = {name: folder / f"{name}.gguf" for name in types}
+    for name, target in found.items():
+        parameters = api.llama_model_quantize_default_params()
+        parameters.ftype = getattr(api, f"LLAMA_FTYPE_MOSTLY_{name}")
+        parameters.allow_requantize = True
+        if api.llama_model_quantize(str(source).encode(), str(target).encode(), parameters):
+            raise PastaError(f"llama.cpp cannot convert {source} to {name}")
     return found
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate, cycle, islice, product
 from statistics import geometric_mean, median
 from typing import Any, Literal
@@ -29,13 +29,12 @@ from pydantic.dataclasses import dataclass
 from pasta_async.cli.command import Command, Count, Positive, command
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.answers import Answer, by_prompt
-from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
+from pasta_async.evals.documents import ForcedSettings, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS
 from pasta_async.evals.methods.track import Case, Engine, Method, cases_of, open_engine, time_work, warm_up
 from pasta_async.evals.records import grouped, markdown_table, measurements, opened_journal
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import estimate, format_estimate
 
 Mode = Literal["open", "closed"]
@@ -63,21 +62,18 @@ class Block:
     """In the same order."""
     round: int = 0
 
-    def part(self, method: str) -> Block:
+    @property
+    def load(self) -> str:
+        """As it stands in tables."""
+        return f"{self.level:g} {UNITS[self.mode]}"
+
+    def part(self, method: str) -> tuple[Answer, ...]:
         """The answers that figures under a method's name are about: beside another method, the plain ones.
 
         Of a block in sequence those that came at the same places.
         """
-        if MIXED not in method:
-            return self
         names = method.split(MIXED)
-        kept = slice(names.index(BASE), None, len(names))
-        return replace(self, arrived=self.arrived[kept], answers=self.answers[kept])
-
-    @property
-    def latencies(self) -> list[float]:
-        """Of its answers, in seconds."""
-        return [answer.seconds for answer in self.answers]
+        return self.answers[names.index(BASE) :: len(names)] if len(names) > 1 else self.answers
 
 
 async def drive(
@@ -89,20 +85,10 @@ async def drive(
     level: float,
     number: int = 0,
 ) -> Block:
-    """Write these cases' answers under a load.
+    """Write an answer to each case, in order of arrival, each by the next of the methods, under a load.
 
     Everything is encoded before the first arrival. Arrivals of an open loop are a Poisson process: the same
-    round gives the same times, for every method.
-
-    Args:
-        engine: What writes.
-        methods: How: each answer by the next of them.
-        cases: One for each answer, in order of arrival.
-        mode: How answers arrive.
-        level: Arrivals a second, or answers at once.
-        number: The round.
-
-    Cancelling it aborts all answers under way.
+    round, `number`, gives the same times, for every method. Cancelling it aborts all answers under way.
     """
     turns = [*islice(cycle(methods), len(cases))]
     work = [await how.prepare(engine, case.fresh()) for how, case in zip(turns, cases, strict=True)]
@@ -149,15 +135,10 @@ class LoadSettings(ForcedSettings):
 async def measure(
     engine: Engine, cases: Sequence[Case], settings: LoadSettings, journal: Journal | None = None
 ) -> list[Block]:
-    """Write so many answers by each method under each load, in each round.
+    """Write answers to the cases in turn by each method under each load, in each round.
 
-    Args:
-        engine: What writes.
-        cases: Taken in turn.
-        settings: Methods and loads, and how often; of a closed loop at least twice as many answers as are at
-            once. The methods take turns, in an order that goes round.
-        journal: Keeps every block as it comes; those that it has already are not taken again.
-
+    The methods take turns, in an order that goes round. A closed loop has at least twice as many answers as
+    are at once. The journal keeps every block as it comes; those that it has already are not taken again.
     Cancelling it aborts all answers under way.
     """
     blocks = [Block(**row) for row in measurements(journal)]
@@ -186,14 +167,12 @@ def _speedups(answers: Sequence[Answer], base: Sequence[Answer]) -> list[float]:
     return [theirs[prompt] / ours[prompt] for prompt in ours if prompt in theirs]
 
 
-def _grouped(blocks: Sequence[Block]) -> dict[tuple[Mode, float], dict[str, list[Block]]]:
+def _grouped(blocks: Sequence[Block]) -> dict[str, dict[str, list[Block]]]:
     """Blocks by load and method, loads in order, methods as they came first, rounds in order."""
-    ordered = sorted(blocks, key=lambda block: (block.mode, block.level, block.round))
-    names = dict.fromkeys(block.method for block in blocks)
-    return {
-        load: {name: [block for block in own if block.method == name] for name in names}
-        for load, own in grouped(ordered, lambda block: (block.mode, block.level)).items()
-    }
+    names = [*dict.fromkeys(block.method for block in blocks)]
+    ordered = sorted(blocks, key=lambda one: (one.mode, one.level, names.index(one.method), one.round))
+    loads = grouped(ordered, lambda block: block.load)
+    return {load: grouped(own, lambda block: block.method) for load, own in loads.items()}
 
 
 def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
@@ -202,35 +181,22 @@ def summarise(blocks: Sequence[Block], target: float) -> list[dict[str, Any]]:
     `goodput` is of answers whose latency met the target, `tokens` are decoded ones, what a method needs
     besides the text counted; `speedup` is latency of the same answers in sequence / latency (geometric mean).
     """
-    return [
-        _row(own, methods.get(BASE, ()), target)
-        for methods in _grouped(blocks).values()
-        for own in methods.values()
-        if own
-    ]
+    rows = list[dict[str, Any]]()
+    for load, methods in _grouped(blocks).items():
+        for name, own in methods.items():
+            answers, base = _answers(own, name), _answers(methods.get(BASE, ()), name)
+            speedup = geometric_mean(_speedups(answers, base)) if base else None
+            counted = {"load": load, "method": name, "answers": len(answers)}
+            rows.append({**counted, **_figures(own, name, target), "speedup": speedup})
+    return rows
 
 
-def _row(blocks: Sequence[Block], bases: Sequence[Block], target: float) -> dict[str, Any]:
-    """That of a method's blocks beside the blocks in sequence."""
-    first = blocks[0]
-    found = [block.part(first.method) for block in blocks]
-    base = [block.part(first.method) for block in bases]
-    return {
-        "load": f"{first.level:g} {UNITS[first.mode]}",
-        "method": first.method,
-        "answers": len(_answers(found)),
-        **_figures(found, target),
-        "speedup": geometric_mean(_speedups(_answers(found), _answers(base))) if base else None,
-    }
+def _answers(blocks: Sequence[Block], method: str) -> list[Answer]:
+    return [answer for block in blocks for answer in block.part(method)]
 
 
-def _answers(blocks: Sequence[Block]) -> list[Answer]:
-    return [answer for block in blocks for answer in block.answers]
-
-
-def _figures(blocks: Sequence[Block], target: float) -> dict[str, float]:
-    """Those of all answers in some blocks."""
-    answers, seconds = _answers(blocks), sum(block.seconds for block in blocks)
+def _figures(blocks: Sequence[Block], method: str, target: float) -> dict[str, float]:
+    answers, seconds = _answers(blocks, method), sum(block.seconds for block in blocks)
     latencies = [answer.seconds for answer in answers]
     p50, p90, p99 = quantile(latencies, (0.5, 0.9, 0.99)).tolist()
     return {
@@ -251,31 +217,28 @@ def compare_methods(blocks: Sequence[Block], target: float) -> list[dict[str, An
     the others are over the rounds. A round by which nothing can be told (a goodput of nothing) is left out.
     """
     rows = list[dict[str, Any]]()
-    for (mode, level), methods in _grouped(blocks).items():
+    for load, methods in _grouped(blocks).items():
         pairs = [(name, BASE) for name in methods if name != BASE]
         pairs += [("auto", "pasta")] if "auto" in methods else []
         for name, base in pairs:
-            rounds = zip(methods[name], methods.get(base, ()), strict=False)
-            found = [(one.part(name), other.part(name)) for one, other in rounds]
-            if found:
-                head = {"load": f"{level:g} {UNITS[mode]}", "method": f"{name} / {base}"}
-                rows.append({**head, **_ratios(found, target)})
+            if rounds := [*zip(methods[name], methods.get(base, ()), strict=False)]:
+                row = {"load": load, "method": f"{name} / {base}"}
+                rows.append({**row, **_ratios(rounds, name, target)})
     return rows
 
 
-def _ratios(rounds: Sequence[tuple[Block, Block]], target: float) -> dict[str, Any]:
+def _ratios(rounds: Sequence[tuple[Block, Block]], method: str, target: float) -> dict[str, Any]:
     """By how much the first of two blocks is better than the second."""
     ours, theirs = zip(*rounds, strict=True)
-    sooner = _speedups(_answers(ours), _answers(theirs))
-    figures = [(_figures([one], target), _figures([other], target)) for one, other in rounds]
+    sooner = _speedups(_answers(ours, method), _answers(theirs, method))
+    figures = [[_figures([block], method, target) for block in both] for both in rounds]
+    goodputs = [(one["goodput"], other["goodput"]) for one, other in figures]
     found = {
         "sooner": sooner,
         "median latency": [other["p50"] / one["p50"] for one, other in figures],
         "p99": [other["p99"] / one["p99"] for one, other in figures],
         "throughput": [one["throughput"] / other["throughput"] for one, other in figures],
-        "goodput": [
-            one["goodput"] / other["goodput"] for one, other in figures if one["goodput"] and other["goodput"]
-        ],
+        "goodput": [one / other for one, other in goodputs if one and other],
     }
     shown = {name: format_estimate(estimate(own) if own else None, ".2f") for name, own in found.items()}
     return {"prompts": len(sooner), **shown}
@@ -285,7 +248,7 @@ def default_target(blocks: Sequence[Block]) -> float:
     """Twice the median latency in sequence at the lowest load; of any method if that is missing."""
     base = [block for block in blocks if block.method == BASE] or blocks
     lowest = min(base, key=lambda block: (block.mode, block.level))
-    return 2 * median(lowest.latencies)
+    return 2 * median(answer.seconds for answer in lowest.answers)
 
 
 async def _run(settings: LoadSettings) -> str:
@@ -296,13 +259,7 @@ async def _run(settings: LoadSettings) -> str:
             f"methods are {', '.join(METHODS)}, or {BASE} and another with a plus between; "
             f"got {', '.join(settings.methods)}"
         )
-    measured = {
-        "benchmark": "load",
-        "backend": settings.backend,
-        "weights": backend_digest(settings.backend),
-        "documents": documents_digest(documents),
-        "answers": settings.answers,
-    }
+    measured = {**settings.measured("load", documents), "answers": settings.answers}
     with opened_journal(settings.out, measured) as journal:
         async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
             blocks = await measure(engine, cases_of(documents), settings, journal)

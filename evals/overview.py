@@ -39,23 +39,20 @@ def overview(rows: Sequence[Answer]) -> dict[str, Overview]:
 
 def overview_table(found: dict[str, Overview]) -> list[dict[str, Any]]:
     """The figures as rows: each mean with the prompts that it is over; counts as `parallel / plain`."""
-    rows = list[dict[str, Any]]()
-    for name in found["all prompts"]["means"]:
-        cells = {group: _cell(own["means"].get(name)) for group, own in found.items()}
-        rows.append({"": name, **cells})
-    for name in found["all prompts"]["shares"]:
-        cells = {group: format_estimate(own["shares"].get(name)) for group, own in found.items()}
-        rows.append({"": f"{name}, %", **cells})
-    for name in found["all prompts"]["counts"]:
-        cells = {group: " / ".join(map(str, own["counts"][name])) for group, own in found.items()}
-        rows.append({"": name, **cells})
-    return rows
+    cells = {group: _cells(own) for group, own in found.items()}
+    names = cells["all prompts"]
+    return [{"": name, **{group: own.get(name, "-") for group, own in cells.items()}} for name in names]
 
 
-def _cell(mean: Mean | None) -> str:
-    if mean is None or mean["estimate"] is None:
-        return "-"
-    return f"{format_estimate(mean['estimate'], '.2f')}, n = {mean['prompts']}"
+def _cells(own: Overview) -> dict[str, str]:
+    means = {name: _mean_cell(mean) for name, mean in own["means"].items()}
+    shares = {f"{name}, %": format_estimate(one) for name, one in own["shares"].items()}
+    return means | shares | {name: " / ".join(map(str, each)) for name, each in own["counts"].items()}
+
+
+def _mean_cell(mean: Mean) -> str:
+    found = mean["estimate"]
+    return f"{format_estimate(found, '.2f')}, n = {mean['prompts']}" if found else "-"
 
 
 def _overview(rows: Sequence[Answer]) -> Overview:
@@ -65,7 +62,10 @@ def _overview(rows: Sequence[Answer]) -> Overview:
         "means": {**_means(rows, plain, parallel), **_beside(rows, others)},
         "shares": {
             "answers with promises": _share(parallel, lambda row: row.promises > 0),
-            "answers without a fault in their tags": _share(parallel, _has_sound_tags),
+            # nothing to say about their tags but advice about style
+            "answers without a fault in their tags": _share(
+                parallel, lambda row: STYLE_CODES.issuperset(row.complaints)
+            ),
         },
         "counts": _counts(plain, parallel),
     }
@@ -79,13 +79,13 @@ def _means(rows: Sequence[Answer], plain: Sequence[Answer], parallel: Sequence[A
     return {
         "measured: plain s / parallel s": _mean(one.speedup for one in pairs),
         "measured: own text at a plain token's pace / parallel s": _mean_by_prompt(
-            whole if plain_ms else [], lambda row: _text_tokens(row) * plain_ms / 1000 / row.seconds
+            whole if plain_ms else [], lambda row: row.whole_text_tokens * plain_ms / 1000 / row.seconds
         ),
         "plain tokens / critical path": _mean(one.theoretical for one in pairs),
         "measured / (plain tokens / critical path)": _mean(one.speedup / one.theoretical for one in pairs),
         "own tokens / critical path": _mean_by_prompt(whole, lambda row: row.tokens / row.critical_path),
         "own text's tokens / critical path": _mean_by_prompt(
-            whole, lambda row: _text_tokens(row) / row.critical_path
+            whole, lambda row: row.whole_text_tokens / row.critical_path
         ),
         "ms a token of the critical path": _mean_by_prompt(parallel, _token_ms),
         "ms a plain token": pace,
@@ -102,25 +102,19 @@ def _beside(rows: Sequence[Answer], others: Sequence[str]) -> dict[str, Mean]:
     return found
 
 
-def _text_tokens(row: Answer) -> int:
-    """Tokens that the text alone would have had, the end of text among them."""
-    return row.text_tokens + 1
-
-
 def _token_ms(row: Answer) -> float:
     return 1000 * row.seconds / row.critical_path
 
 
 def _counts(plain: Sequence[Answer], parallel: Sequence[Answer]) -> dict[str, list[int]]:
-    faults, of_plain = (
-        [count_faults(parse(row.written), cut=row.cut) for row in each] for each in (parallel, plain)
-    )
+    both = parallel, plain
+    faults = [[count_faults(parse(row.written), cut=row.cut) for row in each] for each in both]
     nested = [row.complaints.get(Code.PROMISE_NESTED, 0) for row in parallel]
-    topics = [one.same_topic for one in faults]
+    topics = [one.same_topic for one in faults[0]]
     return {
-        "answers": [len(parallel), len(plain)],
-        "ended by length": [sum(row.ended_by_length for row in each) for each in (parallel, plain)],
-        "that repeat themselves": [sum(one.loop for one in each) for each in (faults, of_plain)],
+        "answers": [len(each) for each in both],
+        "ended by length": [sum(row.ended_by_length for row in each) for each in both],
+        "that repeat themselves": [sum(one.loop for one in each) for each in faults],
         "promises": [sum(row.promises for row in parallel)],
         "promises inside chunks": [sum(nested)],
         "answers with one": [sum(map(bool, nested))],
@@ -128,11 +122,6 @@ def _counts(plain: Sequence[Answer], parallel: Sequence[Answer]) -> dict[str, li
         "answers with such a promise": [sum(map(bool, topics))],
         "chunks that a limit ended": [sum(len(row.cut) for row in parallel)],
     }
-
-
-def _has_sound_tags(row: Answer) -> bool:
-    """Whether there is nothing to say about its tags but advice about style."""
-    return STYLE_CODES.issuperset(row.complaints)
 
 
 def _share(rows: Sequence[Answer], holds: Callable[[Answer], bool]) -> Estimate | None:

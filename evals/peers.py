@@ -21,18 +21,15 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
+from pasta_async import Sampling
 from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import PastaError
 from pasta_async.evals.llama_cpp import LlamaCpp, llama_cpp_files
-from pasta_async.evals.records import memory_of
+from pasta_async.evals.records import own_memory
+from pasta_async.protocol import DecodeRequest
 
 _SLOTS = 8192  # of the embedded engine
-_MODULES = {
-    "local": "pasta_async.backends.local.engine",
-    "llama.cpp": "llama_cpp",
-    "transformers": "transformers.generation",
-}
 
 
 class Peer(NamedTuple):
@@ -53,11 +50,11 @@ class Peer(NamedTuple):
 class _Local:
     """The embedded engine through its backend, as a client uses it; methods and times as `LlamaCpp` has."""
 
-    def __init__(self, path: str, dtype: str, threads: int) -> None:
-        from pasta_async.backends.local import LocalBackend
+    def __init__(self, peer: Peer, threads: int) -> None:
+        from pasta_async.backends.local import LocalBackend  # torch would count as memory of the others
 
         self._runner = asyncio.Runner()
-        self._backend = LocalBackend(path, dtype=dtype, device="cpu", slots=_SLOTS, threads=threads)
+        self._backend = LocalBackend(peer.path, dtype=peer.dtype, device="cpu", slots=_SLOTS, threads=threads)
         self._runner.run(self._backend.connect())
         self._prompt: tuple[int, ...] = ()
 
@@ -74,8 +71,6 @@ class _Local:
 
     async def _decode(self, prompts: Sequence[tuple[int, ...]], tokens: int) -> float:
         """The time to decode so many tokens behind each prompt, all at once."""
-        from pasta_async import Sampling
-        from pasta_async.protocol import DecodeRequest
 
         async def decode(thread: int, ids: tuple[int, ...]) -> None:
             async for _ in self._backend.decode(DecodeRequest("answer", thread, ids, tokens, Sampling())):
@@ -91,16 +86,16 @@ class _Local:
 class _Transformers:
     """The same of transformers' `generate` in float32: a batch behind a prefix whose KV is kept."""
 
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, peer: Peer, threads: int) -> None:
         import torch
         import transformers
 
         torch.set_num_threads(threads)
-        where: dict[str, Any] = {"pretrained_model_name_or_path": path}
-        if path.endswith(".gguf"):
-            where = {"pretrained_model_name_or_path": str(Path(path).parent), "gguf_file": Path(path).name}
+        path, options = Path(peer.path), dict[str, Any]()
+        if path.suffix == ".gguf":
+            path, options = path.parent, {"gguf_file": path.name}
         models: Any = transformers.AutoModelForCausalLM
-        self._model: Any = models.from_pretrained(**where, dtype=torch.float32).eval()
+        self._model: Any = models.from_pretrained(str(path), **options, dtype=torch.float32).eval()
         self._prompt: tuple[int, ...] = ()
         self._cache: Any = None
 
@@ -128,12 +123,6 @@ class _Transformers:
         return time.perf_counter() - began
 
 
-def _load(peer: Peer, threads: int) -> _Local | LlamaCpp | _Transformers:
-    if peer.engine == "local":
-        return _Local(peer.path, peer.dtype, threads)
-    return LlamaCpp(peer.path, threads) if peer.engine == "llama.cpp" else _Transformers(peer.path, threads)
-
-
 class RemoteEngine:
     """An engine in a process of its own: while another one is measured it waits."""
 
@@ -153,7 +142,7 @@ class RemoteEngine:
 
     def peak_memory(self) -> int:
         """The most memory that its process had, in bytes."""
-        return self._run(_peak_memory)
+        return self._run(own_memory, "VmHWM")
 
     def _run(self, work: Callable[..., Any], *arguments: object) -> Any:
         try:
@@ -169,7 +158,7 @@ def open_engine_process(peer: Peer, threads: int) -> Generator[RemoteEngine]:
     """Load a peer with so many CPU threads in a process of its own, which ends with the block.
 
     Raises:
-        PastaError: It cannot be loaded: its package is missing, or it refuses the model.
+        PastaError: Its package is missing, or it refuses the model.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield RemoteEngine(pool, peer, threads)
@@ -179,7 +168,7 @@ class LlamaCppSettings(CommandSettings):
     """Settings of a command that times llama.cpp beside a backend."""
 
     llama_cpp: Path | None = Field(
-        default=None, description="the same weights (a folder, a GGUF file) for llama.cpp: extra `peers`"
+        default=None, description="the same weights for llama.cpp: a folder, a GGUF file"
     )
     llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
     threads: int | None = Field(default=None, ge=1, description="local: and llama.cpp: CPU threads")
@@ -207,20 +196,24 @@ def open_llama_cpp(settings: LlamaCppSettings) -> Generator[RemoteEngine | None]
             yield engine
 
 
+_ENGINES: dict[str, tuple[str, Callable[[Peer, int], Any]]] = {
+    "local": ("pasta_async.backends.local.engine", _Local),
+    "llama.cpp": ("llama_cpp", lambda peer, threads: LlamaCpp(peer.path, threads)),
+    "transformers": ("transformers.generation", _Transformers),
+}
+"""Of each engine what is imported before it is loaded, which does not count, and what loads it."""
+
 _engine: Any = None  # of the process
 
 
 def _open(peer: Peer, threads: int) -> float:
     global _engine
-    importlib.import_module(_MODULES[peer.engine])  # does not count as loading the model
+    module, load = _ENGINES[peer.engine]
+    importlib.import_module(module)
     began = time.perf_counter()
-    _engine = _load(peer, threads)
+    _engine = load(peer, threads)
     return time.perf_counter() - began
 
 
 def _call(method: str, arguments: tuple[object, ...]) -> Any:
     return getattr(_engine, method)(*arguments)
-
-
-def _peak_memory() -> int:
-    return memory_of(os.getpid(), "VmHWM")

@@ -22,7 +22,8 @@ from pasta_async.cli.command import Command, CommandSettings, Count, command
 from pasta_async.evals.documents import read_documents
 from pasta_async.lang import TAG_TOKENS
 
-SHAPES: dict[str, tuple[int, ...]] = {
+Shape = Literal["tiny", "small", "medium", "135m", "1b", "8b"]
+SHAPES: dict[Shape, tuple[int, ...]] = {
     "tiny": (64, 2, 4, 2, 128),
     "small": (256, 6, 8, 2, 704),
     "medium": (512, 12, 8, 4, 1536),
@@ -32,30 +33,22 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 """Llama shapes by name: `135m` is SmolLM2's, the last two are those of Llama 3."""
 
-_SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    "intermediate_size",
-)
+_SIZES = "hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size".split()
 
 
 def make_model(
     folder: Path,
     texts: Iterable[str],
     *,
-    shape: str = "small",
+    shape: Shape = "small",
     vocabulary: int = 8192,
     context: int = 8192,
     weights: bool = True,
 ) -> None:
-    """Write the folder: config.json, tokenizer, and model.safetensors unless `weights` is off.
+    """Write the folder: config.json, tokenizer, and model.safetensors (float32) unless `weights` is off.
 
-    Args:
-        folder: Made if it is missing.
-        texts: What the tokenizer is trained on.
-        shape: One of `SHAPES`.
-        vocabulary: Tokens, the special ones counted; fewer if the texts do not give so many.
-        context: Positions.
-        weights: Whether to write weights (float32), the same each time.
+    The weights are the same each time. The vocabulary, which the tokenizer learns from the texts, counts the
+    special tokens; it has fewer tokens than asked for if the texts do not give so many.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,14 +96,10 @@ class ModelSettings(CommandSettings):
     """What model is made."""
 
     documents: Path = Field(description="records (JSON lines) whose texts it must write")
-    shape: Literal["tiny", "small", "medium", "135m", "1b", "8b"] = Field(
-        default="small", description="its size"
-    )
+    shape: Shape = Field(default="small", description="its size")
     vocabulary: Count = Field(default=8192, description="tokens, at most")
     context: Count = Field(default=8192, description="positions")
-    weights: bool = Field(
-        default=True, description="whether to write weights; else config and tokenizer alone"
-    )
+    weights: bool = Field(default=True, description="write weights; else config and tokenizer alone")
     out: Path = Field(description="the folder")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
@@ -60,9 +61,13 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**result, "environment": environment()}, indent=1)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    write_json(folder / "result.json", {**result, "environment": environment()})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -108,9 +113,9 @@ def cell(value: object) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def memory_of(process: int, which: Literal["VmRSS", "VmHWM"]) -> int:
-    """Resident bytes of a process, now or at most (Linux)."""
-    lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+def own_memory(which: Literal["VmRSS", "VmHWM"]) -> int:
+    """Resident bytes of this process, now or at most (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
 
 
@@ -123,8 +128,6 @@ def _version(package: str) -> str | None:
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    text = info.read_text(encoding="utf-8") if info.exists() else ""
+    found = re.search(r"^model name\s*: (.+)", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()

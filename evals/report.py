@@ -18,7 +18,7 @@ from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.evals.frontier import row
-from pasta_async.evals.records import markdown_table, read_json
+from pasta_async.evals.records import grouped, markdown_table, read_json
 from pasta_async.training.statistics import Estimate, format_estimate, format_gain
 
 if TYPE_CHECKING:
@@ -38,12 +38,8 @@ class ReportSettings(CommandSettings):
     """What is reported on."""
 
     run: Path = Field(description="folder of a run of pasta_async.training.run")
-    out: Path | None = Field(
-        default=None, description="folder that is written; default: report, in the run's"
-    )
-    margin: float = Field(
-        default=2.0, ge=0, description="points by which the best model's score may be below the baseline's"
-    )
+    out: Path | None = Field(default=None, description="folder to write; default: report, in the run's")
+    margin: float = Field(default=2.0, ge=0, description="points that the best may score below the baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +80,9 @@ def best(found: Sequence[Model], margin: float) -> Model | None:
     That is: with 95% confidence, one-sided, its score is less than `margin` points below the baseline's. None
     if there is none.
     """
-    bounds = [(model, (model.figures["difference"] or {}).get("bound")) for model in found if model.candidate]
-    as_good = [
-        model for model, bound in bounds if model.comparable and bound is not None and bound >= -margin
-    ]
+    able = [one for one in found if one.candidate and one.comparable]
+    bounds = [(one, (one.figures["difference"] or {}).get("bound")) for one in able]
+    as_good = [one for one, bound in bounds if bound is not None and bound >= -margin]
     return max(as_good, key=lambda one: one.place, default=None)
 
 
@@ -100,13 +95,8 @@ def unbeaten(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return kept[::-1]
 
 
-def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
-    """Write `report.md` and `frontier.png` of what a run has measured so far.
-
-    Args:
-        run: Its folder.
-        folder: Is made if need be; files of the same names are written over.
-        margin: Points by which the score of the best model may be below the baseline's.
+def write_report(run: Path, folder: Path, margin: float) -> bool:
+    """Write `report.md` and `frontier.png` of what a run has measured so far; for the margin see `best`.
 
     Returns:
         Whether there was anything to compare.
@@ -115,7 +105,9 @@ def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
         InvalidRequestError: The folder is not that of a run.
     """
     plan = read_json(run / "run.json", "what a run consists of")
-    states = {name: _state(run / "steps" / f"{name}.json") for name in plan["steps"]}
+    paths = {name: run / "steps" / f"{name}.json" for name in plan["steps"]}
+    found = {name: read_json(path, "the state of a step") for name, path in paths.items() if path.exists()}
+    states = {name: found.get(name, {}) for name in paths}
     models = [
         _model(name, read_json(run / "evaluation" / name / "result.json", "a result"), plan["start"])
         for name in (model["name"] for model in plan["models"])
@@ -124,14 +116,10 @@ def write_report(run: Path, folder: Path, margin: float = 2.0) -> bool:
     if not models:
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join([f"# {plan['title']}", *_scores(models, margin), "## Time", *_times(states)])
+    text = "\n\n".join([f"# {plan['title']}", *_scores(models, margin), "## Time", _times(states)])
     (folder / "report.md").write_text(text + "\n", encoding="utf-8")
     _draw([one for one in models if one.comparable], models[0].figures["baseline"], folder / "frontier.png")
     return True
-
-
-def _state(path: Path) -> dict[str, Any]:
-    return read_json(path, "the state of a step") if path.exists() else {}
 
 
 def _model(name: str, result: dict[str, Any], start: str) -> Model:
@@ -149,10 +137,9 @@ def _scores(models: Sequence[Model], margin: float) -> list[str]:
     verdict = "There is no model that is not worse."
     if chosen:
         own = chosen.figures
+        speedup, score = format_estimate(own["theoretical_speedup"], ".2f"), format_estimate(own["score"])
         verdict = (
-            f"The best point is {chosen.name}: "
-            f"speed-up {format_estimate(own['theoretical_speedup'], '.2f')}, "
-            f"score {format_estimate(own['score'])}%, "
+            f"The best point is {chosen.name}: speed-up {speedup}, score {score}%, "
             f"{format_gain(own['difference'])} points from the baseline's."
         )
     rule = (
@@ -172,7 +159,7 @@ def _scores(models: Sequence[Model], margin: float) -> list[str]:
     return parts
 
 
-def _times(states: dict[str, dict[str, Any]]) -> list[str]:
+def _times(states: dict[str, dict[str, Any]]) -> str:
     """Minutes of each kind of step."""
     rows = list[dict[str, Any]]()
     for group in (*dict.fromkeys(name.partition("/")[0] for name in states), "all"):
@@ -180,7 +167,7 @@ def _times(states: dict[str, dict[str, Any]]) -> list[str]:
         done = sum(bool(state.get("finished")) for state in own)
         minutes = sum(state.get("seconds", 0.0) for state in own) / 60
         rows.append({"steps of": group, "steps": len(own), "done": done, "minutes": minutes})
-    return [markdown_table(rows)]
+    return markdown_table(rows)
 
 
 def _draw(models: Sequence[Model], baseline: dict[str, Any], path: Path) -> None:
@@ -197,8 +184,7 @@ def _draw(models: Sequence[Model], baseline: dict[str, Any], path: Path) -> None
         axes.plot(*zip(*frontier, strict=True), color="#655d4f", lw=4, alpha=0.25, label="frontier")
         axes.plot(*sequential, "s", color="#25211a")
         axes.annotate("sequential", sequential, (9, 7), textcoords="offset points")
-        for number, group in enumerate(dict.fromkeys(one.group or one.name for one in models)):
-            own = [one for one in models if group in (one.group, one.name)]
+        for number, own in enumerate(grouped(models, lambda one: one.group or one.name).values()):
             _draw_group(axes, own, f"C{number % 8}")
         axes.margins(x=0.16, y=0.16)
         axes.legend(loc="best")

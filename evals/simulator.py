@@ -17,10 +17,8 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field
 
-from pasta_async import Backend
-from pasta_async.clock import REAL_CLOCK, Clock
+from pasta_async.clock import Clock
 from pasta_async.errors import BackendError, InvalidRequestError, UnsupportedModelError
-from pasta_async.evals.forcing import unwrapped
 from pasta_async.load import EngineLoad, StepMeter
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 from pasta_async.testing import ScriptedBackend, Tokenizer, VirtualClock
@@ -46,11 +44,6 @@ class EngineModel(StrictModel):
     gpus: int = Field(default=1, ge=1, description="engines, each with all the weights")
     tokenizer: str | None = Field(default=None, description="a model folder; without it, words are counted")
 
-    def seconds(self, requests: int, tokens: int, prefilled: int = 0) -> float:
-        """How long a step takes that decodes so many requests, of so many tokens of context all in all."""
-        decoding = self.step + self.sequence * requests + self.context * tokens
-        return decoding + self.prefill * prefilled
-
     @classmethod
     def of(cls, constants: str) -> EngineModel:
         """Read constants as they stand behind `simulated:`, such as `step=0.01&gpus=8`.
@@ -68,11 +61,8 @@ class SimulatedBackend(ScriptedBackend):
     """Engines with continuous batching and a prefix cache each; every request has to be forced.
 
     Each step takes what the model says for the requests that are in it; a prompt is computed in one step,
-    beside the decoding. Answers go to the engines in turn, all requests of one to the same.
-
-    Args:
-        model: How long steps take, and how many engines there are.
-        tokenizer: In place of the one that the model names.
+    beside the decoding. Answers go to the engines in turn, all requests of one to the same. A given tokenizer
+    takes the place of the one that the model names.
     """
 
     def __init__(self, model: EngineModel, tokenizer: Tokenizer | None = None) -> None:
@@ -182,11 +172,14 @@ class _Engine:
             self.remove(job)
 
     async def _run(self) -> None:
+        model = self._model
         while self._waiting or self._running:
             decoding = len(self._running)
             tokens = sum(len(job.request.ids) + len(job.out) for job in self._running)
             prefilled = self._admit()
-            seconds = self._model.seconds(decoding, tokens, prefilled)
+            seconds = (
+                model.step + model.sequence * decoding + model.context * tokens + model.prefill * prefilled
+            )
             await self._clock.sleep(seconds)
             self._meter.add(decoding, tokens, prefilled, seconds)
             for job in [*self._running]:
@@ -225,9 +218,3 @@ def _read_tokenizer(folder: str) -> Tokenizer:
     made: Any = SimpleNamespace(vocab_size=codec.vocab_size, end_id=codec.end_ids[0], tags=codec.tags)
     made.encode, made.decode = codec.encode, codec.detokenize
     return made
-
-
-def clock_of(backend: Backend) -> Clock:
-    """The clock on which a backend takes its time, whatever wraps it."""
-    inner = unwrapped(backend)
-    return inner.clock if isinstance(inner, SimulatedBackend) else REAL_CLOCK

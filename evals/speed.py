@@ -22,19 +22,16 @@ the answers too. What a model would gain that wrote given answers is measured by
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pydantic import Field
 
 from pasta_async import Client, Sampling
-from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.evals.answers import (
     FORMS,
@@ -46,11 +43,18 @@ from pasta_async.evals.answers import (
     of_form,
     take_turns,
 )
-from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, digest, held_out
+from pasta_async.evals.documents import WARM_UP_SEED, AskedSettings, Prompt, RawFigures, digest, held_out
 from pasta_async.evals.engines import cold_client
 from pasta_async.evals.overview import overview, overview_table
 from pasta_async.evals.peers import LlamaCppSettings, RemoteEngine, open_llama_cpp
-from pasta_async.evals.records import environment, grouped, markdown_table, measurements, opened_journal
+from pasta_async.evals.records import (
+    environment,
+    grouped,
+    markdown_table,
+    measurements,
+    opened_journal,
+    write_json,
+)
 from pasta_async.jobs import Journal
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import format_share
@@ -68,17 +72,7 @@ class SpeedSettings(AskedSettings, LlamaCppSettings):
     max_tokens: Count = Field(default=1024, description="of an answer, tags counted")
     dtype: str | None = Field(default=None, description="local: float32, int8, ...; see `open_backend`")
     brief: bool = Field(default=False, description="also plain answers to prompts that say: Be brief.")
-    out: Path | None = Field(
-        default=None, description="file for the raw figures; one that was broken off is gone on with"
-    )
-
-    @property
-    def options(self) -> BackendOptions:
-        """Of the backend: those that are set."""
-        given = self.options_of(self.backend)
-        if self.dtype:
-            given["dtype"] = self.dtype
-        return given
+    out: RawFigures = None
 
     def sampling(self, number: int) -> Sampling:
         """Of the answers in a pass."""
@@ -96,15 +90,8 @@ async def measure(
 ) -> list[Answer]:
     """Time every prompt in both forms, and what else the settings ask for; see `take_turns` and `ask`.
 
-    Args:
-        opened: Gives a client whose backend has a cold prefix cache.
-        prompts: What is asked.
-        settings: How; each pass has the next seed.
-        warm: Prompts that are answered first, and not counted.
-        peer: Writes each plain answer again, with the same weights.
-        journal: Keeps every row as it comes.
-
-    Cancelling it cancels the answer under way and closes the client.
+    Prompts of `warm` are answered first in each pass, on the client that `opened` gives, and not counted; a
+    `peer` writes each plain answer again. Cancelling it cancels the answer under way and closes the client.
     """
     rows = (Answer(**row) for row in measurements(journal))
     plain = {(row.prompt, row.number): row for row in rows if row.method == "baseline"}
@@ -184,9 +171,12 @@ def _run(settings: SpeedSettings) -> str:
         "llama_cpp": settings.llama_cpp is not None,
         **({"brief": True} if settings.brief else {}),
     }
+    options = settings.options_of(settings.backend)
+    if settings.dtype:
+        options["dtype"] = settings.dtype
     with opened_journal(settings.out, measured) as journal, open_llama_cpp(settings) as peer:
         work = measure(
-            partial(cold_client, settings.backend, **settings.options),
+            partial(cold_client, settings.backend, **options),
             prompts,
             settings,
             warm=held_out(settings.families, 1, first_seed=WARM_UP_SEED),
@@ -196,9 +186,8 @@ def _run(settings: SpeedSettings) -> str:
         rows = asyncio.run(work)
     found = overview(rows)
     if settings.out:
-        path = settings.out.with_suffix(".figures.json")
         content = {**measured, "environment": environment(), "figures": found}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(settings.out.with_suffix(".figures.json"), content)
     return "\n\n".join(map(markdown_table, (summarise(rows), overview_table(found))))
 
 

@@ -25,16 +25,8 @@ from pydantic import Field
 from pasta_async import Backend
 from pasta_async.cli.command import Command, Count, command
 from pasta_async.errors import InvalidRequestError
-from pasta_async.evals.answers import (
-    Answer,
-    Answering,
-    compare,
-    describe_costs,
-    describe_speedup,
-    of_form,
-    take_turns,
-)
-from pasta_async.evals.documents import ForcedSettings, documents_digest, read_documents
+from pasta_async.evals.answers import Answer, Answering, describe_costs, describe_speedup, of_form, take_turns
+from pasta_async.evals.documents import ForcedSettings, read_documents
 from pasta_async.evals.engines import cold_backend
 from pasta_async.evals.methods.strategies import METHODS, llama_cpp
 from pasta_async.evals.methods.track import Method, cases_of, open_engine, play, warm_up
@@ -42,8 +34,6 @@ from pasta_async.evals.peers import LlamaCppSettings, open_llama_cpp
 from pasta_async.evals.records import markdown_table, opened_journal
 from pasta_async.jobs import Journal
 from pasta_async.lang import Document
-from pasta_async.training.identity import backend_digest
-from pasta_async.training.statistics import estimate, format_estimate
 
 
 async def measure(
@@ -51,19 +41,12 @@ async def measure(
     documents: Mapping[str, Document],
     methods: Sequence[Method],
     *,
-    passes: int = 3,
+    passes: int,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Write every answer by every method, `passes` times; see `take_turns`.
+    """Write every answer by every method, `passes` times, on a backend that is opened anew for each pass.
 
-    Args:
-        opened: Gives a backend whose prefix cache is cold.
-        documents: The answers, by prompt.
-        methods: What is compared.
-        passes: How often all of it is done.
-        journal: Keeps every row as it comes.
-
-    Cancelling it cancels the answer under way.
+    See `take_turns`. Cancelling it cancels the answer under way.
     """
     cases, by_name = cases_of(documents), {method.name: method for method in methods}
 
@@ -87,15 +70,11 @@ def summarise(rows: Sequence[Answer]) -> list[dict[str, Any]]:
         {
             "method": name,
             **describe_speedup(rows, name, "sequential"),
-            **{f"against {base}": _ratio(rows, name, base) for base in bases},
+            **{f"against {base}": describe_speedup(rows, name, base)["speed-up"] for base in bases},
             **describe_costs(of_form(rows, name)),
         }
         for name in names
     ]
-
-
-def _ratio(rows: Sequence[Answer], name: str, base: str) -> str:
-    return format_estimate(estimate([one.speedup for one in compare(rows, name, base)]), ".2f")
 
 
 def methods_for(names: Sequence[str], backend: str) -> list[Method]:
@@ -123,10 +102,7 @@ def _run(settings: MethodSettings) -> str:
     documents = read_documents(settings.documents, settings.sample)
     methods = methods_for(settings.methods, settings.backend)
     measured = {
-        "benchmark": "methods",
-        "backend": settings.backend,
-        "weights": backend_digest(settings.backend),
-        "documents": documents_digest(documents),
+        **settings.measured("methods", documents),
         "passes": settings.passes,
         "methods": [method.name for method in methods],
         "threads": settings.threads,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 from pasta_async.errors import BackendError
@@ -119,26 +120,27 @@ async def _apar(engine: Engine, case: Case) -> Work:
     fork, child = engine.tags.promise, engine.tags.open_async  # two tokens that text does not have
     prompt = await engine.ask(case.prompt, plain=False)
     main: list[int] = []
-    children: list[tuple[int, Ids]] = []
+    children: dict[int, Ids] = {}  # by where they are forked
     for node in document.nodes:
         if isinstance(node, Promise):
             main.append(fork)
             body = await engine.encode(node.chunk.text if node.chunk else "")
-            children.append((len(main), body + engine.end))
+            children[len(main)] = body + engine.end
         elif isinstance(node, Text):
             main += await engine.encode(node.text)
     whole = (*main, *engine.end)
 
     async def work(track: Track) -> int:
+        threads = count(1)
         async with asyncio.TaskGroup() as tasks:
 
-            def start(number: int) -> None:
-                at, body = children[number]
-                tasks.create_task(track.decode((*prompt, *whole[:at], child), body, thread=number + 1))
+            def start(at: int) -> None:
+                if at in children:
+                    context = (*prompt, *whole[:at], child)
+                    tasks.create_task(track.decode(context, children[at], thread=next(threads)))
 
-            marks = {at: lambda k=k: start(k) for k, (at, _) in enumerate(children)}
-            await track.decode(prompt, whole, marks=marks)
-        return max([len(whole), *(at + len(body) for at, body in children)])
+            await track.decode(prompt, whole, told=start)
+        return max([len(whole), *(at + len(body) for at, body in children.items())])
 
     return work
 
@@ -172,7 +174,7 @@ async def _thread(engine: Engine, promise: Promise) -> tuple[Ids, Ids]:
 How = Literal["planned", "split", "whole"]
 
 
-async def by_hand(engine: Engine, case: Case, *, how: How = "planned") -> Work:
+async def _by_hand(engine: Engine, case: Case, *, how: How) -> Work:
     """What one writes without a library: `asyncio.gather` over chat completions, whose replies come whole.
 
     `planned`: a list of parts first, then each of them; `split`: someone knew the parts; `whole`: all of the
@@ -238,36 +240,25 @@ def _count(track: Track, reply: httpx.Response) -> None:
 
 
 _served = partial(Method, needs_server=True)
-
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        Method("sequential", "an answer without tags, from one request", _sequential),
-        Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
-        Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto, optional=True),
-        Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
-        Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
-        Method(
-            "plan-then-fork",
-            "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
-            _plan_then_fork,
-        ),
-        _served(
-            "by hand",
-            "httpx and asyncio.gather over an OpenAI endpoint: a plan, then each part, all unstreamed",
-            by_hand,
-        ),
-        _served(
-            "split by hand",
-            "the same where someone has split the prompt: no plan",
-            partial(by_hand, how="split"),
-        ),
-        _served("sequential, whole", "one such reply, unstreamed", partial(by_hand, how="whole")),
-        _served(
-            "pasta, whole chunks",
-            "as `pasta`, each chunk unstreamed (`whole_chunks=True`)",
-            partial(_pasta, whole_chunks=True),
-        ),
-    )
-}
+_ALL = (
+    Method("sequential", "an answer without tags, from one request", _sequential),
+    Method("pasta", "PASTA (arXiv 2502.11517), as pasta_async decodes it", _pasta),
+    Method("auto", "the same, as parallel as the load lets it be (`load`)", _auto, optional=True),
+    Method("skeleton", "Skeleton-of-Thought with its router (arXiv 2307.15337)", _skeleton),
+    Method("apar", "APAR (arXiv 2401.06761): forks by structure, no join", _apar),
+    Method(
+        "plan-then-fork",
+        "like ThreadWeaver (arXiv 2512.07843) and APR (arXiv 2504.15466): plan, barrier, prefill again",
+        _plan_then_fork,
+    ),
+    _served(
+        "by hand",
+        "httpx and asyncio.gather over an OpenAI endpoint: a plan, then each part, all unstreamed",
+        partial(_by_hand, how="planned"),
+    ),
+    _served("split by hand", "the same, where someone has split the prompt", partial(_by_hand, how="split")),
+    _served("sequential, whole", "one such reply, unstreamed", partial(_by_hand, how="whole")),
+    _served("pasta, whole chunks", "as `pasta`, each chunk unstreamed", partial(_pasta, whole_chunks=True)),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 """All methods by name, in the order of the tables."""

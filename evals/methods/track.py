@@ -14,11 +14,11 @@ import httpx
 
 from pasta_async import Backend, Client, Generation, Sampling
 from pasta_async.backends.sglang import SGLangBackend
-from pasta_async.clock import Clock
+from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
-from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, force, tags_of
-from pasta_async.evals.simulator import clock_of
+from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, force, tags_of, unwrapped
+from pasta_async.evals.simulator import SimulatedBackend
 from pasta_async.lang import Document, Node, Promise, Sync
 from pasta_async.protocol import DecodeRequest
 from pasta_async.tag_tokens import TagIds
@@ -28,7 +28,6 @@ Ids = tuple[int, ...]
 Work = Callable[["Track"], Awaitable[int]]
 """Decodes the answer; returns its critical path in tokens."""
 
-_NONE: Mapping[int, Callable[[], object]] = {}
 _NUMBERS = itertools.count(random.randrange(900**2))
 
 
@@ -50,7 +49,7 @@ class Case:
 
 def cases_of(documents: Mapping[str, Document]) -> list[Case]:
     """A case for each document."""
-    return [Case(index, prompt, document) for index, (prompt, document) in enumerate(documents.items())]
+    return [Case(index, *asked) for index, asked in enumerate(documents.items())]
 
 
 def _warm_up_case() -> Case:
@@ -78,7 +77,7 @@ def rounds(document: Document) -> list[list[Part]]:
     """The visible text as parts that do not depend on each other, in rounds that have to come one by one.
 
     A part is a promised chunk with the text before it; what follows the last one of a round belongs to it,
-    and a round without promises is one part. All parts together are the visible text.
+    and a round without promises is one part.
     """
     return [parts for nodes in stretches(document.nodes) if (parts := _parts(nodes))]
 
@@ -140,14 +139,13 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(backend: Backend, documents: Mapping[str, Document]) -> AsyncGenerator[Engine]:
-    """An engine for these documents on a backend, which stays open.
-
-    It knows the document of `warm_up` too.
+    """An engine for these documents, and that of `warm_up`, on a backend, which stays open.
 
     Raises:
         UnsupportedModelError: The backend's model cannot be forced.
     """
-    info, clock = await backend.connect(), clock_of(backend)
+    info, inner = await backend.connect(), unwrapped(backend)
+    clock = inner.clock if isinstance(inner, SimulatedBackend) else REAL_CLOCK
     url = backend.url if isinstance(backend, SGLangBackend) else ""
     warm = _warm_up_case()
     forced = ForcedBackend(backend, {warm.question: warm.document, **documents})
@@ -176,17 +174,11 @@ class Track:
         self._answer = uuid4().hex
 
     async def decode(
-        self, context: Ids, target: Ids, *, thread: int = 0, marks: Mapping[int, Callable[[], object]] = _NONE
+        self, context: Ids, target: Ids, *, thread: int = 0, told: Callable[[int], object] | None = None
     ) -> None:
-        """Have the engine write `target` behind `context`, and end the request.
+        """Have the engine write `target` behind the whole `context`. Cancelling it aborts the request.
 
-        Args:
-            context: The whole context.
-            target: What is written.
-            thread: A number of its own for each thread.
-            marks: Called when so many tokens are there.
-
-        Cancelling it aborts the request.
+        Each thread has a number of its own; `told` is called with how many tokens are there, at each.
         """
         backend = self.engine.backend
         request = DecodeRequest(self._answer, thread, context, len(target), Sampling())
@@ -196,8 +188,8 @@ class Track:
                 self.note_token()
                 for _ in piece.ids:
                     written += 1
-                    if written in marks:
-                        marks[written]()
+                    if told:
+                        told(written)
                 cached = cached if piece.cached_tokens is None else piece.cached_tokens
         self.count(written, cached, len(context) - cached)
 
@@ -233,15 +225,12 @@ class Method:
 
 
 async def play(engine: Engine, method: Method, case: Case, number: int = 0) -> Answer:
-    """Write a case's answer by a method, timed; what it encodes beforehand is not.
-
-    Cancelling it aborts what is under way.
-    """
+    """Write a case's answer by a method; see `time_work`. What it encodes beforehand is not timed."""
     return await time_work(engine, method, case, await method.prepare(engine, case.fresh()), number)
 
 
 async def time_work(engine: Engine, method: Method, case: Case, work: Work, number: int = 0) -> Answer:
-    """Do what a method has prepared. Cancelling it aborts what is under way."""
+    """Do what a method has prepared, timed. Cancelling it aborts what is under way."""
     track = Track(engine)
     path = await work(track)
     seconds = engine.clock.time() - track.began

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import os
 from collections.abc import Sequence
 from statistics import median
 from time import process_time
 from typing import Any
 
 from pasta_async import Client, Limits, Sampling
-from pasta_async.evals.records import environment, markdown_table, memory_of
+from pasta_async.evals.records import environment, markdown_table, own_memory
 from pasta_async.observers import Observer
 from pasta_async.testing import Fault, ScriptedBackend
 
@@ -95,7 +94,7 @@ def _crowd(answers: int, collector: str) -> Row:
     """Memory and CPU time of a process with so many threads open: what they take of it, and to get there."""
     asyncio.run(_hold_open(1))  # loads what is loaded late
     gc.collect()
-    before, began = memory_of(os.getpid(), "VmRSS"), process_time()
+    before, began = own_memory("VmRSS"), process_time()
     gc.set_threshold(*_COLLECTORS[collector])
     try:
         held, opened = asyncio.run(_hold_open(answers))
@@ -135,7 +134,7 @@ async def _hold_open(answers: int) -> tuple[int, float]:
                 broken[0].result()
         opened = process_time()
         gc.collect()
-        held = memory_of(os.getpid(), "VmRSS")
+        held = own_memory("VmRSS")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
