@@ -164,8 +164,8 @@ def theoretical(
 
 
 def comparable(one: Answer, other: Answer) -> bool:
-    """Whether two answers tell of speed: how long one that a limit ended would have taken is not known."""
-    return not (one.ended_by_length or other.ended_by_length)
+    """Whether two answers tell of speed: one of no token does not, nor one that a limit ended."""
+    return all(answer.tokens and not answer.ended_by_length for answer in (one, other))
 
 
 def prompts_of(answers: Sequence[Answer]) -> list[int]:
@@ -278,9 +278,11 @@ def compare(rows: Sequence[Answer], method: str = "parallel", base: str = "basel
     Raises:
         ValueError: One of them is missing somewhere.
     """
-    ordered = sorted(rows, key=lambda one: (one.prompt, one.number))
-    rows_of_both = zip(of_form(ordered, method), of_form(ordered, base), strict=True)
-    pairs = [(one, other) for one, other in rows_of_both if comparable(one, other)]
+    ours, theirs = ({(one.prompt, one.number): one for one in of_form(rows, name)} for name in (method, base))
+    if ours.keys() != theirs.keys():
+        raise ValueError(f"{method} and {base} have to be measured at every prompt in every pass")
+    both_of = ((ours[place], theirs[place]) for place in sorted(ours))
+    pairs = [(one, other) for one, other in both_of if comparable(one, other)]
     return [
         Comparison(
             prompt,

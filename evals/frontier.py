@@ -165,7 +165,7 @@ def _compared(rows: Sequence[_Graded]) -> dict[str, Any]:
     if not plain:
         return own
     matched = [
-        one.whole_text_tokens / max(1, one.critical_path) if comparable(one, other) else None
+        one.whole_text_tokens / one.critical_path if comparable(one, other) else None
         for one, other in zip(answers, plain, strict=True)
     ]
     differences = [

@@ -132,10 +132,12 @@ def read_samples(path: Path | str, tokens: bool = True) -> Iterator[SampledPromp
     Raises:
         InvalidRequestError: It cannot be read, or a line is something else; with its number.
     """
-    without: dict[str, Any] = {} if tokens else {"ids": (), "parents": (), "targets": ()}
+    without: dict[str, Any] = {"ids": (), "parents": (), "targets": ()}
     for _, prompt in read_lines(path, SampledPrompt):
-        samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
-        yield prompt.model_copy(update={"samples": samples})
+        if not tokens:
+            samples = tuple(sample.model_copy(update=without) for sample in prompt.samples)
+            prompt = prompt.model_copy(update={"samples": samples})
+        yield prompt
 
 
 def read_scores(path: Path | str) -> dict[tuple[str, int], Score]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -176,11 +177,11 @@ def generation_defaults(model: Path, vocab_size: float = math.inf) -> Generation
         return GenerationDefaults()
     path = model / "generation_config.json"
     raw = read_object(path) or {}
-    with well_formed(path):
-        penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
-        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
+    penalty = ConfigReader(path, raw).number(_PENALTY, 1.0)
     if penalty > _MOST_PENALTY:
         raise UnsupportedModelError(f"{path}: {_PENALTY} must be at most {_MOST_PENALTY}, not {penalty}")
+    with well_formed(path):
+        suppressed: tuple[Any, ...] = tuple(raw.get("suppress_tokens") or ())
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
         raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 on, below {vocab_size}")
     return GenerationDefaults(penalty, suppressed)
@@ -206,12 +207,13 @@ class ConfigReader:
         return UnsupportedModelError(f"{self.path}: {why}; {self.refusal}")
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive number that a float can hold."""
         value = self.raw.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < float(value) < math.inf:
-            raise self._mistaken(key, "a positive number", value)
-        return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if 0 < value <= sys.float_info.max:
+                return value
+        raise self._mistaken(key, "a positive number", value)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""

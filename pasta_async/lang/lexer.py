@@ -229,8 +229,8 @@ def _read_tokens(value: str | None) -> tuple[int | None, Code | None]:
     if not value:  # left out, or empty
         return None, None
     digits = value.strip().lstrip("0")
-    is_number = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
-    if not is_number or int(digits) > MAX_ESTIMATE:
+    readable = digits.isascii() and digits.isdecimal() and len(digits) <= len(str(MAX_ESTIMATE))
+    if not readable or (number := int(digits)) > MAX_ESTIMATE:
         return None, Code.TOKENS_BAD
-    rounded = -(-int(digits) // 10) * 10
-    return rounded, None if rounded == int(digits) else Code.TOKENS_NOT_TENS
+    rounded = -(-number // 10) * 10
+    return rounded, None if rounded == number else Code.TOKENS_NOT_TENS

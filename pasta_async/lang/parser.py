@@ -324,7 +324,7 @@ class Parser:
             events.append(text)
 
     def _on_tag(self, tag: Tag, events: list[Reading]) -> None:
-        """Do what a tag says; what does it gives a code instead if the tag is to be ignored."""
+        """Do what a tag says; a code says why it is to be ignored instead."""
         opening = {"promise": self._on_promise, "async": self._on_async, "sync": self._on_sync}
         act = self._on_close if tag.closing else opening[tag.name]
         if code := act(tag, events):

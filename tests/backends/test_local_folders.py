@@ -77,6 +77,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a penalty beyond all": (_generation(repetition_penalty=3), "repetition_penalty"),
     "an id that is none": (_generation(suppress_tokens=[10**6]), "suppress_tokens"),
     "ids that are no list": (_generation(suppress_tokens=True), "generation_config"),
+    "a penalty that no float holds": (
+        _generation(repetition_penalty=10**400),
+        r"generation_config.*repetition_penalty",
+    ),
     "an end that is none": (_generation(eos_token_id="x"), r"generation_config.*eos_token_id"),
     "ends that are none": (_generation(eos_token_id=[1, None]), r"generation_config.*eos_token_id"),
     "template in no UTF-8": (

@@ -111,6 +111,7 @@ class _Learner:
         first, second = np.array([[place[one.prompt, text] for text in one.answers] for one in comparisons]).T
         self._differences = rest[first] - rest[second]
         self._comparisons, self._penalty = comparisons, penalty
+        self._lengths, self._wins = lengths_and_wins(comparisons)
 
     def test(self, blocks: Iterable[tuple[list[int], list[int]]]) -> tuple[list[Comparison], NDArray[Any]]:
         """What is unseen in a block, and the differences in reward, each learned without it."""
@@ -126,8 +127,8 @@ class _Learner:
         return Head(weights, self._effects @ weights)
 
     def _fit(self, places: Sequence[int]) -> NDArray[Any]:
-        lengths, wins = lengths_and_wins([self._comparisons[place] for place in places])
-        return fit_head(self._differences[places], lengths, wins, self._penalty)[:-1]
+        parts = self._differences[places], self._lengths[places], self._wins[places]
+        return fit_head(*parts, self._penalty)[:-1]
 
 
 def _read(settings: RewardSettings, answers: Sequence[tuple[str, str]]) -> NDArray[Any]:
