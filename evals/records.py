@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pasta_async.errors import InvalidRequestError
-from pasta_async.jobs import Journal
+from pasta_async.jobs import Journal, write_json
 
 _PACKAGES = ("pasta_async", "torch", "sglang", "transformers")
 
@@ -62,12 +62,6 @@ def write_rows(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     """Write a result, and where it was measured, as `result.json`; the folder is made if need be."""
     write_json(folder / "result.json", {**result, "environment": environment()})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:

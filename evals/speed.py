@@ -53,9 +53,8 @@ from pasta_async.evals.records import (
     markdown_table,
     measurements,
     opened_journal,
-    write_json,
 )
-from pasta_async.jobs import Journal
+from pasta_async.jobs import Journal, write_json
 from pasta_async.training.identity import backend_digest
 from pasta_async.training.statistics import format_share
 

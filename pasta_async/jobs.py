@@ -130,6 +130,13 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return (json.dumps(dict(row), ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as an indented JSON file, other scripts as they are; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON's own escape of lone surrogates
+
+
 def journal_beside(out: Path) -> Path:
     """Where the journal of a command that writes one file stands."""
     return out.with_name(f"{out.stem}.journal{out.suffix}")

@@ -13,6 +13,10 @@ and all of it is measured: the step times by the engine (`/v1/loads` of SGLang, 
 context takes, and the embedded scheduler), the tokens by the client's own answers. TAPER (arXiv 2605.06914)
 weighs the same from inside of an engine, at every step; from outside it is weighed when an answer starts and
 at each promise.
+
+Where answers arrive at a rate, n is not given: answers of so many steps and tokens take
+`fixed * steps / (1 - rate * per request * tokens)` each, and n is that times the rate. Whichever form n is
+counted in, the inequality then says which form is sooner, so arrivals need no rule of their own.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pasta_async.backends.sglang.launch import running_server
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError, TrainingError, UnsupportedModelError
+from pasta_async.jobs import write_json
 from pasta_async.training.corpus import explain
 from pasta_async.training.identity import model_digest
 from pasta_async.training.prompts import PromptSettings
@@ -322,8 +323,7 @@ def run(settings: RunSettings) -> None:
         for step in steps:
             print(f"# {step.name}\n{shlex.join(step.command())}")
         return
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "run.json").write_text(json.dumps(plan.described(), indent=1) + "\n", encoding="utf-8")
+    write_json(out / "run.json", plan.described())
     run_steps(steps, out, recipe.serving)
     subprocess.run([sys.executable, "-m", "pasta_async.evals.report", str(out)], check=True)
 

@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 
 from pasta_async.backends.local.adapter import ADAPTER_WEIGHTS, AdapterFolder
 from pasta_async.backends.local.bases import ADAPTER_CONFIG
-from pasta_async.backends.local.checkpoint import read_json, write_json
+from pasta_async.backends.local.checkpoint import read_json
 from pasta_async.backends.local.opening import open_checkpoint
 from pasta_async.backends.tokenization import TokenizerFiles, find_template
 from pasta_async.cli.command import Command, CommandSettings, command
 from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import write_json
 
 _PROBES = (
     "In 1984, 3 cats sat.\n\n1. Tea\n2. Coffee",

@@ -9,7 +9,6 @@ name has the same tokens wherever it stands. Every byte is a token, hence any te
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.training.synthetic import FAMILIES, sample, templates
 from pasta_async.training.synthetic.families import SYLLABLES, WORDS
@@ -94,4 +94,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_length: int) -> N
         "model_max_length": context_length,
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "tokenizer_config.json", config)

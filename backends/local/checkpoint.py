@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -185,11 +184,6 @@ def generation_defaults(model: Path, vocab_size: float = math.inf) -> Generation
     if not all(isinstance(token, int) and 0 <= token < vocab_size for token in suppressed):
         raise UnsupportedModelError(f"{path}: suppress_tokens must be ids from 0 on, below {vocab_size}")
     return GenerationDefaults(penalty, suppressed)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object as the files of a model folder are: indented, other scripts as they are."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

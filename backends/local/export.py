@@ -16,10 +16,9 @@ from pasta_async.backends.local.checkpoint import (
     expected_shapes,
     generation_defaults,
     read_config,
-    write_json,
 )
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
-from pasta_async.jobs import progress
+from pasta_async.jobs import progress, write_json
 
 ExportDType = Literal["float32", "bfloat16", "float16"]
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pasta_async.backends.local.bases import find_model
 from pasta_async.errors import InvalidRequestError
 from pasta_async.evals import frontier, load, random_model, speed
 from pasta_async.evals.methods import __main__ as methods
-from pasta_async.jobs import Journal
+from pasta_async.jobs import Journal, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -165,3 +166,11 @@ def test_ctrl_c_leaves_what_was_measured_and_the_same_command_goes_on(
     assert not ended.value.code
     assert out.read_text().startswith(measured)
     assert "| all | 2 |" in capsys.readouterr().out
+
+
+def test_json_is_written_as_it_is_even_half_a_character_of_a_file_name(tmp_path: Path):
+    content = {"out": os.fsdecode(b"runs/\xff"), "text": "pâté"}
+    write_json(tmp_path / "new" / "result.json", content)
+    written = (tmp_path / "new" / "result.json").read_bytes().decode()
+    assert "pâté" in written
+    assert json.loads(written) == content

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import statistics
 import time
 import tomllib
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pasta_async.cli.command import Command, command
-from pasta_async.jobs import Journal
+from pasta_async.jobs import Journal, write_json
 from pasta_async.lang import Document, escape, parse
 from pasta_async.protocol import Message
 from pasta_async.training.annotate.checks import check_reply
@@ -85,7 +84,7 @@ def annotate(settings: AnnotateSettings) -> dict[str, Any]:
     }
     write_records(settings.out / "annotated.jsonl", accepted)
     write_records(settings.out / "rejected.jsonl", rejected)
-    (settings.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_json(settings.out / "summary.json", summary)
     return summary
 
 

@@ -8,7 +8,6 @@ OUT/report.json says how often it agrees with preferences on prompts, and about 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from pasta_async.backends.local.checkpoint import read_config
 from pasta_async.cli.command import Command, command
-from pasta_async.jobs import Journal, progress
+from pasta_async.jobs import Journal, progress, write_json
 from pasta_async.protocol import Message
 from pasta_async.training.corpus import digest
 from pasta_async.training.identity import model_digest
@@ -87,7 +86,7 @@ def train(settings: RewardSettings) -> dict[str, Any]:
         "agreement": found,
         "log_loss": log_loss,
     }
-    (settings.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(settings.out / "report.json", report)
     return report
 
 

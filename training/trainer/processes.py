@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from pasta_async.errors import InvalidRequestError, TrainingError
+from pasta_async.jobs import write_json
 
 _NOTE = "run.json"
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -158,7 +159,7 @@ class Checkpoints:
         self._processes.wait()
         if self._processes.first:
             note = {"step": step, "identity": self._identity}
-            (partial / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+            write_json(partial / _NOTE, note)
             shutil.rmtree(place, ignore_errors=True)
             partial.replace(place)
             for old in self._steps()[:-_KEPT]:

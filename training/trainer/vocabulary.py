@@ -11,9 +11,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from pasta_async.backends.local.checkpoint import read_json, write_json
+from pasta_async.backends.local.checkpoint import read_json
 from pasta_async.backends.tokenization import TextCodec, add_tags, find_template
 from pasta_async.errors import InvalidRequestError
+from pasta_async.jobs import write_json
 from pasta_async.lang.document import TAG_TOKENS
 from pasta_async.protocol import Message
 from pasta_async.tag_tokens import TagIds
