@@ -412,7 +412,7 @@ def _run_step(
 
 def _write(record: Path, state: Mapping[str, Any]) -> None:
     draft = record.with_suffix(".part")
-    draft.write_text(json.dumps(state) + "\n", encoding="utf-8")
+    write_json(draft, state)
     draft.replace(record)
 
 

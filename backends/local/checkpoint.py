@@ -204,9 +204,8 @@ class ConfigReader:
         """A positive number that a float can hold."""
         value = self.raw.get(key)
         value = default if value is None else value
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if 0 < value <= sys.float_info.max:
-                return value
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+            return value
         raise self._mistaken(key, "a positive number", value)
 
     def integer(self, key: str, default: int | None = None) -> int:
