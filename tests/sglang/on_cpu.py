@@ -35,6 +35,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # what SGLang compiles of its sampler hangs without triton
 }
 
 
@@ -136,7 +137,6 @@ def _honour_seeds() -> None:
     The flag asks for an accelerator; here it means just that seeds are honoured. It is not SGLang's
     deterministic inference: results may depend on the batch, and need not equal those of a GPU.
     """
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # the compiled sampler hangs without triton
     choices = importlib.import_module("sglang.srt.arg_groups.choices")
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
