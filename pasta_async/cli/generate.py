@@ -81,12 +81,12 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
 
 
 async def _on_a_client(options: GenerateOptions, backend: Backend | None, display: Display) -> _Both:
-    try:
-        async with Client(backend or options.backend or None, limits=options.given(Limits)) as client:
+    async with Client(backend or options.backend or None, limits=options.given(Limits)) as client:
+        try:
             return await answer(client, options, display)
-    except BaseException:  # a cancellation too: nothing runs any more, show what there is
-        display.broken()
-        raise
+        except BaseException:  # a cancellation too: nothing decodes any more, show what there is
+            display.broken()
+            raise
 
 
 async def answer(client: Client, options: GenerateOptions, display: Display) -> _Both:

@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache, partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -78,6 +80,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        app.state.lifespan = asyncio.current_task()
         try:
             admission = Admission(settings)
             app.state.service = Service(client, await client.connect(), settings, admission)
@@ -114,7 +117,8 @@ def create_app(
 def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
     """What runs an app of `create_app` with the same settings.
 
-    The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once.
+    The first SIGTERM or SIGINT lets open answers end for `drain_seconds`, a second one ends them at once. One
+    that comes while the backend is reached, or the model loads, ends that.
 
     Raises:
         InvalidRequestError: It is to listen where others can reach it, and has no key.
@@ -129,17 +133,41 @@ def uvicorn_server(app: Starlette, settings: ServerSettings) -> uvicorn.Server:
         local = ["localhost", "127.0.0.1", "[::1]", settings.host]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=local)
     logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines have the texts
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            http=http_protocol(settings),
-            timeout_graceful_shutdown=round(settings.drain_seconds),
-            server_header=False,
-            log_config=log_config(settings),
-        )
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=http_protocol(settings),
+        timeout_graceful_shutdown=round(settings.drain_seconds),
+        server_header=False,
+        log_config=log_config(settings),
     )
+    return _Server(config, app)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, which by itself ends no start for a signal, and no answers for a second SIGTERM."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # the app has not started; if a signal is why, it is raised again behind this
+            if not self.should_exit:
+                raise
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            for task in self.server_state.tasks:  # as once the drain time is up
+                task.cancel()
+            return
+        super().handle_exit(sig, frame)
+        if not self.started and (lifespan := getattr(self._app.state, "lifespan", None)):
+            self._loop.call_soon_threadsafe(lifespan.cancel)
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
@@ -226,9 +254,11 @@ class _StartErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def worded(message: Message) -> None:
-            failed = message["type"] == "lifespan.startup.failed"
-            if failed and isinstance(error := sys.exception(), PastaError | ModuleNotFoundError):
+            failed, error = message["type"] == "lifespan.startup.failed", sys.exception()
+            if failed and isinstance(error, PastaError | ModuleNotFoundError):
                 message = {**message, "message": str(error)}
+            elif failed and isinstance(error, asyncio.CancelledError):
+                message = {**message, "message": "stopped while the backend was being reached"}
             await send(message)
 
         await self._app(scope, receive, worded if scope["type"] == "lifespan" else send)

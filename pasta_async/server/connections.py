@@ -58,7 +58,8 @@ class _HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        answered = self.conn.our_state is h11.DONE  # then what comes is a body that nobody reads
+        if self.conn.their_state is not h11.IDLE and not answered:
             self._head = self._later(self._head, None)
         elif self._head is None:  # more bytes of a head give it no more time
             self._head = self._later(None, self._settings.body_timeout)

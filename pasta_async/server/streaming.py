@@ -232,5 +232,4 @@ async def merged(answers: Sequence[AnswerStream]) -> AsyncGenerator[tuple[int, E
         finally:
             for task in waiting:
                 task.cancel()
-            if waiting:
-                await asyncio.wait(waiting)
+            await asyncio.gather(*waiting, return_exceptions=True)  # some may have failed at the same time

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -215,3 +216,16 @@ def test_big_bodies_cost_little_memory_and_it_comes_back() -> None:
             assert memory(process, "VmRSS") < before + 150
         finally:
             process.kill()
+
+
+def test_a_body_that_goes_on_behind_its_answer_is_not_read_for_ever() -> None:
+    settings = ServerSettings(api_keys=("secret",), body_timeout=0.05)
+    app = create_app(ScriptedBackend("Fine."), settings)
+    with serving(app, http=http_protocol(settings)) as url, LiveServer(url, app).connect() as connection:
+        head, _, body = http_request("/v1/chat/completions", b"{" * 1000).partition(b"\r\n\r\n")
+        connection.sendall(head.replace(b": 1000", b": 1000000000") + b"\r\n\r\n" + body)
+        assert b" 401 " in connection.recv(4096)
+        until = time.monotonic() + PATIENCE
+        with pytest.raises(OSError):
+            while time.monotonic() < until:
+                connection.sendall(b"{" * 100)

@@ -181,6 +181,44 @@ def test_answers_that_do_not_end_in_time_are_told_so() -> None:
     assert "Traceback" not in log
 
 
+def test_a_second_signal_ends_open_answers_at_once() -> None:
+    source = STALLING.replace('"--drain-seconds", "1"', '"--drain-seconds", "600"')
+    with (
+        subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True) as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        try:
+            url, asked = started(process), {**CHAT, "model": "scripted"}
+            reply = pool.submit(httpx.post, f"{url}/v1/chat/completions", json=asked, timeout=PATIENCE)
+            while not httpx.get(f"{url}/health").json()["in_flight"]:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr
+            assert any("Shutting down" in line for line in process.stderr)
+            process.send_signal(signal.SIGTERM)
+            assert reply.result().json()["error"]["code"] == "stopping"
+            assert process.wait(PATIENCE) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_a_signal_ends_a_server_that_still_waits_for_its_backend() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        backend = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "pasta_async", "serve", "--backend", backend, "--port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                connection, _ = silent.accept()  # it has asked, and gets no answer
+                process.send_signal(signal.SIGINT)
+                _, log = process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+        connection.close()
+    assert process.returncode == 130
+    assert "Traceback" not in log
+
+
 def test_a_stream_in_an_app_of_ones_own_is_told_so_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     stall = Fault(0, 2, "stall")
     client = Client(ScriptedBackend("Tea is old.", clock=REAL_CLOCK, faults=[stall]))
