@@ -15,6 +15,7 @@ from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
     BackendProtocolError,
+    BackendStatusError,
     GenerationTimeoutError,
     InvalidRequestError,
     InvalidStateError,
@@ -51,6 +52,9 @@ _FORMS = 64
 
 _END = 8
 """Ids at the end of a prompt in which a thinking block would be opened."""
+
+_LAST = 5
+"""The last of them tell prompts' ends apart: as many as chat templates usually write behind a message."""
 
 _PLAIN: dict[str, Any] = {"pasta": False}
 """The switch in the chat template of a model that was trained on both forms: no tags."""
@@ -284,8 +288,7 @@ class Client:
             if messages and (dialect == "text" or await self._has_switch(start)):
                 dialect, notes = "plain", (*notes, f"answered without tags: {crowd}")
         if ids:
-            end = f"end of {ids[-_END:]}"
-            return _Ready(dialect, ids, await self._ends_in_thinking(end, ids, {}, start), notes)
+            return _Ready(dialect, ids, await self._ends_in_thinking(ids, start), notes)
         return _Ready(dialect, *await self._encode(messages, dialect, start), notes)
 
     async def _learn(self, what: str, kwargs: Mapping[str, Any], find: Callable[[], Awaitable[_T]]) -> _T:
@@ -332,8 +335,7 @@ class Client:
             own = messages[0]["role"] != "system"
             messages = with_instructions(messages, await self._default_system(kwargs, start) if own else "")
         ids = await self._encode_chat(messages, kwargs, start)
-        end = f"end behind {messages[-1]['role']}"
-        return ids, await self._ends_in_thinking(end, ids, kwargs, start)
+        return ids, await self._ends_in_thinking(ids, start)
 
     async def _encode_chat(
         self, messages: list[Message], kwargs: Mapping[str, Any], start: AnswerStart
@@ -343,27 +345,29 @@ class Client:
         key = json.dumps([messages, kwargs, retries], sort_keys=True)
         return await self._encoding.run(lambda: with_retries(encode, retries, self._clock), key)
 
-    async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str:
-        """What the chat template puts into the system message of a chat that has none."""
+    async def _default_system(self, kwargs: Mapping[str, Any], start: AnswerStart) -> str | None:
+        """What the chat template puts into a system message where there is none; None: it takes none."""
 
-        async def find() -> str:
+        async def find() -> str | None:
             chat: list[Message] = [
                 {"role": "system", "content": SYSTEM_PROBE},
                 {"role": "user", "content": USER_PROBE},
             ]
-            given, without = [
-                await self._detokenize(await self._encode_chat(part, kwargs, start), start)
-                for part in (chat, chat[1:])
-            ]
-            return default_system(without, given)
+            without = await self._encode_chat(chat[1:], kwargs, start)
+            try:
+                given = await self._encode_chat(chat, kwargs, start)
+            except (InvalidRequestError, BackendStatusError) as error:
+                if isinstance(error, BackendStatusError) and error.status != 400:
+                    raise
+                return None
+            return default_system(*[await self._detokenize(ids, start) for ids in (without, given)])
 
         return await self._learn("system", kwargs, find)
 
-    async def _ends_in_thinking(
-        self, end: str, ids: list[int], kwargs: Mapping[str, Any], start: AnswerStart
-    ) -> bool:
-        """Whether a prompt with this kind of end opens a thinking block."""
-        text = await self._learn(end, kwargs, lambda: self._detokenize(ids[-_END:], start))
+    async def _ends_in_thinking(self, ids: list[int], start: AnswerStart) -> bool:
+        """Whether a prompt opens a thinking block at its end."""
+        what = f"end of {ids[-_LAST:]}"
+        text = await self._learn(what, {}, lambda: self._detokenize(ids[-_END:], start))
         return text.rstrip().endswith(THINK_OPEN)
 
     async def _detokenize(self, ids: list[int], start: AnswerStart) -> str:

@@ -1,4 +1,21 @@
-"""The errors of pasta_async, one tree: each is a `PastaError`, and so is `pasta_async.lang.ParseError`.
+"""The errors of pasta_async are one tree.
+
+    PastaError
+      InvalidRequestError (ValueError)
+        PromptTooLongError
+      InvalidStateError (RuntimeError)
+      GenerationTimeoutError (TimeoutError)
+      ThreadFailedError
+      BackendError
+        BackendTransportError
+          BackendConnectError
+          BackendTimeoutError (TimeoutError)
+        BackendStatusError
+        BackendProtocolError
+        BackendLostError
+        UnsupportedModelError
+      TrainingError
+      pasta_async.lang.ParseError
 
 Every error that ends an answer carries what was generated so far in ``partial``. A bad option is refused
 before there is one.

@@ -52,15 +52,20 @@ promised last, without any tag, and end it with </async>.
 """What a model is told about the language."""
 
 
-def with_instructions(messages: Sequence[Message], default: str = "") -> list[Message]:
-    """The messages with the description in the system message, after the `default` if there is none."""
+def with_instructions(messages: Sequence[Message], default: str | None = "") -> list[Message]:
+    """The messages with the description in the system message, after the `default` if there is none.
+
+    If the model takes no system message (None) it stands before the first message.
+    """
     first, *rest = messages
-    if first["role"] != "system":
+    if first["role"] != "system" and default is not None:
         return [{"role": "system", "content": f"{default}\n\n{INSTRUCTIONS}".lstrip()}, *messages]
-    content = first["content"]
+    told, content = first["role"] == "system", first["content"] or ""
     if isinstance(content, list):
-        return [{**first, "content": [*content, {"type": "text", "text": INSTRUCTIONS}]}, *rest]
-    return [{**first, "content": f"{content}\n\n{INSTRUCTIONS}"}, *rest]
+        part = {"type": "text", "text": INSTRUCTIONS}
+        return [{**first, "content": [*content, part] if told else [part, *content]}, *rest]
+    texts = (content, INSTRUCTIONS) if told else (INSTRUCTIONS, content)
+    return [{**first, "content": "\n\n".join(texts).lstrip()}, *rest]
 
 
 SYSTEM_PROBE, USER_PROBE = "qwxz", "zxwq"

@@ -75,7 +75,7 @@ class ThreadRecord(_Record):
     @property
     def was_cut(self) -> bool:
         """Whether something else than the thread itself ended its chunk."""
-        return self.closed_by not in (None, "writer", "nested")
+        return self.closed_by in ("budget", "interrupted")
 
 
 class Usage(_Record):

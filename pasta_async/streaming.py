@@ -60,6 +60,8 @@ class AnswerStream:
                     cancelled = error
             if not self._task.cancelled() and not self._task.exception():
                 self._generation = self._task.result()
+        if last := self.partial:  # as of now
+            self._partial = lambda: last
         if cancelled:
             raise cancelled
 

@@ -106,8 +106,9 @@ class Answer:
         discarded = sum(record.discarded_tokens for record in records)
         text_tokens = sum(thread.reader.text_tokens for thread in threads if thread.kept)
         if self.prompted:
-            written = max(1, len(document.format()))
-            text_tokens = round((completion - discarded) * len(document.text) / written)
+            thought = sum(map(len, threads[0].reader.reasoning))
+            written = max(1, thought + len(document.format()))
+            text_tokens = round((completion - discarded) * (thought + len(document.text)) / written)
         return Generation(
             text="".join(self.visible.shown),
             reasoning="".join(threads[0].reader.reasoning),

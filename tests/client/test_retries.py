@@ -215,18 +215,30 @@ async def test_limits_of_one_answer_are_laid_over_the_client_s() -> None:
     assert backend.clock.time() == 5
 
 
-async def test_the_template_s_end_is_looked_at_once_for_each_form_of_it() -> None:
+async def test_the_end_of_a_prompt_is_looked_at_once_while_it_is_remembered() -> None:
     backend = Flaky("detokenize")
     async with Client(backend, clock=backend.clock) as client:
-        for prompt in ("Why?", "Why not?", "When?"):
-            await client.generate(prompt)
+        for _ in range(2):
+            await client.generate("Why?")
         assert backend.calls == 1
-        await client.generate("Why?", chat_template_kwargs={"enable_thinking": True})
-        assert backend.calls == 2
         for number in range(64):  # what callers choose freely is not remembered for ever
-            await client.generate("Why?", chat_template_kwargs={"number": number})
+            await client.generate(f"Why {number}?")
         await client.generate("Why?")
-        assert backend.calls == 2 + 64 + 1
+        assert backend.calls == 1 + 64 + 1
+
+
+async def test_a_template_may_open_a_thinking_block_for_some_prompts_alone() -> None:
+    class Thinking(ScriptedBackend):
+        async def encode_chat(self, messages: Any, template_kwargs: Any) -> list[int]:
+            ids = await super().encode_chat(messages, template_kwargs)
+            asked = "/no_think" not in messages[-1]["content"]
+            return [*ids, *self.tokenizer.encode("<think>\n")] if asked else ids
+
+    backend = Thinking("Because.")
+    async with Client(backend, clock=backend.clock) as client:
+        for _ in range(2):
+            assert (await client.generate("Why?")).reasoning == "Because."
+            assert (await client.generate("Why? /no_think")).text == "Because."
 
 
 async def test_the_end_of_a_prompt_of_ids_is_looked_at_once() -> None:

@@ -148,6 +148,9 @@ async def test_the_result_of_a_stream_that_was_left_early_is_an_error_and_its_pa
             await stream.result()
     assert stream.partial is not None
     assert stream.partial.text == "Both wars reshaped Europe"
+    elapsed = stream.partial.elapsed
+    await backend.clock.sleep(60)
+    assert stream.partial.elapsed == elapsed
 
 
 async def test_the_partial_answer_can_be_had_at_any_moment() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from pasta_async import Client, DecodeRequest, Message, Piece
+from pasta_async.errors import BackendStatusError
 from pasta_async.events import ReasoningDelta, TextDelta
 from pasta_async.interpreter.reading import ThinkingFilter
 from pasta_async.lang import parse
-from pasta_async.prompting import INSTRUCTIONS, SYSTEM_PROBE, USER_PROBE, default_system
+from pasta_async.prompting import INSTRUCTIONS, SYSTEM_PROBE, USER_PROBE, default_system, with_instructions
 from pasta_async.testing import Fault, Script, ScriptedBackend, WordTokenizer
 from tests.interpreter.support import RICH, answer, promise
 from tests.interpreter.vocabularies import UNTAGGED, tokenizer
@@ -56,6 +57,43 @@ async def test_the_system_message_of_the_template_is_kept() -> None:
         (sent,) = backend.requests
         chat = [{"role": "system", "content": expected}, {"role": "user", "content": "Why?"}]
         assert list(sent.ids) == await backend.encode_chat(chat, {})
+
+
+class NoSystem(ScriptedBackend):
+    """Its template refuses system messages, as those of Gemma and of early Mistrals do."""
+
+    async def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> list[int]:
+        if any(message["role"] == "system" for message in messages):
+            raise BackendStatusError("System role not supported", status=400)
+        return await super().encode_chat(messages, template_kwargs)
+
+
+async def test_a_template_that_takes_no_system_message_has_the_instructions_in_the_first_message() -> None:
+    backend = NoSystem("Because.", tokenizer=tokenizer(UNTAGGED[0]))
+    chat = [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "Well."},
+        {"role": "user", "content": "So?"},
+    ]
+    for prompt in ("Why?", chat):
+        await Client(backend).generate(prompt, prompted=True)
+    alone, several = backend.requests
+    told = {"role": "user", "content": f"{INSTRUCTIONS}\n\nWhy?"}
+    assert list(alone.ids) == await backend.encode_chat([told], {})
+    assert list(several.ids) == await backend.encode_chat([told, *chat[1:]], {})
+    parts = [{"type": "text", "text": "So?"}]
+    (message,) = with_instructions([{"role": "user", "content": parts}], None)
+    assert message["content"] == [{"type": "text", "text": INSTRUCTIONS}, *parts]
+
+
+async def test_reasoning_counts_as_text_of_a_prompted_model() -> None:
+    thought, script = "Let me see. " * 20, parse(TIGHT)
+    backend = ScriptedBackend(f"<think>{thought}</think>{TIGHT}", tokenizer=tokenizer(UNTAGGED[0]))
+    generation = await Client(backend).generate("Why?", prompted=True)
+    assert generation.reasoning == thought
+    whole = len(thought) + len(script.text)
+    expected = generation.usage.completion_tokens * whole / (len(thought) + len(script.format()))
+    assert generation.text_tokens == pytest.approx(expected, abs=1)
 
 
 @pytest.mark.parametrize(
