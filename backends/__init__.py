@@ -118,12 +118,21 @@ def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) ->
     return LaunchedBackend(rest, **arguments)
 
 
+_REACHED_BY = {"host", "port", "model_path", "api_key", "admin_api_key"}
+"""Options of SGLang's server by which `sglang:` finds what it started."""
+
+
 def _server_args(url: str, value: object) -> Mapping[str, Any]:
     """Options of SGLang's server, by their names in Python."""
     names: set[object] = {*value} if isinstance(value, Mapping) else {None}
     if not all(isinstance(name, str) for name in names) or names & {"self", "path"}:
         raise InvalidRequestError(f"{url}: server_args is a mapping of SGLang's options, not {value!r:.80}")
-    return cast("Mapping[str, Any]", value)
+    given = cast("Mapping[str, Any]", value)
+    if taken := [name for name in given if name in _REACHED_BY or name.startswith("ssl_")]:
+        raise InvalidRequestError(
+            f"{url}: {taken[0]} is not for server_args: the program finds the server by it"
+        )
+    return given
 
 
 def _kind(url: str) -> tuple[str, str]:
@@ -155,7 +164,7 @@ def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
 
 
 class WrappingBackend:
-    """A backend that leaves everything to another one; subclasses change or note a part of it.
+    """A backend that leaves all of `Backend` and `LoadReporting` to another one; subclasses change a part.
 
     Each method does what the inner backend's does; it raises the same errors, and cancelling it cancels that.
     """

@@ -13,6 +13,7 @@ from pasta_async.backends.local.bases import ADAPTER_CONFIG
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
     ConfigReader,
+    GenerationDefaults,
     ModelConfig,
     compare_shapes,
     expected_shapes,
@@ -52,8 +53,8 @@ class AdapterFolder(Checkpoint):
     A matrix becomes `W + scale * B A`, and the adapter's rows take the places of the base's, in float32. In a
     vocabulary that grows, a row without a token is the mean of the base's, so that it is never the best.
 
-    The tokenizer is the folder's; if it has none, the base's with the tags behind its tokens. Chat template
-    and end-of-text ids are the folder's as far as it has them, else the base's.
+    The tokenizer is the folder's; if it has none, the base's with the tags behind its tokens. Chat template,
+    end-of-text ids and `generation_config.json` are the folder's as far as it has them, else the base's.
 
     Raises:
         UnsupportedModelError: A file is missing or broken; the adapter has something else than LoRA of one
@@ -92,6 +93,11 @@ class AdapterFolder(Checkpoint):
         own = TokenizerFiles.read(self.path) if complete else self._with_tags(base)
         ends = tuple(dict.fromkeys([*own.end_ids, *base.end_ids]))
         return own._replace(template=own.template or base.template, end_ids=ends)
+
+    def generation_defaults(self) -> GenerationDefaults:
+        """See `Checkpoint`; the base's, unless the folder says something."""
+        own = (self.path / "generation_config.json").is_file()
+        return super().generation_defaults() if own else self.base.generation_defaults()
 
     def _with_tags(self, base: TokenizerFiles) -> TokenizerFiles:
         """The base's tokenizer, with tags if the adapter has rows for them."""

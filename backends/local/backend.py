@@ -179,7 +179,7 @@ class LocalBackend:
             if session is not None and session.busy:
                 await session.fail(BackendError(f"{self._path.name}: the backend was closed"))
         finally:
-            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor.shutdown(wait=False)  # who waits to load finds it closed
 
     async def _connected(self) -> _Model:
         if self._closed:
@@ -221,7 +221,7 @@ class _Model:
             import numpy as np
             import torch
 
-            from pasta_async.backends.local.checkpoint import generation_defaults, weight_count
+            from pasta_async.backends.local.checkpoint import weight_count
             from pasta_async.backends.local.engine import Engine, EngineOptions
             from pasta_async.backends.local.opening import open_checkpoint
             from pasta_async.backends.local.session import EngineLoop
@@ -238,7 +238,7 @@ class _Model:
         self.engine = Engine(checkpoint, chosen._replace(threads=threads))
         self.text = AsyncTextCodec(self.codec, self.engine.context_length)
         self.engine_loop = EngineLoop(self.engine)
-        self._defaults = generation_defaults(path, self.engine.config.vocab_size)
+        self._defaults = checkpoint.generation_defaults()
         self._exempt = np.array([*(self.codec.tags or ()), *self.codec.end_ids], np.int64)
         _use_threads(self.engine.torch_threads, default)
         tokens, rows = self.codec.vocab_size, self.engine.config.vocab_size

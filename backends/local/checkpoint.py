@@ -81,6 +81,10 @@ class Checkpoint(ABC):
         """
         return self.tokenizer().codec(self.path)
 
+    def generation_defaults(self) -> GenerationDefaults:
+        """The sampling that it prefers; see `generation_defaults`."""
+        return generation_defaults(self.path, self.config.vocab_size)
+
 
 class CheckpointFolder(Checkpoint):
     """A checkpoint in Hugging Face's layout: config.json, safetensors, and tokenizer.json for `codec`.

@@ -103,6 +103,7 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(slots, options.max_running, options.max_prefill_tokens)
         maker = BatchMaker(slots, self._device, dtype)
         self._batch = RowBatch.of if self._model.compiled else maker.make
+        vars(self).pop("_cache", None)  # there may be no room for two
         self._cache = KVCache(self.config, slots, self._device, dtype)
 
     def add(self, job: Job) -> None:

@@ -14,7 +14,6 @@ from safetensors import torch as safetensors_torch
 from pasta_async.backends.local.checkpoint import (
     Checkpoint,
     expected_shapes,
-    generation_defaults,
     read_config,
 )
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
@@ -66,7 +65,7 @@ def _write_configs(checkpoint: Checkpoint, folder: Path, dtype: str, ends: Seque
     tokenizer = {key: value for key, value in files.config.items() if key != "chat_template"}
     plain = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     write_json(folder / "config.json", {**config, "dtype": dtype})
-    defaults = generation_defaults(checkpoint.path, checkpoint.config.vocab_size)
+    defaults = checkpoint.generation_defaults()
     generation = {"eos_token_id": [*ends], **defaults._asdict()}
     given = {name: value for name, value in generation.items() if value}
     write_json(folder / "generation_config.json", given)

@@ -244,7 +244,8 @@ def _draw_among(
     keep = likely & (before < p.top_p) & (weights >= p.min_p * weights[:, :1])
     place, rest = _invert(weights * keep, p.draw)
     token = ids.gather(1, place).where(rest >= 0, _NO_TOKEN)
-    return token[:, 0], ~keep[:, -1] | (p.top_k[:, 0] <= count)
+    known = (p.top_k >= logits.shape[-1]) | (p.top_p >= 1)  # else the cut depends on what top_k keeps beyond
+    return token[:, 0], ((p.top_k <= count) | (known & ~keep[:, -1:]))[:, 0]
 
 
 def _weights(logits: torch.Tensor, p: _Parameters) -> torch.Tensor:

@@ -283,10 +283,14 @@ class Session:
             self._fail(BackendError("the embedded engine's task was cancelled"))
             raise
         except Exception as error:
-            await self.loop.run_in_executor(self._executor, self._engine_loop.reset)
             failure = BackendError(f"the embedded engine failed: {error!r}")
             failure.__cause__ = error
-            self._fail(failure)
+            try:
+                await self.loop.run_in_executor(self._executor, self._engine_loop.reset)
+            except Exception as again:  # no memory, say; the next request's step fails, and tries it again
+                failure.add_note(f"its reset failed: {again!r}")
+            finally:
+                self._fail(failure)
         finally:
             self._settled.set()
 

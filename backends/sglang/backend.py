@@ -178,9 +178,13 @@ class SGLangBackend:
             try:
                 return await work((await self._connected()).tokenizer)
             except BackendConnectError:
-                if self._engines != [self._server]:
-                    self._model = None  # a router's worker has gone: whoever comes next asks for the others
+                self._forget_workers()
                 raise
+
+    def _forget_workers(self) -> None:
+        """One of a router's has gone: whoever comes next asks which there are."""
+        if self._engines != [self._server]:
+            self._model = None
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
         """Decode a request.
@@ -226,7 +230,11 @@ class SGLangBackend:
 
         Cancelling it leaves nothing behind.
         """
-        return await self._load.read(self._engines)
+        try:
+            return await self._load.read(self._engines)
+        except BackendConnectError:
+            self._forget_workers()
+            raise
 
     async def openai(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request to the server's own OpenAI endpoint. See `pasta_async.protocol.PassThrough`.
@@ -258,9 +266,10 @@ class SGLangBackend:
             with self._connections.key_hidden():
                 yield call
         finally:
-            with anyio.CancelScope(shield=True):
+            try:
                 await call.end()
-            self._open.discard(call)
+            finally:
+                self._open.discard(call)
 
     async def aclose(self) -> None:
         """End open requests with an error, abort them on the server, and close the connections.
@@ -269,7 +278,7 @@ class SGLangBackend:
         """
         self._connections.interrupt()
         try:
-            await asyncio.gather(*(call.end() for call in self._open))
+            await asyncio.gather(*(asyncio.shield(call.end()) for call in self._open))
         finally:
             await self._connections.aclose()
 
@@ -310,16 +319,23 @@ class _Call:
     async def end(self) -> None:
         """Abort it, unless it is over, and close its connection.
 
-        A task does it, once: a second cancellation must not leave the request running.
+        A task does it, once. It has when this returns, however often that is cancelled.
         """
         self.ending = self.ending or asyncio.create_task(self._end())
-        await asyncio.shield(self.ending)
+        cancelled: asyncio.CancelledError | None = None
+        while not self.ending.done():
+            try:
+                with anyio.CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
+                    await asyncio.wait([self.ending])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled:
+            raise cancelled
 
     async def _end(self) -> None:
         if not self.over:
             with anyio.move_on_after(ABORT_SECONDS):
-                for engine in self.engines:
-                    await engine.abort(self.rid)
+                await asyncio.gather(*(engine.abort(self.rid) for engine in self.engines))
         if self.stream:
             with anyio.move_on_after(ABORT_SECONDS):
                 await self.stream.aclose()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class About(Reply):
     skip_tokenizer_init: bool | None = None
     incremental_streaming_output: bool | None = None
     enable_deterministic_inference: bool | None = None
+    disable_overlap_schedule: bool | None = None
     dp_size: Size = 1
     max_req_input_len: Size | None = None
     internal_states: Listed[dict[str, Any]] | None = None
@@ -155,7 +157,7 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
     context_length = await _context_length(server, about)
     vocab_size = vocab_size or await _vocab_size(server)
     tokenizer, ends = await _tokenizer(server, context_length, folder)
-    plugin = _plugin_state(about)
+    plugin, preferred = _plugin_state(about), model.preferred_sampling_params or PreferredSampling()
     info = ModelInfo(
         name=model.served_model_name or model.model_path or "unknown",
         context_length=context_length,
@@ -163,10 +165,16 @@ async def shake_hands(server: Server, *, folder: str | Path | None, vocab_size: 
         end_ids=ends,
         tags=tokenizer.tags,
         honours_seeds=bool(about.enable_deterministic_inference),
-        notes=() if plugin in (None, ON) else (f"the server's plug-in for forks is off: {plugin}",),
+        notes=tuple(_notes(about, plugin, preferred)),
     )
-    preferred = model.preferred_sampling_params or PreferredSampling()
     return ServedModel(info, tokenizer, about, preferred, publishes=plugin == ON)
+
+
+def _notes(about: About, plugin: str | None, preferred: PreferredSampling) -> Iterator[str]:
+    if plugin not in (None, ON):
+        yield f"the server's plug-in for forks is off: {plugin}"
+    if preferred.repetition_penalty != 1 and about.disable_overlap_schedule is False:
+        yield "the server's repetition penalty misses tokens: start it with --disable-overlap-schedule"
 
 
 async def _tokenizer(

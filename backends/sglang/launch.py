@@ -86,6 +86,7 @@ def server_command(
     host: str = "127.0.0.1",
     port: int = 30000,
     extra: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> ServerCommand:
     """The command that serves `model` by SGLang.
 
@@ -95,6 +96,7 @@ def server_command(
         host: Address to listen at.
         port: Port to listen at.
         extra: Further arguments of SGLang, which win over those chosen here.
+        without: Names in Python of options that are not to be chosen here.
 
     Raises:
         BackendError: SGLang is not installed.
@@ -108,7 +110,7 @@ def server_command(
     settings = _COMMON | (_CUDA if device == "cuda" else _CPU) | _model_settings(model)
     for name, (value, why) in settings.items():
         flag = "--" + name.replace("_", "-")
-        if flag not in given:
+        if flag not in given and name not in without:
             chosen[flag if value is True else f"{flag} {value}"] = why
     base = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
     argv = [*base, "--host", host, "--port", str(port), *" ".join(chosen).split(), *extra]
@@ -117,7 +119,12 @@ def server_command(
 
 
 def _model_settings(model: str) -> _Settings:
-    """What SGLang does not read by itself of a model folder's `generation_config.json`, as a flag."""
+    """What SGLang does not read by itself of a model folder's `generation_config.json`, as flags.
+
+    With a repetition penalty its scheduler does not overlap: it would count a running request's last token
+    again instead of the next one whenever another request, a fork say, is prefilled
+    (`ScheduleBatch.cumulate_penalty_output_tokens`, 0.5.23).
+    """
     if not (folder := Path(model)).is_dir():
         return {}
     from pasta_async.backends.local.checkpoint import GenerationDefaults, generation_defaults
@@ -130,7 +137,10 @@ def _model_settings(model: str) -> _Settings:
         "logit_bias": dict.fromkeys(map(str, own.suppress_tokens), NEVER),
     }
     value = json.dumps(preferred, separators=(",", ":"))  # without spaces: flags are split there
-    return {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
+    said: _Settings = {"preferred_sampling_params": (value, "as the model's generation_config.json says")}
+    if own.repetition_penalty != 1:
+        said["disable_overlap_schedule"] = True, "else the repetition penalty misses tokens where forks come"
+    return said
 
 
 class LaunchedBackend(SGLangBackend):
@@ -143,7 +153,7 @@ class LaunchedBackend(SGLangBackend):
         path: A model folder.
         device: Where to run; None looks for a GPU.
         server_args: Further options of SGLang's server by their names in Python (`mem_fraction_static=0.8`),
-            which win over those chosen here, `log_level="error"` among them.
+            which win over those chosen here, `log_level="error"` among them; None and False leave one out.
 
     Raises:
         BackendError: From `connect`, besides: SGLang is missing, or could not start.
@@ -156,6 +166,7 @@ class LaunchedBackend(SGLangBackend):
         self._path = Path(checked_path(path))
         self._device: Device | None = device
         self._flags = [*_flags({"log_level": "error", **server_args})]
+        self._left_out = [name for name, value in server_args.items() if value is None or value is False]
         self._process: subprocess.Popen[bytes] | None = None
 
     async def _learn(self) -> ServedModel:
@@ -163,7 +174,8 @@ class LaunchedBackend(SGLangBackend):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process  # which `aclose` may end and forget meanwhile
         if process is None:
-            command = server_command(str(self._path), device=self._device, port=self._port, extra=self._flags)
+            options: Any = {"device": self._device, "port": self._port, "extra": self._flags}
+            command = server_command(str(self._path), **options, without=self._left_out)
             process = _start(command.argv, command.environment, 2)  # standard output is the program's
             self._process = process
             atexit.register(self._stop)
@@ -180,8 +192,10 @@ class LaunchedBackend(SGLangBackend):
     async def aclose(self) -> None:
         """End open requests with an error, and the server. Cancelling it does not stop the ending."""
         with anyio.CancelScope(shield=True):
-            await super().aclose()
-            await asyncio.to_thread(self._stop)
+            try:
+                await super().aclose()
+            finally:
+                await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
         """End the server and its processes, by force where they do not end by themselves."""

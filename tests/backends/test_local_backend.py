@@ -378,12 +378,13 @@ async def test_a_backend_closed_while_it_loads_keeps_nothing(
         return load(path)
 
     monkeypatch.setattr(TextCodec, "from_folder", slow)
-    connecting = asyncio.create_task(backend.connect())
+    connecting = [asyncio.create_task(backend.connect()) for _ in range(2)]
     assert await asyncio.to_thread(loading.wait, 60)
     await backend.aclose()
     closed.set()
-    with pytest.raises(BackendError):
-        await connecting
+    for task in connecting:
+        with pytest.raises(BackendError):
+            await task
     assert backend.engine is None
 
 
@@ -391,17 +392,23 @@ def raising(*_: object) -> torch.Tensor:
     raise RuntimeError("no")
 
 
+@pytest.mark.parametrize("reset", [True, False])
 async def test_a_failing_step_ends_every_request_and_the_engine_recovers(
-    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+    backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, reset: bool
 ) -> None:
     expected = all_ids(await pieces(backend, request(range(30))))
     with monkeypatch.context() as patch:
         patch.setattr(CausalLM, "forward", raising)
+        if not reset:
+            patch.setattr("pasta_async.backends.local.engine.KVCache", raising)
         asked = [request(range(20), 10), request(range(21), 10)]
         results = await asyncio.gather(*(pieces(backend, one) for one in asked), return_exceptions=True)
     causes = [result.__cause__ for result in results if isinstance(result, BackendError)]
     assert [type(cause) for cause in causes] == [RuntimeError, RuntimeError]
     assert engine_tasks() == []
+    if not reset:  # the next one finds it broken, and mends it
+        with pytest.raises(BackendError):
+            await pieces(backend, request(range(30)))
     assert all_ids(await pieces(backend, request(range(30)))) == expected
 
 

@@ -144,3 +144,13 @@ async def test_a_path_and_a_key_go_with_every_request() -> None:
     made = SGLangBackend("http://odd/llm/v1/", api_key="secret", client=server.client())
     await pieces_of(made)
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(("overlap", "penalty", "notes"), [(True, 1.1, 1), (False, 1.1, 0), (True, 1.0, 0)])
+async def test_an_answer_notes_that_the_penalty_misses_tokens(
+    overlap: bool, penalty: float, notes: int
+) -> None:
+    about = {"version": "0.5.23", "disable_overlap_schedule": not overlap}
+    model = {"model_path": "odd", "preferred_sampling_params": {"repetition_penalty": penalty}}
+    info = await backend(OddServer({"/server_info": about, "/model_info": model})).connect()
+    assert len(info.notes) == notes

@@ -47,6 +47,9 @@ def test_a_server_is_told_what_it_does_not_read_of_a_model_folder(tmp_path: Path
     argv = server_command(str(tmp_path), device="cpu").argv
     told = json.loads(argv[argv.index("--preferred-sampling-params") + 1])
     assert told == {"repetition_penalty": 1.1, "logit_bias": {"7": -1e4}}
+    assert "--disable-overlap-schedule" in argv
+    kept = server_command(str(tmp_path), device="cpu", without=["disable_overlap_schedule"]).argv
+    assert kept == [word for word in argv if word != "--disable-overlap-schedule"]
     file.write_text('{"suppress_tokens": [-7]}')
     with pytest.raises(UnsupportedModelError):
         server_command(str(tmp_path), device="cpu")

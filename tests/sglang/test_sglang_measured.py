@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands_run import run
+from commands_run import refused, run
 from real_server import RealServer
 
-from pasta_async.evals import load
+from pasta_async.evals import answers, load
 from pasta_async.evals.methods import __main__ as methods
 
 CHUNKS = "".join(
@@ -46,6 +46,20 @@ def test_given_answers_are_timed_alone_and_under_load_and_a_run_is_gone_on_with(
         run(main, command, "--out", out)  # nothing is left to measure
     assert kept == {out: _measured(out) for out in kept}
     assert server.running() == 0
+
+
+def test_answers_of_another_model_at_the_same_address_are_not_gone_on_with(
+    server: RealServer, tmp_path: Path
+):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("Well?\n")
+    command = f"--backend {server.url} --prompts {prompts} --max-tokens 4 --out {out}"
+    run(answers.main, command)
+    identity, *rows = out.read_text().splitlines()
+    served = json.loads(identity)["weights"][0]
+    assert served
+    out.write_text("\n".join([identity.replace(served, "another"), *rows, ""]))
+    refused(answers.main, command)
 
 
 def _measured(path: Path) -> list[dict[str, Any]]:

@@ -169,8 +169,11 @@ async def test_a_second_cancellation_does_not_stop_the_abort() -> None:
     task.cancel()
     await asked.wait()
     task.cancel()
+    await asyncio.wait([task], timeout=0)
+    assert not task.done(), "nothing is left when it returns"
     answered.set()
     await asyncio.wait([task])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     await made.aclose()
     assert task.cancelled() and len(server.sent("/abort_request")) == 1 and answer.over
 

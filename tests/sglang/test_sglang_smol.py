@@ -55,6 +55,13 @@ async def answered(backend: Backend) -> list[Generation]:
         return await asyncio.gather(*(ask(client, prompt) for prompt in PROMPTS))
 
 
+async def penalised(backend: Backend, count: int) -> list[str]:
+    """Greedy plain answers under the model's own repetition penalty, all under way at the same time."""
+    async with Client(backend, limits=Limits(timeout=None)) as client:
+        ask = (client.generate(prompt, max_tokens=64, baseline=True) for prompt in PROMPTS[:count])
+        return [answer.text for answer in await asyncio.gather(*ask)]
+
+
 @pytest.mark.timeout(1200)
 async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: Path) -> None:
     require_sglang()
@@ -71,9 +78,12 @@ async def test_the_export_answers_on_sglang_as_the_adapter_does_here(tmp_path: P
         served = SGLangBackend(url)
         try:
             found = await answered(served)
+            alone, *_ = await penalised(served, 1)
+            beside, *_ = await penalised(served, 4)
         finally:
             await served.aclose()
     for prompt, ours, theirs in zip(PROMPTS, expected, found, strict=True):
         assert theirs.document.format() == ours.document.format(), prompt
+    assert beside == alone  # the penalty counts every token, whoever is prefilled meanwhile
     assert all(answer.text.strip() for answer in expected)
     assert any(len(answer.threads) > 1 for answer in expected)  # forks are compared, too
