@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from pasta_async import Client
 from pasta_async.backends.local.bases import ADAPTER_CONFIG, default_model, find_model
 from pasta_async.errors import UnsupportedModelError
 
@@ -42,3 +43,17 @@ def backend_digest(backend: str) -> str:
     """That of the model that a backend, as named for `open_backend`, computes here; empty for a server."""
     scheme, _, name = backend.partition(":")
     return model_digest(name or default_model()[0]) if scheme in ("local", "sglang") else ""
+
+
+async def weights_of(backend: str) -> str:
+    """`backend_digest`; of a server, the name of the model that it serves now.
+
+    Raises:
+        PastaError: There is no such model, or the server cannot be reached.
+
+    Cancelling it leaves nothing open.
+    """
+    if not backend.startswith("http"):
+        return backend_digest(backend)
+    async with Client(backend) as client:
+        return (await client.connect()).name

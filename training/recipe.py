@@ -171,9 +171,9 @@ def _read(path: Path, extending: tuple[Path, ...]) -> Options:
 
 def _joined(under: Any, over: Any) -> Any:
     """One table laid over another; None takes a key out."""
-    if not (isinstance(under, dict) and isinstance(over, dict)):
+    if not isinstance(over, dict):
         return over
-    below, above = cast("Options", under), cast("Options", over)
+    below, above = cast("Options", under if isinstance(under, dict) else {}), cast("Options", over)
     joined = below | {key: _joined(below.get(key), value) for key, value in above.items()}
     return {key: value for key, value in joined.items() if value is not None}
 

@@ -129,17 +129,19 @@ class Plan:
         self._ship()
 
     def _add(self, name: str, command: str, options: Options, **own: Any) -> Step:
-        """A step, or the one of that name, if there is one already. It needs those whose folders it names.
+        """A step, or the same one, if there is one already. It needs those whose folders it names.
 
         `options` are the recipe's, `own` the plan's.
         """
-        if name in self.steps:
-            return self.steps[name]
         settings, out, result = _COMMANDS[command]
         own["out"] = self.out / name / out
         if twice := [option for option in own if option in options]:
             raise InvalidRequestError(f"{name}: {', '.join(twice)} is set by the plan, not by the recipe")
         given = {key: _as_text(value) for key, value in {**own, **options}.items()}
+        if known := self.steps.get(name):
+            if known.options != given:
+                raise InvalidRequestError(f"{name} would be two steps with other options: rename a variant")
+            return known
         try:
             cast("type[BaseModel]", pkgutil.resolve_name(f"pasta_async.{settings}")).model_validate(given)
         except ValidationError as error:
@@ -254,10 +256,11 @@ class Plan:
         return {"judge_model": self._base, **options} if options.get("judge") == "likelihood" else options
 
     def _ship(self) -> None:
-        """Make what ships of every model that was trained as an adapter."""
+        """Make what ships of every model that is an adapter of the base, as its stage 1 then is too."""
         own: dict[str, Any] = {"base": self._base, "base_name": self._base}
         for model in self.models[1:]:
-            if model.adapter:
+            first = model if model.name.startswith("stage1/") else self.steps[f"stage1/{self.start}"]
+            if model.adapter and first.adapter:
                 self._add(f"shipped/{model.name}", "ship", self.recipe.ship, adapter=model.adapter, **own)
 
     def _backend(self, model: Path) -> str:

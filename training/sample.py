@@ -33,8 +33,9 @@ from pasta_async.training.identity import backend_digest
 from pasta_async.training.packing import Trie
 from pasta_async.training.preference import Plain, Sample, SampledPrompt
 
-_OWN = -1
-"""Stands for the number of the model's own plain answer, where the baseline is another model."""
+_OWN, _BASELINE = -1, -2
+"""Stand for the number of the model's own plain answer, where the baseline is another model; and in seeds for
+the baseline's."""
 
 
 class SampleSettings(PartSettings):
@@ -216,6 +217,7 @@ class Drawing:
         self._found: dict[tuple[str, int | None], int | Sample | Plain] = {
             (row["prompt"], row["number"]): place for place, row in journal.stored()
         }
+        self._plain = (None, *[_OWN] * (settings.own_plain and client is not baseline))
         self._budget = FailureBudget(proven=True)
         self.totals: Counter[str] = Counter()
         """answers (drawn by this run), resumed (found in the journal), tokens (of this run)."""
@@ -233,9 +235,8 @@ class Drawing:
             PastaError: The backend cannot be used, or failed many answers in a row.
         """
         info, numbers = await self._client.connect(), range(self._settings.n)
-        plain = (None, *[_OWN] * (self._settings.own_plain and self._client is not self._baseline))
         # Baselines first: few at a time beside the samples, they would cost another model as much as these.
-        wanted = [(one, k) for part in (plain, numbers) for one in records for k in part]
+        wanted = [(one, k) for part in (self._plain, numbers) for one in records for k in part]
         due = [(one, number) for one, number in wanted if (_key(one), number) not in self._found]
         self.totals["resumed"] = len(wanted) - len(due)
         advance(self.totals["resumed"])
@@ -248,10 +249,10 @@ class Drawing:
         await for_each(due, draw, self._settings.together)
 
     def prompts(self, records: Sequence[Record]) -> Iterator[SampledPrompt]:
-        """What was drawn, one prompt at a time. One whose baseline failed is left out."""
+        """What was drawn, one prompt at a time. One of which a plain answer failed is left out."""
         own = None if self._client is self._baseline else _OWN
         for record in records:
-            if (_key(record), None) not in self._found:
+            if not all((_key(record), number) in self._found for number in self._plain):
                 continue
             samples = [self._answer(record, number) for number in range(self._settings.n)]
             plain = {"baseline": self._answer(record, None), "plain": self._answer(record, own)}
@@ -272,7 +273,7 @@ class Drawing:
         temperature = settings.plain_temperature if plain else settings.temperature
         seed = None
         if temperature and info.honours_seeds:
-            seed = answer_seed(settings.seed, record.id, settings.n if number is None else number)
+            seed = answer_seed(settings.seed, record.id, _BASELINE if number is None else number)
         syncless = number in range(settings.without_syncs)
         with recorded((info.tags.sync,) if info.tags and syncless else ()) as exchanges:
             try:

@@ -96,8 +96,9 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     finished = [(p, s) for p in prompts for s in p.samples if not s.error]
     sound = {(p.id, s.number): soundness(faults_of_sample(s, p.prompt)) for p, s in finished}
     least = 1.0 if settings.sound_only else 0.0
+    counted = {key for key, value in sound.items() if value >= least}
     judged = [
-        p.model_copy(update={"samples": [s for s in p.samples if sound.get((p.id, s.number), -1) >= least]})
+        p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in counted]})
         for p in prompts
     ]
     answers = {(p.id, s.text): p for p in judged for s in p.samples}
@@ -107,13 +108,13 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             answers, lambda answer: judge.verdict(answers[answer], answer[1]), settings.in_flight
         )
     if not settings.faults and judge.sees_faults:  # nothing is taken off
-        sound = dict.fromkeys(sound, 1.0)
+        sound = dict.fromkeys(counted, 1.0)
     scores = [
         Score(
             id=prompt.id,
             number=sample.number,
             speedup=_speedup(prompt, sample, judge),
-            quality=qualities.get((prompt.id, sample.text), 0.0) * sound[prompt.id, sample.number],
+            quality=qualities.get((prompt.id, sample.text), 0.0) * sound.get((prompt.id, sample.number), 0.0),
         )
         for prompt, sample in finished
         if (prompt.id, sample.text) not in failures

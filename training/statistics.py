@@ -151,12 +151,15 @@ def format_gain(found: Gain | None, form: str = ".1f") -> str:
 def share(verdicts: Sequence[bool], *, clusters: Sequence[Hashable] = ()) -> Estimate:
     """How many of the verdicts hold, in percent, with Wilson's 95% interval (1927).
 
-    Where some verdicts share a cluster (`estimate`) and not all are the same, it is the bootstrap's.
+    Where some verdicts share a cluster (`estimate`) it is the bootstrap's; but where all are the same, every
+    draw is alike, so that it is Wilson's over the clusters.
     """
     from scipy.stats import binomtest
 
-    if len({*clusters}) < len(clusters) and len({*verdicts}) > 1:
-        return estimate([100.0 * one for one in verdicts], "arithmetic", clusters=clusters)
+    if len({*clusters}) < len(clusters):
+        if len({*verdicts}) > 1:
+            return estimate([100.0 * one for one in verdicts], "arithmetic", clusters=clusters)
+        verdicts = [verdicts[0]] * len({*clusters})
     found: Any = binomtest(sum(verdicts), len(verdicts)).proportion_ci(method="wilson")
     return {"value": 100 * fmean(verdicts), "low": 100 * float(found.low), "high": 100 * float(found.high)}
 

@@ -208,6 +208,18 @@ def test_what_is_written_can_be_the_mean_with_the_start(adapter: bool, tmp_path:
     assert moved > 1e-4
 
 
+def test_the_mean_of_a_new_adapter_with_the_start_is_that_of_the_weights(tmp_path: Path) -> None:
+    ready(tmp_path)
+    assert prefer(settings(tmp_path, lora_rank=4))
+    trained, before = weights(tmp_path / "run" / "model"), weights(tmp_path / "base")
+    assert prefer(settings(tmp_path, lora_rank=4, start_share=0.25))
+    mean = weights(tmp_path / "run" / "model")
+    moved = [name for name in before if not torch.equal(trained[name], before[name])]
+    assert len(moved) > 5
+    for name in moved:
+        torch.testing.assert_close(mean[name], 0.75 * trained[name] + 0.25 * before[name], atol=1e-6, rtol=0)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     (file,) = folder.glob("*.safetensors")
     return load_file(file)

@@ -193,6 +193,24 @@ def test_a_model_learns_from_its_own_answers_and_ships_as_an_adapter() -> None:
     assert not {name for name in path if name.startswith("evaluation")}
 
 
+def test_variants_of_one_annotator_have_data_of_their_own() -> None:
+    with pytest.raises(InvalidRequestError, match="data/likelihood"):
+        plan("pasta-smol", "stage1.variants.other.annotator='likelihood'")
+    made = plan("pasta-smol", "stage1.variants.other={annotator='likelihood', annotate={tau=1.0}}")
+    assert flags(made, "data/other")["tau"] != flags(made, "data/likelihood")["tau"]
+
+
+def test_an_adapter_of_another_model_than_the_base_is_not_shipped() -> None:
+    made = plan("pasta-smol", "stage1.train.lora_rank=0", "stage2.train.lora_rank=8")
+    assert made.steps["round1/lambda4"].adapter
+    assert not [name for name in made.steps if name.startswith("shipped")]
+
+
+def test_a_key_is_taken_out_where_its_table_is_not_there_either(tmp_path: Path) -> None:
+    recipe = read_recipe(recipe_file(tmp_path, SMALL), ["stage1.train.chat_template="])
+    assert recipe.stage1.train == {}
+
+
 def test_another_base_is_one_line() -> None:
     made = plan("pasta-smol", "base='other'")
     words = [word for step in made.steps.values() for word in as_arguments(step.options)]

@@ -280,6 +280,12 @@ def test_a_prompt_whose_baseline_fails_is_left_out_until_it_is_there(tmp_path: P
     assert drawn.totals["answers"] == 1
 
 
+def test_a_prompt_whose_own_plain_answer_fails_is_left_out_as_well(tmp_path: Path) -> None:
+    backend, plain = ScriptedBackend(WRITTEN, faults=[Fault(0, 1, skip=1)]), ScriptedBackend("Plainly.")
+    prompts, _ = draw(backend, tmp_path / "j.jsonl", plain=plain, own_plain=True, together=1)
+    assert [prompt.id for prompt in prompts] == ["one", "three"]
+
+
 def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path) -> None:
     long = records("one", "many words " * 80, "three")
     prompts, drawn = draw(ScriptedBackend(WRITTEN, context_length=120), tmp_path / "j.jsonl", long, n=12)

@@ -98,10 +98,12 @@ def test_a_judge_who_knows_the_better_answers_gives_known_qualities(tmp_path: Pa
 
 
 def test_only_sound_answers_are_judged_where_only_they_may_win(tmp_path: Path) -> None:
-    prompts = (prompt_of("a", "good a", "bad a"), prompt_of("b", "good b", well_formed=False))
+    first, other = prompt_of("a", "good a", "bad a"), prompt_of("b", "good b", well_formed=False)
+    same = first.samples[0].model_copy(update={"number": 2, "well_formed": False})
+    first = first.model_copy(update={"samples": (*first.samples, same)})
     with judging(_known) as (judge, url):
-        summary, qualities = scored(tmp_path, url, prompts=prompts, sound_only=True)
-    assert qualities == pytest.approx({("a", 0): 0.9, ("a", 1): 0.1, ("b", 0): 0.0})
+        summary, qualities = scored(tmp_path, url, prompts=(first, other), sound_only=True)
+    assert qualities == pytest.approx({("a", 0): 0.9, ("a", 1): 0.1, ("a", 2): 0.0, ("b", 0): 0.0})
     assert judge.asked.total() == summary["requests"] == 2 * 2
 
 

@@ -64,6 +64,7 @@ def test_wilsons_interval_of_a_share():
     assert [*share([True] * 9 + [False]).values()] == pytest.approx([90, 59.58, 98.21], abs=0.1)
     assert share([True] * 8)["low"] == pytest.approx(67.6, abs=0.1)
     assert format_estimate(share([True] * 8)) == "100.0 (67.6 to 100.0)"
+    assert share([True] * 80, clusters=[*range(8)] * 10) == share([True] * 8), "ten draws of eight"
 
 
 def test_a_ratio_draws_prompts_not_their_parts():

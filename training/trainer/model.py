@@ -109,7 +109,9 @@ class BaseModel:
         center, spread = used.mean(0), used.std(0)
         distance = (used - center).norm(dim=1).mean()
         for token, means in self.new_tags().items():
-            if token not in self.unused:
+            if token in self.unused:
+                grown[token] = weight.mean(0)
+            else:
                 meaning = functional.normalize(weight[codec.encode(means)].mean(0) - center, dim=0)
                 drawn = functional.normalize(torch.randn(len(spread), generator=chance) * spread, dim=0)
                 grown[token] = center + distance * functional.normalize(meaning + drawn, dim=0)
@@ -195,8 +197,11 @@ def export_model(
     if processes.first:
         whole = base.loaded() if base.lora_rank or start_share else base.empty()
         if start_share:
-            start = whole.state_dict()
-            weights = {name: start[name].lerp(value, 1 - start_share) for name, value in weights.items()}
+            start, new = whole.state_dict(), base.lora_rank and base.adapter is None
+            weights = {  # a new adapter is B A with a B of 0 at the start: its mean is that of B alone
+                name: value if new and ".lora_A." in name else start[name].lerp(value, 1 - start_share)
+                for name, value in weights.items()
+            }
         whole.load_state_dict(weights, strict=not base.lora_rank)
         generation = _generation(base.folder, end)
         if base.lora_rank:
