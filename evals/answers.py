@@ -28,7 +28,7 @@ from pasta_async.errors import InvalidRequestError, PromptTooLongError
 from pasta_async.evals.documents import Drawn, Prompt, digest, read_prompts
 from pasta_async.evals.records import grouped, markdown_table, measurements
 from pasta_async.jobs import Journal, for_each, progress
-from pasta_async.training.identity import backend_digest
+from pasta_async.training.identity import weights_of
 from pasta_async.training.sample import answer_seed
 from pasta_async.training.statistics import Estimate, estimate, format_estimate, format_share, of_known
 
@@ -353,7 +353,7 @@ async def write_answers(settings: AnswerSettings) -> list[Answer]:
     identity = {
         "benchmark": "answers",
         **settings.model_dump(exclude={"prompts", "sample", "together", "out"}),
-        "weights": [backend_digest(one) for one in (settings.backend, settings.original)],
+        "weights": [await weights_of(one) for one in (settings.backend, settings.original)],
         "prompts": digest(prompt.text for prompt in prompts),
         "count": len(prompts),
         "forms": [form for _, form in asked],

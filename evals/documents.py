@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from pasta_async.cli.command import CommandSettings, Count
 from pasta_async.errors import InvalidRequestError
 from pasta_async.lang import Document
 from pasta_async.training.corpus import read_lines, read_records
-from pasta_async.training.identity import backend_digest
+from pasta_async.training.identity import weights_of
 from pasta_async.training.synthetic import FAMILIES, Example, Split, sample
 from pasta_async.training.tokens import rough_tokens, text_speedup
 
@@ -163,6 +164,6 @@ class ForcedSettings(CommandSettings):
         return {
             "benchmark": benchmark,
             "backend": self.backend,
-            "weights": backend_digest(self.backend),
+            "weights": asyncio.run(weights_of(self.backend)),
             "documents": digest(parts),
         }

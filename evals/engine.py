@@ -13,7 +13,6 @@ It needs the extra `peers`, and a machine that does nothing else.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,9 +24,17 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pasta_async.cli.command import Command, CommandSettings, Count, command
+from pasta_async.errors import InvalidRequestError
 from pasta_async.evals.llama_cpp import llama_cpp_files
 from pasta_async.evals.peers import Peer, RemoteEngine, open_engine_process
-from pasta_async.evals.records import environment, grouped, markdown_table, opened_journal
+from pasta_async.evals.records import (
+    cores,
+    environment,
+    grouped,
+    markdown_table,
+    measurements,
+    opened_journal,
+)
 from pasta_async.jobs import progress
 from pasta_async.training.statistics import estimate, format_estimate
 
@@ -69,11 +76,12 @@ def _measure(settings: EngineSettings, engines: Mapping[str, RemoteEngine]) -> G
     draw = random.Random(0)
     with progress(settings.rounds * len(engines), "rounds") as done:
         for number in range(-1, settings.rounds):  # the first one warms up
-            prefix = [draw.randrange(vocabulary) for _ in range(settings.prefix)]
+            prefix = draw.choices(range(vocabulary), k=settings.prefix)
+            starts = draw.choices(range(vocabulary), k=max(settings.threads))
             for name in draw.sample([*engines], len(engines)):
                 found: dict[str | int, float] = {"first token": engines[name].call("first_token", prefix)}
                 for count in settings.threads:
-                    seconds = engines[name].call("threads", prefix[:count], settings.steps)
+                    seconds = engines[name].call("threads", starts[:count], settings.steps)
                     found[count] = seconds / settings.steps
                 if number >= 0:
                     done()
@@ -123,12 +131,16 @@ def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _run(settings: EngineSettings) -> str:
-    cpus = settings.cpus or os.cpu_count() or 1
+    cpus = settings.cpus or cores()
     measured = settings.model_dump(mode="json", exclude={"out"}) | {"benchmark": "engine"}
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         journal = stack.enter_context(opened_journal(settings.out, measured))
+        if measurements(journal):
+            raise InvalidRequestError(
+                f"{settings.out} has figures: a run measures all, into a file of its own"
+            )
         peers = _peers(settings, folder)
         engines = {peer.name: stack.enter_context(open_engine_process(peer, cpus)) for peer in peers}
         for row in _measure(settings, engines):

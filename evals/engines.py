@@ -14,6 +14,7 @@ from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.errors import BackendError
 from pasta_async.evals.forcing import FORCED_LIMITS
 from pasta_async.evals.simulator import EngineModel, SimulatedBackend
+from pasta_async.options import Settings
 
 
 @asynccontextmanager
@@ -21,7 +22,7 @@ async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGene
     """A connected backend whose prefix cache is empty: loaded anew, or flushed; closed at the end.
 
     `simulated:step=0.01` is engines on a virtual clock (`EngineModel.of`). Options are those of
-    `open_backend`.
+    `open_backend`; a server is sent the `api_key`.
     """
     if url.startswith("simulated:"):
         backend = SimulatedBackend(EngineModel.of(url.removeprefix("simulated:")))
@@ -29,6 +30,7 @@ async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGene
         if url.startswith("http"):
             await _empty_prefix_cache(url)
             options["max_connections"] = FORCED_LIMITS.client_threads
+            options["api_key"] = api_key()
         elif url.startswith("sglang:"):
             options["server_args"] = _server_arguments(Path(url.removeprefix("sglang:")))
         backend = open_backend(url, **options)
@@ -37,6 +39,17 @@ async def cold_backend(url: str, **options: Unpack[BackendOptions]) -> AsyncGene
         yield backend
     finally:
         await backend.aclose()
+
+
+def api_key() -> str | None:
+    """`PASTA_API_KEY`, as a `Client` reads it; None without one."""
+    key = Settings().api_key
+    return key.get_secret_value() if key else None
+
+
+def authorization() -> dict[str, str]:
+    """The headers that carry it."""
+    return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
 
 
 def _server_arguments(folder: Path) -> dict[str, str | bool]:
@@ -49,7 +62,7 @@ async def _empty_prefix_cache(url: str) -> None:
     """Empty the prefix cache of an SGLang server; cancelling it may leave the cache as it was."""
     where = f"{url.rstrip('/')}/flush_cache"
     try:
-        async with httpx.AsyncClient(timeout=300) as http:
+        async with httpx.AsyncClient(timeout=300, headers=authorization()) as http:
             (await http.post(where)).raise_for_status()
     except httpx.HTTPError as error:
         raise BackendError(

@@ -40,7 +40,7 @@ from pasta_async.evals.judge import JOURNAL, grade_answers
 from pasta_async.evals.records import grouped, markdown_table, read_json, write_result
 from pasta_async.jobs import Journal
 from pasta_async.lang import Sync, parse
-from pasta_async.training.identity import backend_digest
+from pasta_async.training.identity import weights_of
 from pasta_async.training.score import JudgeSettings, open_judge
 from pasta_async.training.statistics import estimate, format_estimate, gain, of_known, share
 
@@ -85,7 +85,7 @@ async def measure(settings: FrontierSettings) -> dict[str, Any]:
     identity = {
         "benchmark": "frontier",
         "backend": settings.backend,
-        "weights": backend_digest(settings.backend),
+        "weights": await weights_of(settings.backend),
         "forms": list(forms),
         **asked,
     }

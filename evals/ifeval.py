@@ -18,6 +18,7 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -139,6 +140,17 @@ def accuracy(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[st
 
     See `compared`; strictly and loosely. Instructions of one prompt go together: prompts are drawn.
     """
+    found = _compared(forms, verdicts)
+    if "where promised" in found["differences"]:  # these have another number of instructions
+        here = [one.promises > 0 for one in forms["parallel"]]
+        own = {form: [*compress(answers, here)] for form, answers in forms.items()}
+        known = {form: [*compress(checked, here)] for form, checked in verdicts.items()}
+        promised = _compared(own, known)["differences"]["parallel - baseline"]
+        found["differences"]["where promised"] = promised
+    return found
+
+
+def _compared(forms: Forms, verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
     each = fmean(len(one.strict) for one in next(iter(verdicts.values())))  # instructions of a prompt
     return compared(forms, {form: [_figures(one, each) for one in own] for form, own in verdicts.items()})
 

@@ -86,7 +86,10 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
                 for name, own in gains.items()
             }
     methods = {
-        form: {"prompts": len(own), **{name: of_known(_level, values[form][name], prompts) for name in names}}
+        form: {
+            "prompts": len({*prompts}),
+            **{name: of_known(_level, values[form][name], prompts) for name in names},
+        }
         for form, own in forms.items()
     }
     return {"methods": methods, "differences": differences}

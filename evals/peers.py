@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +25,7 @@ from pasta_async.backends import BackendOptions
 from pasta_async.cli.command import CommandSettings
 from pasta_async.errors import PastaError
 from pasta_async.evals.llama_cpp import LlamaCpp, llama_cpp_files
-from pasta_async.evals.records import own_memory
+from pasta_async.evals.records import cores, own_memory
 from pasta_async.protocol import DecodeRequest
 
 _SLOTS = 8192  # of the embedded engine
@@ -171,11 +170,16 @@ class LlamaCppSettings(CommandSettings):
         default=None, description="the same weights for llama.cpp: a folder, a GGUF file"
     )
     llama_cpp_type: Literal["Q8_0", "Q4_0"] = Field(default="Q8_0", description="llama.cpp's number format")
-    threads: int | None = Field(default=None, ge=1, description="local: and llama.cpp: CPU threads")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU threads of local: and of llama.cpp; beside llama.cpp all by default, in both",
+    )
 
     def options_of(self, backend: str) -> BackendOptions:
         """Of that backend, named as for `open_backend`: its threads, if it takes any."""
-        return {"threads": self.threads} if self.threads and backend.startswith("local:") else {}
+        threads = self.threads or (cores() if self.llama_cpp else None)
+        return {"threads": threads} if threads and backend.startswith("local:") else {}
 
 
 @contextmanager
@@ -192,7 +196,7 @@ def open_llama_cpp(settings: LlamaCppSettings) -> Generator[RemoteEngine | None]
         name = settings.llama_cpp_type
         files = llama_cpp_files(settings.llama_cpp, Path(folder), [name])
         peer = Peer("llama.cpp", name, str(files[name]))
-        with open_engine_process(peer, settings.threads or os.cpu_count() or 1) as engine:
+        with open_engine_process(peer, settings.threads or cores()) as engine:
             yield engine
 
 

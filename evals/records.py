@@ -28,11 +28,16 @@ def environment() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         **{name: found for name in _PACKAGES if (found := _version(name))},
     }
+
+
+def cores() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def markdown_table(rows: Sequence[dict[str, Any]]) -> str:

@@ -55,7 +55,7 @@ from pasta_async.evals.records import (
     opened_journal,
 )
 from pasta_async.jobs import Journal, write_json
-from pasta_async.training.identity import backend_digest
+from pasta_async.training.identity import weights_of
 from pasta_async.training.statistics import format_share
 
 BRIEF = "brief"
@@ -104,7 +104,7 @@ async def measure(
                 if peer and method == peer.name:
                     return await _write_again(peer, client, prompt, plain[index, number])
                 text = f"{prompt.text}\n\nBe brief." if method == BRIEF else prompt.text
-                row = Answer(index, method, number, family=prompt.family)
+                row = Answer(index, method, number, family=prompt.family, question=text)
                 row = await ask(client, text, row, sampling=settings.sampling(number))
                 if method == "baseline":
                     plain[index, number] = row
@@ -166,7 +166,7 @@ def _run(settings: SpeedSettings) -> str:
         "benchmark": "speed",
         "prompts": digest(prompt.text for prompt in prompts),
         **settings.model_dump(exclude=elsewhere),
-        "weights": backend_digest(settings.backend),
+        "weights": asyncio.run(weights_of(settings.backend)),
         "llama_cpp": settings.llama_cpp is not None,
         **({"brief": True} if settings.brief else {}),
     }

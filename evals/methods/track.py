@@ -17,6 +17,7 @@ from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.clock import REAL_CLOCK, Clock
 from pasta_async.evals.answers import Answer
 from pasta_async.evals.documents import WARM_UP_SEED
+from pasta_async.evals.engines import authorization
 from pasta_async.evals.forcing import FORCED_LIMITS, ForcedBackend, force, tags_of, unwrapped
 from pasta_async.evals.simulator import SimulatedBackend
 from pasta_async.lang import Document, Node, Promise, Sync
@@ -152,7 +153,7 @@ async def open_engine(backend: Backend, documents: Mapping[str, Document]) -> As
     many = httpx.Limits(max_connections=None)
     async with (
         Client(forced, limits=FORCED_LIMITS, clock=clock) as client,
-        httpx.AsyncClient(base_url=url, timeout=None, limits=many) as http,
+        httpx.AsyncClient(base_url=url, timeout=None, limits=many, headers=authorization()) as http,
     ):
         await client.connect()
         yield Engine(backend, forced, client, tags_of(info), info.end_ids[:1], clock, http)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TEXTS = ["Two: apples are red and pears are green. That is all.", "Because of the words."]
 STEPS = 4
-TINY = f"--threads 1 --threads 3 --prefix 20 --steps {STEPS} --rounds 2 --cpus 1"
+TINY = f"--threads 1 --threads 3 --prefix 2 --steps {STEPS} --rounds 2 --cpus 1"
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,7 @@ def test_engines_are_measured_side_by_side(folder: Path) -> None:
     began = perf_counter()
     run(main, f"{folder / 'model'} {options} {TINY} --out", folder / "engine.jsonl")
     found = measured(folder / "engine.jsonl", perf_counter() - began)
+    refused(main, f"{folder / 'model'} {options} {TINY} --out {folder / 'engine.jsonl'}")
     assert len(found) == len(engines)
     for whats in found.values():
         assert whats == {"load", "memory", "first token", 1, 3}

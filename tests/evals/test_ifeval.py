@@ -174,3 +174,12 @@ def test_a_difference_is_taken_prompt_by_prompt_and_has_a_one_sided_bound() -> N
     assert found["value"] == pytest.approx(10)
     assert 0 < found["low"] <= found["bound"] < 10 < found["high"]
     assert differences["where promised"]["loose, % of prompts"]["value"] == pytest.approx(10)
+
+
+def test_instructions_are_counted_where_promised_too() -> None:
+    plain = [Verdict([True] * 3, [True] * 3), Verdict([True], [True])] * 10  # the second of each promises
+    parallel = [Verdict([True] * 3, [True] * 3), Verdict([False], [False])] * 10
+    found = accuracies(parallel=parallel, baseline=plain)["differences"]
+    strict = "strict, % of instructions"
+    assert found["parallel - baseline"][strict]["value"] == pytest.approx(-25)
+    assert found["where promised"][strict]["value"] == pytest.approx(-100)

@@ -342,6 +342,7 @@ def test_the_command_measures_the_shipped_model(tmp_path: Path, capsys: pytest.C
     assert where["environment"]["cores"] >= 1
     assert [run["family"] for run in runs] == ["describe"] * 2 + ["chain"] * 2
     assert all(run["well_formed"] and run["seconds"] > run["first_token"] > 0 for run in runs)
+    assert all("?" in run["question"] or "." in run["question"] for run in runs), "instruments read it"
     assert "| all | 2 |" in capsys.readouterr().out
     figures = json.loads(out.with_suffix(".figures.json").read_text(encoding="utf-8"))
     assert figures["figures"]["all prompts"]["counts"]["answers"] == [2, 2]
