@@ -90,7 +90,7 @@ def compared(forms: Forms, figures: Figures) -> dict[str, Any]:
             "prompts": len({*prompts}),
             **{name: of_known(_level, values[form][name], prompts) for name in names},
         }
-        for form, own in forms.items()
+        for form in forms
     }
     return {"methods": methods, "differences": differences}
 

@@ -194,7 +194,7 @@ def test_the_rows_of_the_tags_learn_at_a_rate_of_their_own(lora_rank: int, tmp_p
     [(True, 0, {}), (True, 2, {}), (False, 0, {}), (False, 2, {}), (False, 0, {"vocab_size": 448})],
 )
 def test_a_tag_that_is_never_used_stays_at_the_mean_row(
-    tied: bool, lora_rank: int, rows: dict[str, int], tmp_path: Path
+    tied: bool, lora_rank: int, rows: dict[str, Any], tmp_path: Path
 ) -> None:
     """Without estimates the tag in front of them is in no example, and its logit stays the mean of all.
 
