@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,12 +157,12 @@ class ForcedSettings(CommandSettings):
     )
     out: RawFigures = None
 
-    def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
-        """What identifies a measurement, in its journal."""
+    async def measured(self, benchmark: str, documents: Mapping[str, Document]) -> dict[str, Any]:
+        """What identifies a measurement, in its journal. Raises, and is cancelled, as `weights_of`."""
         parts = (part for prompt, written in documents.items() for part in (prompt, written.format()))
         return {
             "benchmark": benchmark,
             "backend": self.backend,
-            "weights": asyncio.run(weights_of(self.backend)),
+            "weights": await weights_of(self.backend),
             "documents": digest(parts),
         }

@@ -259,7 +259,7 @@ async def _run(settings: LoadSettings) -> str:
             f"methods are {', '.join(METHODS)}, or {BASE} and another with a plus between; "
             f"got {', '.join(settings.methods)}"
         )
-    measured = {**settings.measured("load", documents), "answers": settings.answers}
+    measured = {**(await settings.measured("load", documents)), "answers": settings.answers}
     with opened_journal(settings.out, measured) as journal:
         async with cold_backend(settings.backend) as backend, open_engine(backend, documents) as engine:
             blocks = await measure(engine, cases_of(documents), settings, journal)

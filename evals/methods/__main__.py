@@ -102,7 +102,7 @@ def _run(settings: MethodSettings) -> str:
     documents = read_documents(settings.documents, settings.sample)
     methods = methods_for(settings.methods, settings.backend)
     measured = {
-        **settings.measured("methods", documents),
+        **asyncio.run(settings.measured("methods", documents)),
         "passes": settings.passes,
         "methods": [method.name for method in methods],
         "threads": settings.threads,
