@@ -231,10 +231,10 @@ class Parser:
         return events
 
     def _on_promise_token(self, token: str, events: list[Reading]) -> None:
-        """A promise's tag goes on, or ends."""
+        """A promise's tag goes on, or ends; of a tag that never began nothing is shown."""
         if self._values is None:
-            self._on_text(token, events)
-        elif token == PROMISE_TOKENS:
+            return
+        if token == PROMISE_TOKENS:
             self._values.append("")
         else:
             values, self._values = tuple(self._values), None
@@ -242,11 +242,11 @@ class Parser:
             self._on_tag(Tag(promise_source(values), "promise", False, "", place, end, values), events)
 
     def _break_tag(self, events: list[Reading], code: Code = Code.TAG_BROKEN) -> None:
-        """The tag ids that came in make no tag: they are text."""
+        """The tag ids that came in make no tag: what stood between them is text."""
         if self._values is not None:
-            text, self._values = PROMISE_OPEN + PROMISE_TOKENS.join(self._values), None
-            self._on_text(text, events)
-            self._end_gap(events)
+            text, self._values = "".join(self._values), None
+            if text:
+                self._on_text(text, events)
             self._report(code, self._values_place)
 
     def close(self, *, cut: bool = False) -> list[Reading]:
