@@ -80,6 +80,16 @@ def test_lora_alone_leaves_the_vocabulary(made: AdapterRun, tmp_path: Path) -> N
     torch.testing.assert_close(adapted.tensor(name), base.tensor(name) + 2**0.5 * step, atol=1e-5, rtol=1e-4)
 
 
+def test_an_adapter_that_says_nothing_of_sampling_has_its_base_s(made: AdapterRun, tmp_path: Path) -> None:
+    folder, base = bare(made, tmp_path), tmp_path / "other-base"
+    shutil.copytree(made.base, base)
+    (base / "generation_config.json").write_text('{"repetition_penalty": 1.2}')
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert open_checkpoint(folder, base).generation_defaults().repetition_penalty == 1.2
+    (folder / "generation_config.json").write_text("{}")
+    assert open_checkpoint(folder, base).generation_defaults().repetition_penalty == 1
+
+
 # Export ----------------------------------------------------------------------------------------------------
 
 
