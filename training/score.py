@@ -94,12 +94,11 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
     """
     prompts = await asyncio.to_thread(lambda: [*read_samples(settings.samples, tokens=False)])
     finished = [(p, s) for p in prompts for s in p.samples if not s.error]
-    sound = {(p.id, s.number): soundness(faults_of_sample(s, p.prompt)) for p, s in finished}
     least = 1.0 if settings.sound_only else 0.0
-    counted = {key for key, value in sound.items() if value >= least}
+    known = (((p.id, s.number), soundness(faults_of_sample(s, p.prompt))) for p, s in finished)
+    sound = {key: value for key, value in known if value >= least}
     judged = [
-        p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in counted]})
-        for p in prompts
+        p.model_copy(update={"samples": [s for s in p.samples if (p.id, s.number) in sound]}) for p in prompts
     ]
     answers = {(p.id, s.text): p for p in judged for s in p.samples}
     async with AsyncExitStack() as stack:
@@ -108,7 +107,7 @@ async def score(settings: ScoreSettings) -> dict[str, Any]:
             answers, lambda answer: judge.verdict(answers[answer], answer[1]), settings.in_flight
         )
     if not settings.faults and judge.sees_faults:  # nothing is taken off
-        sound = dict.fromkeys(counted, 1.0)
+        sound = dict.fromkeys(sound, 1.0)
     scores = [
         Score(
             id=prompt.id,
