@@ -6,10 +6,12 @@ Whatever waits in pasta_async (time-outs, retries, a scripted backend's latencie
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Protocol, runtime_checkable
+
+from anyio import CancelScope
 
 
 @runtime_checkable
@@ -68,3 +70,22 @@ async def time_limit(clock: Clock, seconds: float | None) -> AsyncGenerator[None
         finally:
             task.cancel()
             await asyncio.wait([task])
+
+
+async def wait_out(
+    over: Callable[[], bool], wait: Callable[[], Awaitable[object]]
+) -> asyncio.CancelledError | None:
+    """Wait for what comes to its end whatever happens; return a cancellation that came meanwhile.
+
+    Args:
+        over: Whether it has ended.
+        wait: Waits for that; called anew behind each cancellation.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not over():
+        try:
+            with CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
+                await wait()
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled

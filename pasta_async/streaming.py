@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Self
 
-from anyio import CancelScope
-
+from pasta_async.clock import wait_out
 from pasta_async.errors import InvalidStateError, PastaError
 from pasta_async.events import AnswerDone, Emit, Event, TextDelta
 from pasta_async.results import Generation
@@ -52,12 +52,7 @@ class AnswerStream:
         self._left = True
         if self._task:
             self._task.cancel()
-            while not self._task.done():
-                try:
-                    with CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
-                        await asyncio.wait([self._task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
+            cancelled = await wait_out(self._task.done, partial(asyncio.wait, [self._task]))
             if not self._task.cancelled() and not self._task.exception():
                 self._generation = self._task.result()
         if last := self.partial:  # as of now

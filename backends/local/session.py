@@ -16,6 +16,7 @@ from typing import Any
 from pasta_async.backends.local.engine import Engine, Output
 from pasta_async.backends.local.scheduler import Job
 from pasta_async.backends.tokenization import Detokenizer, TextCodec
+from pasta_async.clock import wait_out
 from pasta_async.errors import BackendError
 from pasta_async.protocol import DecodeRequest, FinishReason, Piece
 
@@ -227,7 +228,7 @@ class Session:
         """
         if not stream.ended.is_set():
             self._command(lambda: self._remove(stream))
-        cancelled = await _wait(stream.ended)
+        cancelled = await wait_out(stream.ended.is_set, stream.ended.wait)
         self._open.discard(stream)
         if not self._open:
             cancelled = await self._finish() or cancelled
@@ -259,7 +260,7 @@ class Session:
             return None
         self._settled.clear()
         self._wake.set()
-        return await _wait(self._settled)
+        return await wait_out(self._settled.is_set, self._settled.wait)
 
     def _command(self, command: Callable[[], None]) -> None:
         self._engine_loop.submit(command)
@@ -307,14 +308,3 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *
 def _post_all(ready: Delivery) -> None:
     for stream, pieces in ready:
         stream.post(pieces)
-
-
-async def _wait(event: asyncio.Event) -> asyncio.CancelledError | None:
-    """Wait for an event that comes soon whatever happens; return a cancellation that came meanwhile."""
-    cancelled: asyncio.CancelledError | None = None
-    while not event.is_set():
-        try:
-            await event.wait()
-        except asyncio.CancelledError as error:
-            cancelled = error
-    return cancelled

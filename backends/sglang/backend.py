@@ -10,6 +10,7 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -24,6 +25,7 @@ from pasta_async.backends.sglang.load import LoadReader
 from pasta_async.backends.sglang.tokenizers import RemoteTokenizer
 from pasta_async.backends.sglang.transport import DEFAULT_TIMEOUT, Connections, EventStream, Server
 from pasta_async.backends.single_flight import SingleFlight
+from pasta_async.clock import wait_out
 from pasta_async.errors import (
     BackendConnectError,
     BackendProtocolError,
@@ -322,14 +324,7 @@ class _Call:
         A task does it, once. It has when this returns, however often that is cancelled.
         """
         self.ending = self.ending or asyncio.create_task(self._end())
-        cancelled: asyncio.CancelledError | None = None
-        while not self.ending.done():
-            try:
-                with anyio.CancelScope(shield=True):  # a cancelled scope of anyio cancels again and again
-                    await asyncio.wait([self.ending])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled:
+        if cancelled := await wait_out(self.ending.done, partial(asyncio.wait, [self.ending])):
             raise cancelled
 
     async def _end(self) -> None:

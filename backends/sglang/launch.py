@@ -174,8 +174,13 @@ class LaunchedBackend(SGLangBackend):
             raise UnsupportedModelError(f"{self._path} is no model folder: it has no config.json")
         process = self._process  # which `aclose` may end and forget meanwhile
         if process is None:
-            options: Any = {"device": self._device, "port": self._port, "extra": self._flags}
-            command = server_command(str(self._path), **options, without=self._left_out)
+            command = server_command(
+                str(self._path),
+                device=self._device,
+                port=self._port,
+                extra=self._flags,
+                without=self._left_out,
+            )
             process = _start(command.argv, command.environment, 2)  # standard output is the program's
             self._process = process
             atexit.register(self._stop)
