@@ -1,4 +1,4 @@
-"""Where tokens come from: SGLang, the embedded engine, a script, several of these.
+"""Where tokens come from: SGLang, the embedded engine, a script.
 
 `open_backend` makes one from a URL-like string; the classes themselves live in their own modules and are
 imported only when they are asked for.
@@ -6,7 +6,6 @@ imported only when they are asked for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class BackendOptions(TypedDict, total=False):
-    """Options of the backends that a string can name; each is refused where it means nothing.
-
-    Of several backends each takes those that are for it.
-    """
+    """Options of the backends that a string can name; each is refused where it means nothing."""
 
     api_key: str | None
     """`http:`: sent as a bearer token."""
@@ -68,36 +64,23 @@ _FORMS = """  local:                  the embedded engine with pasta-smol where 
   local:pasta-smol        the embedded engine with a model that ships: pasta-smol or pasta-tiny
   local:/path/to/model    the embedded engine with a folder (of a model, of an adapter) or a GGUF file
   http://host:30000       an SGLang server (https as well)
-  sglang:/path/to/model   an SGLang server of this program's own
-
-Several of them, of one model, have answers spread over them."""
-
-_COMMA = re.compile(r",\s*(?=(?:local|https?|sglang):)")
-"""A comma before another name; one inside a path stays."""
+  sglang:/path/to/model   an SGLang server of this program's own"""
 
 
-def backend_names(names: str) -> list[str]:
-    """The backends that a comma-separated list names, as in `PASTA_BACKEND`."""
-    return _COMMA.split(names.strip())
-
-
-def open_backend(url: str | Sequence[str], **options: Unpack[BackendOptions]) -> Backend:
-    """Make a backend from a URL-like string, or from several, which must serve the same model.
+def open_backend(url: str, **options: Unpack[BackendOptions]) -> Backend:
+    """Make a backend from a URL-like string.
 
     Nothing is loaded or reached before its `connect`, which also says what to install if need be.
 
     Args:
         url: ``local:``, ``local:pasta-smol``, ``local:/path``, ``http://host:port`` (or https),
-            ``sglang:/path``. Of several, each answer stays on one
-            (`pasta_async.backends.routed.RoutedBackend`).
+            ``sglang:/path``.
         options: Of the backend's class; see `BackendOptions`.
 
     Raises:
-        InvalidRequestError: The string has none of these forms (the message lists them), one comes twice, or
-            an option is not for this backend.
+        InvalidRequestError: The string has none of these forms (the message lists them), or an option is
+            not for this backend.
     """
-    if not isinstance(url, str):
-        return _open_several(url, options)
     kind, rest = _kind(url)
     if unknown := sorted(options.keys() - _OPTIONS[kind]):
         raise InvalidRequestError(
@@ -143,24 +126,6 @@ def _kind(url: str) -> tuple[str, str]:
     if not named.get(kind):
         raise InvalidRequestError(f"{url!r} names no backend. The forms are:\n{_FORMS}")
     return kind, rest
-
-
-def _open_several(urls: Sequence[str], options: BackendOptions) -> Backend:
-    if len(urls) == 1:
-        return open_backend(urls[0], **options)
-    from pasta_async.backends.routed import RoutedBackend
-
-    names = [url.rstrip("/") for url in urls]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidRequestError(f"{', '.join(sorted(twice))} is named more than once")
-    takes = [_OPTIONS[_kind(url)[0]] for url in urls]
-    if unknown := sorted(options.keys() - set[str]().union(*takes)):
-        raise InvalidRequestError(f"none of {', '.join(names)} takes {', '.join(unknown)}")
-    members: dict[str, Backend] = {}
-    for name, url, known in zip(names, urls, takes, strict=True):
-        own = {option: value for option, value in options.items() if option in known}
-        members[name] = open_backend(url, **cast("BackendOptions", own))
-    return RoutedBackend(members)
 
 
 class WrappingBackend:

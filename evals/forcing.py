@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from pasta_async.backends import WrappingBackend
 from pasta_async.backends.local import LocalBackend
-from pasta_async.backends.routed import RoutedBackend
 from pasta_async.backends.sglang import SGLangBackend
 from pasta_async.errors import InvalidRequestError, UnsupportedModelError
 from pasta_async.lang import TAG_TOKENS, Document, Segment, views
@@ -86,7 +85,7 @@ def force(backend: Backend, request: DecodeRequest, tokens: Sequence[int]) -> De
     inner = unwrapped(backend)
     if isinstance(inner, LocalBackend):
         extra = {"logits_processor": raise_next}
-    elif isinstance(inner, SGLangBackend | RoutedBackend):
+    elif isinstance(inner, SGLangBackend):
         params = {"custom_params": {"forced": list(tokens)}}
         extra = {"custom_logit_processor": FORCE, "sampling_params": params}
     else:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar, Unpack, cast
 from uuid import uuid4
 
-from pasta_async.backends import BackendOptions, backend_names, open_backend
+from pasta_async.backends import BackendOptions, open_backend
 from pasta_async.backends.single_flight import SingleFlight
 from pasta_async.clock import REAL_CLOCK, Clock, time_limit
 from pasta_async.errors import (
@@ -24,7 +24,7 @@ from pasta_async.errors import (
 from pasta_async.events import Emit
 from pasta_async.interpreter.machine import Machine
 from pasta_async.interpreter.reading import THINK_OPEN, Dialect
-from pasta_async.interpreter.retry import run_restarting, with_retries
+from pasta_async.interpreter.retry import with_retries
 from pasta_async.interpreter.runner import Runner
 from pasta_async.interpreter.width import Share, WidthControl
 from pasta_async.observers import AnswerStart, Observation, Observer
@@ -76,8 +76,7 @@ class Client:
 
     Args:
         backend: `local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` (SGLang), `sglang:/path`
-            (one started here), or several of these, over which answers are spread; or a `Backend`, which is
-            then not closed here.
+            (one started here); or a `Backend`, which is then not closed here.
             None: `PASTA_BACKEND`, or `local:`.
         limits: What is not set in them comes from the environment (`PASTA_TIMEOUT`), or is the default.
         clock: What time-outs are measured on; tests pass a `VirtualClock`.
@@ -90,7 +89,7 @@ class Client:
 
     def __init__(
         self,
-        backend: str | Sequence[str] | Backend | None = None,
+        backend: str | Backend | None = None,
         *,
         limits: Limits | Mapping[str, Any] | None = None,
         clock: Clock = REAL_CLOCK,
@@ -248,33 +247,29 @@ class Client:
                 ready = await self._prepare(info, start, *asked, share)
             check_length(ready.ids, info, limits)
 
-            def attempt(show: Emit | None, notes: tuple[str, ...], spent: int) -> Awaitable[Generation]:
-                machine = Machine(
-                    info,
-                    ready.dialect,
-                    start,
-                    thinking=ready.thinking,
-                    listen=show is not None,
-                    notes=(*ready.notes, *notes),
-                )
-                runner = Runner(
-                    self._backend,
-                    machine,
-                    prompt=ready.ids,
-                    share=share,
-                    clock=self._clock,
-                    began=began,
-                    deadline=deadline,
-                    emit=show,
-                    observer=observation,
-                    spent=spent,
-                )
-                observation.partial = runner.partial
-                if watch:
-                    watch(runner.partial)
-                return runner.run()
-
-            generation = await run_restarting(attempt, emit, limits.retries)
+            machine = Machine(
+                info,
+                ready.dialect,
+                start,
+                thinking=ready.thinking,
+                listen=emit is not None,
+                notes=ready.notes,
+            )
+            runner = Runner(
+                self._backend,
+                machine,
+                prompt=ready.ids,
+                share=share,
+                clock=self._clock,
+                began=began,
+                deadline=deadline,
+                emit=emit,
+                observer=observation,
+            )
+            observation.partial = runner.partial
+            if watch:
+                watch(runner.partial)
+            generation = await runner.run()
         self._width.learn(generation)
         return generation
 
@@ -386,22 +381,17 @@ def _open(
     backend: object, settings: Settings, limits: Limits, options: BackendOptions
 ) -> tuple[Backend, bool]:
     """The backend, and whether it was opened here and so has to be closed here."""
-    if backend is not None and not isinstance(backend, str | list | tuple):
+    if backend is not None and not isinstance(backend, str):
         if not isinstance(backend, Backend):
             raise InvalidRequestError(f"a backend is named by a string, or is a Backend; got {backend!r}")
         if options:
             raise InvalidRequestError(f"{', '.join(options)}: options are for backends that are opened here")
         return backend, False
-    listed: list[Any] = backend_names(settings.backend)
-    if backend is not None:
-        listed = [backend] if isinstance(backend, str) else [*cast("Sequence[object]", backend)]
-    urls = [url for url in listed if isinstance(url, str)]
-    if not urls or len(urls) < len(listed):
-        raise InvalidRequestError(f"backends are named by strings, one at least; got {backend!r}")
-    if any(url.startswith(("http:", "https:")) for url in urls):
+    url = settings.backend if backend is None else backend
+    if url.startswith(("http:", "https:")):
         key = settings.api_key.get_secret_value() if settings.api_key else None
         options = {"api_key": key, "max_connections": limits.client_threads, **options}
-    return open_backend(urls if len(urls) > 1 else urls[0], **options), True
+    return open_backend(url, **options), True
 
 
 def _dialect(info: ModelInfo, start: AnswerStart, *, can_instruct: bool) -> Dialect:
@@ -428,7 +418,7 @@ def _notes(info: ModelInfo, sampling: Sampling) -> tuple[str, ...]:
 async def generate(
     prompt: Prompt,
     *,
-    backend: str | Sequence[str] | Backend | None = None,
+    backend: str | Backend | None = None,
     api_key: str | None = None,
     **options: Unpack[AnswerOptions],
 ) -> Generation:
@@ -446,7 +436,7 @@ async def generate(
 async def stream(
     prompt: Prompt,
     *,
-    backend: str | Sequence[str] | Backend | None = None,
+    backend: str | Backend | None = None,
     api_key: str | None = None,
     **options: Unpack[AnswerOptions],
 ) -> AsyncGenerator[AnswerStream]:
@@ -458,5 +448,5 @@ async def stream(
         yield answer
 
 
-def _short_lived(backend: str | Sequence[str] | Backend | None, api_key: str | None) -> Client:
+def _short_lived(backend: str | Backend | None, api_key: str | None) -> Client:
     return Client(backend) if api_key is None else Client(backend, api_key=api_key)

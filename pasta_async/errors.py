@@ -12,7 +12,6 @@
           BackendTimeoutError (TimeoutError)
         BackendStatusError
         BackendProtocolError
-        BackendLostError
         UnsupportedModelError
       TrainingError
       pasta_async.lang.ParseError
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendConnectError",
     "BackendError",
-    "BackendLostError",
     "BackendProtocolError",
     "BackendStatusError",
     "BackendTimeoutError",
@@ -111,15 +109,6 @@ class BackendStatusError(BackendError):
 
 class BackendProtocolError(BackendError):
     """The server's reply was malformed or incomplete."""
-
-    retryable = True
-
-
-class BackendLostError(BackendError):
-    """One of several servers is gone, and what it decoded with it; ``__cause__`` says how it went.
-
-    An answer of which nothing was shown yet starts again on another server.
-    """
 
     retryable = True
 

@@ -112,14 +112,11 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class ThreadFailed:
-    """A request of a thread failed; `action` says what is done about it.
-
-    "restart": its server was lost before any text was shown, so the whole answer starts again on another.
-    """
+    """A request of a thread failed; `action` says what is done about it."""
 
     thread: int
     error: ErrorInfo
-    action: Literal["retry", "sequence", "restart", "fail"]
+    action: Literal["retry", "sequence", "fail"]
     type: Literal["thread.failed"] = "thread.failed"
 
 

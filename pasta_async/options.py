@@ -204,8 +204,7 @@ class Settings(Limits, BaseSettings):
     )
 
     backend: str = "local:"
-    """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`; or several, with
-    commas between."""
+    """`local:`, `local:pasta-smol`, `local:/path`, `http://host:30000` or `sglang:/path`."""
     api_key: SecretStr | None = None
     """Sent to an HTTP backend as a bearer token."""
 

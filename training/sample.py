@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, Json
 
 from pasta_async import Client
-from pasta_async.backends import WrappingBackend, backend_names
+from pasta_async.backends import WrappingBackend
 from pasta_async.cli.command import Command, command
 from pasta_async.errors import InvalidRequestError, PastaError
 from pasta_async.jobs import Advance, Journal, for_each, journal_beside, progress
@@ -117,11 +117,11 @@ def _records(settings: SampleSettings) -> list[Record]:
 
 async def _drawing(settings: SampleSettings, stack: AsyncExitStack) -> Drawing:
     """Open the backends and the journal; the stack closes them."""
-    opened = await stack.enter_async_context(Client(backend_names(settings.backend)))
+    opened = await stack.enter_async_context(Client(settings.backend))
     limits = opened.limits.model_copy(update={"client_threads": 4 * settings.together, "timeout": None})
     client = baseline = Client(Recording(opened.backend), limits=limits)
     if settings.baseline:
-        baseline = await stack.enter_async_context(Client(backend_names(settings.baseline), limits=limits))
+        baseline = await stack.enter_async_context(Client(settings.baseline, limits=limits))
     fields = {
         *("backend", "baseline", "max_tokens", "temperature", "plain_temperature"),
         *("repetition_penalty", "seed", "without_syncs", "template_kwargs"),

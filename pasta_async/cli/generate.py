@@ -28,9 +28,9 @@ class GenerateOptions(Sampling, Limits):
 
     prompt: str
     """The prompt; - reads standard input."""
-    backend: tuple[str, ...] = ()
-    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; may be repeated, to spread
-    answers over servers of one model; default: PASTA_BACKEND, or local:."""
+    backend: str | None = None
+    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; default:
+    PASTA_BACKEND, or local:."""
     live: bool = False
     """Show the threads side by side."""
     compare: bool = False
@@ -81,7 +81,7 @@ def run(options: GenerateOptions, backend: Backend | None) -> None:
 
 
 async def _on_a_client(options: GenerateOptions, backend: Backend | None, display: Display) -> _Both:
-    async with Client(backend or options.backend or None, limits=options.given(Limits)) as client:
+    async with Client(backend or options.backend, limits=options.given(Limits)) as client:
         try:
             return await answer(client, options, display)
         except BaseException:  # a cancellation too: nothing decodes any more, show what there is

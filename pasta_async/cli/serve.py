@@ -9,15 +9,15 @@ from pydantic import Field
 from pasta_async.options import Limits
 from pasta_async.protocol import Backend
 from pasta_async.server import create_app, uvicorn_server
-from pasta_async.server.settings import Names, ServerSettings
+from pasta_async.server.settings import ServerSettings
 
 
 class ServeOptions(ServerSettings):
-    """The server's settings, its backends, and limits that its client has."""
+    """The server's settings, its backend, and limits that its client has."""
 
-    backend: Names = ()
-    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; may be repeated, to spread
-    answers over servers of one model; default: PASTA_BACKEND, or local:."""
+    backend: str | None = None
+    """local:, local:pasta-smol, local:/path, http://host:port or sglang:/path; default:
+    PASTA_BACKEND, or local:."""
     max_threads: int | None = Field(default=None, ge=1)
     """Threads of an answer that decode at once."""
     client_threads: int | None = Field(default=None, ge=1)
@@ -32,7 +32,7 @@ def run(options: ServeOptions, backend: Backend | None) -> None:
         SystemExit: The server could not start; its log says why.
     """
     limits = Limits(**options.model_dump(include={"max_threads", "client_threads"}, exclude_none=True))
-    server = uvicorn_server(create_app(backend or options.backend or None, options, limits=limits), options)
+    server = uvicorn_server(create_app(backend or options.backend, options, limits=limits), options)
     try:
         server.run()
     except SystemExit:  # uvicorn said why, but has a status of its own

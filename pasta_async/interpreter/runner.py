@@ -56,7 +56,6 @@ class Runner:
         began: The clock's time when the answer began.
         deadline: The clock's time at which it has to be done; None: never.
         emit: Receives events; may wait, which makes the thread that emits them wait. None: nobody listens.
-        spent: How many retries of each request were taken by earlier runs of the answer.
     """
 
     def __init__(
@@ -71,14 +70,13 @@ class Runner:
         deadline: float | None,
         emit: Emit | None,
         observer: AnswerObserver,
-        spent: int = 0,
     ) -> None:
         self.machine = machine
         self._backend, self._prompt = backend, tuple(prompt)
         self._start, self._limits = machine.start, machine.start.limits
         self._share = share
         self._clock, self._began, self._deadline = clock, began, deadline
-        self._emit, self._observer, self._spent = emit, observer, spent
+        self._emit, self._observer = emit, observer
         self._turns = asyncio.Semaphore(1 if self._start.parallel == "never" else self._limits.max_threads)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._failed: dict[int, BackendError] = {}
@@ -219,7 +217,7 @@ class Runner:
     async def _attempts(self, number: int) -> None:
         """One request, sent again if it fails before its first token."""
         machine = self.machine
-        for attempt in count(self._spent):
+        for attempt in count():
             if not machine.wants(number) or not (request := await self._request(number)):
                 return
             try:

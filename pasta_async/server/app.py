@@ -56,7 +56,7 @@ _NO_KEY = ApiError(
 
 
 def create_app(
-    backend: Client | Backend | str | Sequence[str] | None = None,
+    backend: Client | Backend | str | None = None,
     settings: ServerSettings | None = None,
     *,
     limits: Limits | None = None,

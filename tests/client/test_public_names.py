@@ -15,7 +15,6 @@ from pasta_async.testing import Fault, ScriptedBackend
 
 NAMES = """
 AnswerDone AnswerObserver AnswerOptions AnswerStart AnswerStream Backend BackendConnectError BackendError
-BackendLostError
 BackendOptions BackendProtocolError BackendStatusError BackendTimeoutError BackendTransportError Client Clock
 DecodeRequest DiagnosticFound Event FinishReason Generation GenerationTimeoutError InvalidRequestError
 InvalidStateError Limits Message ModelInfo Observer ParseError PastaError Piece PromiseOpened Prompt

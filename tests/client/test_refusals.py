@@ -146,8 +146,7 @@ async def test_prompts_and_messages(prompt: Any) -> None:
         {"model": "x"},
         {"model": ModelInfo("x", 100, 100, (), None, honours_seeds=True)},
         {"backend": 5},
-        {"backend": []},
-        {"backend": ["local:", 5]},
+        {"backend": ["local:"]},
         {"api_key": "secret"},
     ],
     ids=lambda values: next(iter(values)),
@@ -203,10 +202,6 @@ async def test_arguments_of_a_wrong_type_or_value(values: dict[str, Any]) -> Non
 def test_options_of_a_backend(backend: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         Client(backend, **options)
-
-
-def test_of_several_backends_each_takes_the_options_that_are_for_it() -> None:
-    Client(["local:", "http://host:30000"], api_key="secret", slots=4096)
 
 
 @pytest.mark.parametrize("text", [5, None, b"Why?", ["Why?"], "half a pair: \ud83c"], ids=range(5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,19 +12,16 @@ import pytest
 from pasta_async import (
     BackendConnectError,
     BackendError,
-    BackendLostError,
     BackendProtocolError,
     BackendStatusError,
     BackendTimeoutError,
     Client,
-    DecodeRequest,
     Generation,
     GenerationTimeoutError,
     Limits,
     Message,
     ModelInfo,
     PastaError,
-    Piece,
     PromptTooLongError,
     ThreadFailedError,
 )
@@ -144,43 +141,6 @@ async def test_retry_after_is_followed_for_a_minute_at_most() -> None:
     backend = ScriptedBackend("Because.", clock=VirtualClock(), faults=[Fault(0, 0, error=error)])
     assert await ask(backend) == "Because."
     assert backend.clock.time() == 60
-
-
-async def test_a_server_that_is_lost_again_and_again_is_not_tried_more_often() -> None:
-    """Sending a request again and starting an answer again do not multiply."""
-    error = BackendLostError("gone")
-    backend = ScriptedBackend("Because.", faults=[Fault(0, 0, error=error, times=99)])
-    with pytest.raises(ThreadFailedError):
-        await ask(backend, retries=3)
-    assert len(backend.requests) == 4
-
-
-class Losing(ScriptedBackend):
-    """Refuses so many requests before each that it takes, and is lost with that behind its first token."""
-
-    def __init__(self, refused: int) -> None:
-        super().__init__("Because it is.", clock=VirtualClock())
-        self._refused, self.sent = refused, 0
-
-    async def decode(self, request: DecodeRequest) -> AsyncGenerator[Piece, None]:
-        self.sent += 1
-        if self.sent % (self._refused + 1):
-            raise BackendConnectError("refused")
-        async for piece in super().decode(request):
-            yield piece
-            raise BackendLostError("gone")
-
-
-@pytest.mark.parametrize("refused", range(4))
-@pytest.mark.parametrize("retries", range(4))
-async def test_a_request_and_its_answer_share_one_count(refused: int, retries: int) -> None:
-    backend = Losing(refused)
-    with pytest.raises(ThreadFailedError) as caught:
-        await ask(backend, retries=retries)
-    assert backend.sent == retries + 1
-    assert isinstance(caught.value.__cause__, BackendLostError | BackendConnectError)
-    assert caught.value.partial is not None
-    assert len(caught.value.partial.notes) == retries // (refused + 1)
 
 
 async def test_a_silent_request_is_not_sent_again() -> None:

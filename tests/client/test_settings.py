@@ -83,12 +83,10 @@ def test_an_http_backend_gets_the_key_and_a_pool_that_suits_the_limits(
     setting("PASTA_CLIENT_THREADS", "9")
     Client("http://host:30000")
     Client("http://host:30000", api_key="mine")
-    Client(["local:", "http://host:30000"])
     Client("local:")
     assert opened == [
         ("http://host:30000", {"api_key": "secret", "max_connections": 9}),
         ("http://host:30000", {"api_key": "mine", "max_connections": 9}),
-        (["local:", "http://host:30000"], {"api_key": "secret", "max_connections": 9}),
         ("local:", {}),
     ]
 

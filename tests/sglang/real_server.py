@@ -141,7 +141,11 @@ def running_router(workers: Sequence[str], log: Path) -> Generator[str]:
     port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     program = (sys.executable, "-m", "sglang_router.launch_router")
-    flags = ("--policy", "manual", "--port", str(port), "--prometheus-port", str(metrics))
+    flags = (
+        *("--policy", "manual", "--assignment-mode", "min_load"),
+        *("--health-check-interval-secs", "1", "--health-failure-threshold", "1"),
+        *("--port", str(port), "--prometheus-port", str(metrics)),
+    )
 
     def ready() -> bool:
         known: list[Any] = httpx.get(f"{url}/workers", timeout=5).json()["workers"]

@@ -13,7 +13,6 @@ from draws import records
 from pasta_async import InvalidRequestError
 from pasta_async.testing import Fault, ScriptedBackend
 from pasta_async.training import answers
-from pasta_async.training import sample as sampling
 from pasta_async.training.answers import AnswerSettings, draw_answers
 from pasta_async.training.corpus import read_records, write_records
 
@@ -26,10 +25,10 @@ class Scripted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, **options: Any) -> None:
         self.backend = ScriptedBackend(text, **options)
 
-        def opened(_: str) -> ScriptedBackend:
+        def opened(_: str, **options: Any) -> ScriptedBackend:
             return self.backend
 
-        monkeypatch.setattr(sampling, "backend_names", opened)
+        monkeypatch.setattr("pasta_async.client.open_backend", opened)
 
     @property
     def asked(self) -> int:

@@ -154,7 +154,7 @@
         this.tellHowMany();
       },
       "thread.failed"({ thread, error, action }) {
-        const words = { retry: "tries again", sequence: "is taken up later", restart: "starts again elsewhere", fail: "failed" };
+        const words = { retry: "tries again", sequence: "is taken up later", fail: "failed" };
         this.lanes[thread].state(action === "fail" ? "failed" : "queued", words[action]);
         this.lanes[thread].card.title = error.message;
       },

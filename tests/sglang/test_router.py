@@ -1,0 +1,101 @@
+"""SGLang's own router in front of two real servers, one of which is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_server import RealServer, require_sglang, running_router, running_server, until
+
+from pasta_async import Client, PastaError, Sampling
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for a server to start
+
+CAMERAS = (
+    "Tell our readers about the cameras. Brevas is purple, comes from Cure, weighs 5 kilos and is good for "
+    "garden work. Trihano is green, comes from Pia, weighs 29 kilos and is good for cold nights."
+)
+PROMPTS = [CAMERAS.replace("cameras", things) for things in ("tents", "bikes", "boats", "lamps", "chairs")]
+
+
+@pytest.fixture(scope="module")
+def doomed(shipped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, int]]:
+    """A second server with the same model, and its process group."""
+    require_sglang("sglang_router")
+    with running_server(shipped, tmp_path_factory.mktemp("doomed") / "log") as (url, group):
+        yield RealServer(url, shipped), group
+
+
+@pytest.fixture
+async def client(server: RealServer, doomed: tuple[RealServer, int], tmp_path: Path) -> AsyncIterator[Client]:
+    """A client of the router in front of both."""
+    with running_router([server.url, doomed[0].url], tmp_path / "log") as url:
+        async with Client(url) as client:
+            yield client
+
+
+async def test_an_answer_stays_on_one_worker(
+    server: RealServer, doomed: tuple[RealServer, int], client: Client
+) -> None:
+    workers = [server, doomed[0]]
+    async with Client(server.url) as first, Client(doomed[0].url) as second:
+        for prompt in PROMPTS[:2]:
+            for worker in workers:
+                worker.flush()
+            answer = await client.generate(prompt, parallel="always")
+            probes = [
+                await each.generate(prompt, sampling=Sampling(max_tokens=1)) for each in (first, second)
+            ]
+            cached = sorted(probe.usage.cached_tokens for probe in probes)
+            assert cached[0] <= 1 < cached[1]  # one worker knows the prompt, the other never saw it
+            assert answer.text == (await first.generate(prompt)).text
+    async with client.stream(PROMPTS[0]) as stream:
+        await anext(stream)
+    for worker in workers:
+        await until(worker, 0)
+
+
+async def test_a_worker_that_is_killed_ends_its_answers_alone(
+    server: RealServer, doomed: tuple[RealServer, int], client: Client
+) -> None:
+    worker, group = doomed
+    async with Client(server.url) as alone:
+        expected = [(await alone.generate(prompt)).text for prompt in PROMPTS]
+    shown = [""] * len(PROMPTS)
+    news = asyncio.Condition()
+
+    async def read(number: int) -> PastaError | None:
+        async with client.stream(PROMPTS[number], parallel="always") as stream:
+            try:
+                async for delta in stream.text_deltas():
+                    shown[number] += delta
+                    async with news:
+                        news.notify_all()
+            except PastaError as error:
+                return error
+        return None
+
+    async def happens(condition: Callable[[], bool]) -> None:
+        async with news:
+            await news.wait_for(condition)
+
+    readers = [asyncio.create_task(read(number)) for number in range(len(PROMPTS))]
+    await happens(lambda: any(shown) and worker.running() > 0)
+    os.killpg(group, signal.SIGKILL)
+    errors = await asyncio.gather(*readers)
+    assert 0 < sum(error is not None for error in errors) < len(PROMPTS)
+    for error, text, whole in zip(errors, shown, expected, strict=True):
+        if error is None:
+            assert text == whole
+        else:
+            assert error.partial is not None and error.partial.text == text
+            assert whole.startswith(
+                text.rstrip()
+            )  # main's blank lines may stand behind a chunk that broke off
+    answers = await asyncio.gather(*(client.generate(prompt) for prompt in PROMPTS))
+    assert [answer.text for answer in answers] == expected
+    await until(server, 0)
